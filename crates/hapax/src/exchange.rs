@@ -1,0 +1,484 @@
+//! Conversations with a store, without the store: what to send, and what an answer means.
+//!
+//! An exchange says which [`Swap`] to send and is told what became of it, until it is
+//! [`Next::Ready`]. It does no I/O, so that the engine and the simulator run the same code.
+//!
+//! The rule for whoever carries the swaps: after [`StoreError::Ambiguous`] send *the same swap*
+//! again, however often; tell the exchange only a definite answer. A swap that was given up while
+//! ambiguous may still land, so it is sent on until it is known.
+//!
+//! [`StoreError::Ambiguous`]: crate::store::StoreError::Ambiguous
+
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::entropy::{Entropy, EntropyError};
+use crate::fingerprint::{Fingerprint, Scheme};
+use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
+use crate::record::{FencingToken, Grant, Outcome, Record, State, Tag, Terms};
+use crate::scope::StoreKey;
+use crate::store::{Cell, Draft, Snapshot, Stamped, Swap, Swapped};
+
+/// Conflicts in a row after which an exchange gives up. Each means that somebody else got ahead,
+/// so a key on which this happens is hammered by many.
+pub const MAX_CONFLICTS: u32 = 16;
+
+/// What an exchange wants.
+#[derive(Debug)]
+#[must_use]
+pub enum Next<T> {
+    /// Send this, again and again until the answer is definite.
+    Send(Swap),
+    /// It is over.
+    Ready(T),
+}
+
+/// What is claimed.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// How the fingerprint was made.
+    pub scheme: Scheme,
+    /// What is asked.
+    pub fingerprint: Fingerprint,
+    /// Under which terms.
+    pub terms: Terms,
+    /// Whether there is a hook to ask, and when.
+    pub hook: Option<Hook>,
+}
+
+/// What came of a claim.
+#[derive(Debug)]
+pub enum Claimed {
+    /// The claimer owns the key.
+    Execute(Holding),
+    /// It is done, with this answer.
+    Replay(Replay),
+    /// Somebody else is executing.
+    InFlight {
+        /// For how long it has been.
+        elapsed: Duration,
+        /// For how long its lease lasts.
+        remaining: Duration,
+    },
+    /// The key belongs to another request.
+    Mismatch,
+    /// Make the fingerprint by this scheme, and tell [`Claiming::rehashed`].
+    Rehash(Scheme),
+    /// It may have happened, and must not run again.
+    Unknown,
+    /// Ask the hook about this fence, and tell [`Claiming::answered`].
+    Ask(FencingToken),
+    /// [`MAX_CONFLICTS`] in a row: nothing is known, nothing was claimed.
+    Contended,
+}
+
+/// A kept answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replay {
+    /// The answer.
+    pub outcome: Outcome,
+    /// The fence of the execution that gave it.
+    pub fence: FencingToken,
+    /// For how long it is still kept.
+    pub expires_in: Option<Duration>,
+}
+
+/// What is being written, and why.
+#[derive(Clone, Copy, Debug)]
+enum Intent {
+    Execute,
+    Ask,
+    Answer,
+}
+
+/// A claim under way.
+#[derive(Debug)]
+pub struct Claiming {
+    key: StoreKey,
+    claim: Claim,
+    mine: Vec<Grant>,
+    intent: Intent,
+    sent: Option<(Tag, Draft)>,
+    seen: Snapshot,
+    conflicts: u32,
+}
+
+impl Claiming {
+    /// Begins a claim with a bet that the key is absent: a first request costs one trip.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn start(
+        key: StoreKey,
+        claim: Claim,
+        entropy: &dyn Entropy,
+    ) -> Result<(Self, Next<Claimed>), EntropyError> {
+        let seen = Snapshot { now: Timestamp::default(), cell: None };
+        let mut this = Self {
+            key,
+            claim,
+            mine: Vec::new(),
+            intent: Intent::Execute,
+            sent: None,
+            seen,
+            conflicts: 0,
+        };
+        let next = this.decide(entropy)?;
+        Ok((this, next))
+    }
+
+    /// The definite answer to the swap that was sent.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; the claim is over and owns nothing that it was not told of.
+    pub fn heard(
+        &mut self,
+        swapped: Swapped,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Claimed>, EntropyError> {
+        match swapped {
+            Swapped::Stored(stamped) => {
+                let Some(cell) = self.landed(stamped) else { return self.decide(entropy) };
+                Ok(Next::Ready(match (self.intent, &cell.record.state) {
+                    (Intent::Execute, _) => {
+                        Claimed::Execute(Holding::new(self.key, stamped.now, cell))
+                    }
+                    (Intent::Ask, _) => {
+                        let fence = cell.fence;
+                        self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
+                        Claimed::Ask(fence)
+                    }
+                    (Intent::Answer, State::Done(outcome)) => {
+                        Claimed::Replay(replay(outcome.clone(), stamped.now, &cell))
+                    }
+                    (Intent::Answer, _) => Claimed::Unknown,
+                }))
+            }
+            Swapped::Conflict(seen) => {
+                self.seen = seen;
+                self.sent = None;
+                self.conflicts += 1;
+                if self.conflicts > MAX_CONFLICTS {
+                    return Ok(match self.owned() {
+                        Some(holding) => Next::Ready(Claimed::Execute(holding)),
+                        None => Next::Ready(Claimed::Contended),
+                    });
+                }
+                self.decide(entropy)
+            }
+        }
+    }
+
+    /// The fingerprint, made by the scheme that [`Claimed::Rehash`] named.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn rehashed(
+        &mut self,
+        scheme: Scheme,
+        fingerprint: Fingerprint,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Claimed>, EntropyError> {
+        self.claim.scheme = scheme;
+        self.claim.fingerprint = fingerprint;
+        self.decide(entropy)
+    }
+
+    /// What the hook said to [`Claimed::Ask`]. If the record changed meanwhile, the answer does
+    /// not count, and the claim goes on with what is there now.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent, and whoever claims next asks again.
+    pub fn answered(
+        &mut self,
+        verdict: Verdict,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Claimed>, EntropyError> {
+        let Some(asked) = self.seen.cell.as_ref().map(|cell| cell.tag) else {
+            return self.decide(entropy);
+        };
+        let grant = Grant::fresh(entropy)?;
+        let terms = self.claim.terms;
+        match step(&self.seen, &Event::Answer { asked, grant, terms, verdict }) {
+            Step::Write(draft) => self.send(Intent::Answer, draft, entropy),
+            Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
+            _ => self.decide(entropy),
+        }
+    }
+
+    /// For a claim that was given up after its last swap was sent: the definite answer to that
+    /// swap, and with it what the claim owns after all and must release.
+    #[must_use = "what is not released blocks its key for a lease, or for ever"]
+    pub fn given_up(&mut self, swapped: Swapped) -> Option<Holding> {
+        match swapped {
+            Swapped::Stored(stamped) => {
+                let cell = self.landed(stamped)?;
+                matches!(self.intent, Intent::Execute)
+                    .then(|| Holding::new(self.key, stamped.now, cell))
+            }
+            Swapped::Conflict(seen) => {
+                self.seen = seen;
+                self.owned()
+            }
+        }
+    }
+
+    /// Which key is claimed.
+    #[must_use]
+    pub const fn key(&self) -> &StoreKey {
+        &self.key
+    }
+
+    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Claimed>, EntropyError> {
+        let grant = Grant::fresh(entropy)?;
+        let asked = Asked {
+            grant,
+            mine: &self.mine,
+            scheme: &self.claim.scheme,
+            fingerprint: &self.claim.fingerprint,
+            terms: self.claim.terms,
+            hook: self.claim.hook,
+        };
+        let claimed = match step(&self.seen, &Event::Claim(asked)) {
+            Step::Execute(draft) | Step::Own(draft) => {
+                return self.send(Intent::Execute, draft, entropy);
+            }
+            Step::Ask(draft) => return self.send(Intent::Ask, draft, entropy),
+            Step::Replay(outcome) => match &self.seen.cell {
+                Some(cell) => Claimed::Replay(replay(outcome, self.seen.now, cell)),
+                None => Claimed::Contended,
+            },
+            Step::InFlight { elapsed, remaining } => Claimed::InFlight { elapsed, remaining },
+            Step::Mismatch => Claimed::Mismatch,
+            Step::Rehash(scheme) => Claimed::Rehash(scheme),
+            Step::Unknown => Claimed::Unknown,
+            // No claim leads to one of these.
+            Step::Write(_)
+            | Step::Recorded
+            | Step::Lost
+            | Step::Gone
+            | Step::NotFound
+            | Step::Refused
+            | Step::Changed => Claimed::Contended,
+        };
+        Ok(Next::Ready(claimed))
+    }
+
+    fn send(
+        &mut self,
+        intent: Intent,
+        draft: Draft,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Claimed>, EntropyError> {
+        let tag = Tag::fresh(entropy)?;
+        if matches!(intent, Intent::Execute) && !self.mine.contains(&draft.record.grant) {
+            self.mine.push(draft.record.grant);
+        }
+        self.intent = intent;
+        self.sent = Some((tag, draft.clone()));
+        Ok(Next::Send(Swap { key: self.key, expected: tag_of(&self.seen), tag, draft }))
+    }
+
+    fn landed(&mut self, stamped: Stamped) -> Option<Cell> {
+        self.sent.take().map(|(tag, draft)| cell_of(tag, draft, stamped))
+    }
+
+    /// What was last seen, if an earlier copy of this claim's own swaps put it there.
+    fn owned(&self) -> Option<Holding> {
+        let cell = self.seen.cell.as_ref()?;
+        let mine = self.mine.contains(&cell.record.grant);
+        (mine && cell.record.state == State::InFlight)
+            .then(|| Holding::new(self.key, self.seen.now, cell.clone()))
+    }
+}
+
+/// Ownership of a key, as of its holder's last write.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    key: StoreKey,
+    seen: Snapshot,
+    holder: Holder,
+    fence: FencingToken,
+    attempt: u32,
+}
+
+impl Holding {
+    fn new(key: StoreKey, now: Timestamp, cell: Cell) -> Self {
+        let Record { grant, life, attempt, .. } = cell.record;
+        let fence = cell.fence;
+        let holder = Holder { grant, life };
+        Self { key, seen: Snapshot { now, cell: Some(cell) }, holder, fence, attempt }
+    }
+
+    /// Which key.
+    #[must_use]
+    pub const fn key(&self) -> &StoreKey {
+        &self.key
+    }
+
+    /// The fence of this execution.
+    #[must_use]
+    pub const fn fence(&self) -> FencingToken {
+        self.fence
+    }
+
+    /// Which execution of the record it is, from 1.
+    #[must_use]
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The recovery point that this or an earlier holder left.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<&bytes::Bytes> {
+        self.seen.cell.as_ref()?.record.checkpoint.as_ref()
+    }
+
+    /// What the holder last wrote, after a [`Wrote::Recorded`].
+    pub fn wrote(&mut self, seen: Snapshot) {
+        self.seen = seen;
+    }
+
+    /// Begins a write with a bet that the cell is as the holder left it.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn act(
+        &self,
+        act: Act,
+        entropy: &dyn Entropy,
+    ) -> Result<(Writing, Next<Wrote>), EntropyError> {
+        let event = Event::Hold(self.holder, act);
+        Writing::start(self.key, self.seen.clone(), event, entropy)
+    }
+}
+
+/// What came of a holder's or an operator's write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wrote {
+    /// It is written; this is the cell as far as it is known.
+    Recorded(Snapshot),
+    /// Holder: taken over. Not recorded, and never will be.
+    Lost,
+    /// Holder: the record of its life is gone. Nobody knows whether it was recorded.
+    Gone,
+    /// Operator: there is nothing.
+    NotFound,
+    /// Operator: it is in flight, and was not forced.
+    Refused,
+    /// Operator: it is no longer what was seen.
+    Changed,
+    /// [`MAX_CONFLICTS`] in a row: nobody knows, nothing was written.
+    Contended,
+}
+
+/// A write under way: a holder's or an operator's.
+#[derive(Debug)]
+pub struct Writing {
+    key: StoreKey,
+    event: Event<'static>,
+    sent: Option<(Tag, Draft)>,
+    seen: Snapshot,
+    conflicts: u32,
+}
+
+impl Writing {
+    /// Begins an operator's write on what the operator's side has loaded.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn resolve(
+        key: StoreKey,
+        seen: Snapshot,
+        resolve: Resolve,
+        entropy: &dyn Entropy,
+    ) -> Result<(Self, Next<Wrote>), EntropyError> {
+        Self::start(key, seen, Event::Resolve(resolve), entropy)
+    }
+
+    fn start(
+        key: StoreKey,
+        seen: Snapshot,
+        event: Event<'static>,
+        entropy: &dyn Entropy,
+    ) -> Result<(Self, Next<Wrote>), EntropyError> {
+        let mut this = Self { key, event, sent: None, seen, conflicts: 0 };
+        let next = this.decide(entropy)?;
+        Ok((this, next))
+    }
+
+    /// The definite answer to the swap that was sent.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was written that was not told of.
+    pub fn heard(
+        &mut self,
+        swapped: Swapped,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Wrote>, EntropyError> {
+        match swapped {
+            Swapped::Stored(stamped) => match self.sent.take() {
+                Some((tag, draft)) => {
+                    let cell = Some(cell_of(tag, draft, stamped));
+                    Ok(Next::Ready(Wrote::Recorded(Snapshot { now: stamped.now, cell })))
+                }
+                None => self.decide(entropy),
+            },
+            Swapped::Conflict(seen) => {
+                self.seen = seen;
+                self.sent = None;
+                self.conflicts += 1;
+                if self.conflicts > MAX_CONFLICTS {
+                    return Ok(Next::Ready(Wrote::Contended));
+                }
+                self.decide(entropy)
+            }
+        }
+    }
+
+    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Wrote>, EntropyError> {
+        let wrote = match step(&self.seen, &self.event) {
+            Step::Write(draft) => {
+                let tag = Tag::fresh(entropy)?;
+                self.sent = Some((tag, draft.clone()));
+                let expected = tag_of(&self.seen);
+                return Ok(Next::Send(Swap { key: self.key, expected, tag, draft }));
+            }
+            Step::Recorded => Wrote::Recorded(self.seen.clone()),
+            Step::Lost => Wrote::Lost,
+            Step::Gone => Wrote::Gone,
+            Step::NotFound => Wrote::NotFound,
+            Step::Refused => Wrote::Refused,
+            Step::Changed => Wrote::Changed,
+            // No holder's or operator's event leads to one of these.
+            Step::Execute(_)
+            | Step::Own(_)
+            | Step::Ask(_)
+            | Step::Replay(_)
+            | Step::InFlight { .. }
+            | Step::Mismatch
+            | Step::Rehash(_)
+            | Step::Unknown => Wrote::Contended,
+        };
+        Ok(Next::Ready(wrote))
+    }
+}
+
+fn tag_of(seen: &Snapshot) -> Option<Tag> {
+    seen.cell.as_ref().map(|cell| cell.tag)
+}
+
+fn cell_of(tag: Tag, draft: Draft, stamped: Stamped) -> Cell {
+    Cell {
+        tag,
+        fence: stamped.fence,
+        lease_until: stamped.lease_until,
+        keep_until: draft.keep.map(|keep| stamped.now.after(keep)),
+        record: draft.record,
+    }
+}
+
+fn replay(outcome: Outcome, now: Timestamp, cell: &Cell) -> Replay {
+    let expires_in = cell.keep_until.map(|until| until.since(now));
+    Replay { outcome, fence: cell.fence, expires_in }
+}

@@ -1,0 +1,106 @@
+//! What was asked: a hash by which a retry is told from another request under the same key.
+
+mod canonical_json;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use canonical_json::{NotCanonical, canonicalize};
+
+/// A hash of what was asked. Equal fingerprints: the same request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Begins a fingerprint in `domain`. Two domains never give the same fingerprint.
+    #[must_use]
+    pub fn builder(domain: &'static str) -> FingerprintBuilder {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax 1 fingerprint");
+        field(&mut hasher, domain.as_bytes());
+        FingerprintBuilder { hasher }
+    }
+
+    /// The hash as stores write it.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// A hash read back from a store.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A fingerprint in the making: every field is length-prefixed, so that no two lists of fields
+/// give the same bytes.
+///
+/// ```
+/// use hapax::Fingerprint;
+/// let one = Fingerprint::builder("example").field(b"ab").field(b"c").finish();
+/// let two = Fingerprint::builder("example").field(b"a").field(b"bc").finish();
+/// assert_ne!(one, two);
+/// ```
+#[derive(Clone, Debug)]
+pub struct FingerprintBuilder {
+    hasher: blake3::Hasher,
+}
+
+impl FingerprintBuilder {
+    /// Adds a field.
+    #[must_use]
+    pub fn field(mut self, bytes: &[u8]) -> Self {
+        field(&mut self.hasher, bytes);
+        self
+    }
+
+    /// The fingerprint of the fields so far.
+    #[must_use]
+    pub fn finish(&self) -> Fingerprint {
+        Fingerprint(*self.hasher.finalize().as_bytes())
+    }
+}
+
+fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_be_bytes());
+    hasher.update(bytes);
+}
+
+/// The name of the way a fingerprint was made, with its options: `http/1;body=canonical`, say.
+///
+/// It is stored with the record, and a retry is hashed by the record's own scheme: a changed
+/// configuration never makes a retry look like another request.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Scheme(Arc<str>);
+
+impl Scheme {
+    /// The longest name, in bytes.
+    pub const MAX_LEN: usize = 4096;
+
+    /// A scheme of this name.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] past [`Scheme::MAX_LEN`].
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
+        let name = name.into();
+        if name.len() > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A scheme's name is longer than [`Scheme::MAX_LEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the fingerprint scheme has more than 4096 bytes: choose fewer headers or pointers")]
+pub struct SchemeTooLong;

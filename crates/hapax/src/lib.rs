@@ -1,0 +1,23 @@
+//! Idempotency: an operation, however often it is asked for, has one effect and one answer.
+
+mod clock;
+mod entropy;
+pub mod exchange;
+mod fingerprint;
+mod key;
+pub mod machine;
+mod record;
+mod scope;
+mod secret;
+pub mod store;
+
+pub use clock::{Clock, SystemClock, Timestamp};
+pub use entropy::{Entropy, EntropyError, SystemEntropy};
+pub use fingerprint::{
+    Fingerprint, FingerprintBuilder, NotCanonical, Scheme, SchemeTooLong, canonicalize,
+};
+pub use key::{Key, KeyError};
+pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
+pub use scope::{Scope, StoreKey};
+pub use secret::Secret;
+pub use store::{Inspect, Store, StoreError};

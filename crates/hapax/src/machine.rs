@@ -1,0 +1,460 @@
+//! The state machine: one pure function that decides what becomes of a record.
+//!
+//! | | claim, same fingerprint | other fingerprint | renew, checkpoint | complete | release | abandon | operator |
+//! | --- | --- | --- | --- | --- | --- | --- | --- |
+//! | absent, expired | execute | execute | gone | gone | gone | gone | not found |
+//! | released | execute | execute | gone | gone | recorded (own), gone | gone | not found |
+//! | in flight, live | in flight | mismatch | write | done | released | unknown | refused unless forced |
+//! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | write |
+//! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
+//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | release |
+//!
+//! The holder's columns are for its own grant. Another grant of the same life: it was taken over,
+//! *lost*. Another life, or nothing: nobody can tell any more, *gone*.
+//!
+//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's own decides, so that
+//! processes with different configurations never loosen each other's promise.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::clock::Timestamp;
+use crate::fingerprint::{Fingerprint, Scheme};
+use crate::record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
+use crate::store::{Cell, Draft, Snapshot, Stamp};
+
+/// What somebody wants of a record.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// To execute, or to hear what came of it.
+    Claim(Asked<'a>),
+    /// The holder of a grant acts.
+    Hold(Holder, Act),
+    /// A hook answered the question that the write `asked` announced.
+    Answer {
+        /// The tag of that write: an answer counts only while the cell bears it.
+        asked: Tag,
+        /// The grant under which to execute, should it not have happened.
+        grant: Grant,
+        /// The claimer's terms, should it not have happened.
+        terms: Terms,
+        /// What the hook said.
+        verdict: Verdict,
+    },
+    /// An operator decides.
+    Resolve(Resolve),
+}
+
+/// A claim.
+#[derive(Clone, Debug)]
+pub struct Asked<'a> {
+    /// The grant to take it with.
+    pub grant: Grant,
+    /// Grants this very claim used before: finding one means that it owns the key.
+    pub mine: &'a [Grant],
+    /// How the fingerprint was made.
+    pub scheme: &'a Scheme,
+    /// What is asked.
+    pub fingerprint: &'a Fingerprint,
+    /// Under which terms.
+    pub terms: Terms,
+    /// Whether the claimer has a hook to ask, and when.
+    pub hook: Option<Hook>,
+}
+
+/// When a hook may be asked about an operation whose outcome is unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hook {
+    /// How long after a lapse: as long as a request that the dead owner sent may still run.
+    pub after: Duration,
+    /// How long an answer may take, before another claim may ask as well.
+    pub timeout: Duration,
+}
+
+/// Who holds a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// Its grant.
+    pub grant: Grant,
+    /// The life it was granted in.
+    pub life: Grant,
+}
+
+/// What a holder does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// Extends the lease to `lease` from now.
+    Renew {
+        /// How long.
+        lease: Duration,
+    },
+    /// Saves a recovery point, and renews.
+    Checkpoint(Bytes),
+    /// It happened: keeps the outcome.
+    Complete {
+        /// The answer to replay.
+        outcome: Outcome,
+        /// For how long, if not as the terms say.
+        retention: Option<Duration>,
+    },
+    /// It may have happened.
+    Abandon {
+        /// What was seen, if anything.
+        seen: Option<Outcome>,
+    },
+    /// It did not happen: the next claim may execute.
+    Release,
+}
+
+/// What a hook says became of an operation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It happened, and this is the answer.
+    Happened(Outcome),
+    /// It did not happen, and never will under the fence that was asked about.
+    DidNotHappen,
+    /// Nobody can say yet.
+    CannotSay,
+}
+
+/// What an operator does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolve {
+    /// The fence the operator saw: what changed since is not touched.
+    pub expected: FencingToken,
+    /// Even if it is in flight and its lease is live.
+    pub force: bool,
+    /// What it is to be.
+    pub resolution: Resolution,
+}
+
+/// What an operator says of an operation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// It happened, and this is the answer.
+    Happened(Outcome),
+    /// It did not happen: the next claim may execute.
+    DidNotHappen,
+}
+
+/// What is to be done. Which event may lead to which step is said at each.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a step that is not taken changes nothing"]
+pub enum Step {
+    /// Claim, answer: write this; once stored, the claimer owns the key and executes.
+    Execute(Draft),
+    /// Claim: an earlier copy of this claim was stored; write this, and execute.
+    Own(Draft),
+    /// Claim: write this; once stored, ask the hook.
+    Ask(Draft),
+    /// Claim: answer with this.
+    Replay(Outcome),
+    /// Claim: somebody else is executing.
+    InFlight {
+        /// For how long it has been.
+        elapsed: Duration,
+        /// For how long its lease lasts.
+        remaining: Duration,
+    },
+    /// Claim: the key belongs to another request.
+    Mismatch,
+    /// Claim: the fingerprint must be made by this scheme to be compared.
+    Rehash(Scheme),
+    /// Claim: it may have happened, and it must not run again.
+    Unknown,
+    /// Holder, answer, operator: write this.
+    Write(Draft),
+    /// Holder, operator: it is written already.
+    Recorded,
+    /// Holder: taken over by another grant; what it did was not recorded and never will be.
+    Lost,
+    /// Holder: the record of its life is gone; nobody can tell whether it was recorded.
+    Gone,
+    /// Operator: there is nothing.
+    NotFound,
+    /// Operator: in flight and live, and not forced.
+    Refused,
+    /// Answer, operator: it is no longer what was asked about.
+    Changed,
+}
+
+/// Where a cell stands at the moment it was seen.
+enum Standing<'a> {
+    Absent,
+    Released(&'a Cell),
+    Live(&'a Cell),
+    Lapsed(&'a Cell),
+    Unknown(&'a Cell, Doubt<'a>),
+    Done(&'a Cell, &'a Outcome),
+}
+
+#[derive(Clone, Copy)]
+struct Doubt<'a> {
+    seen: &'a Option<Outcome>,
+    asking: bool,
+}
+
+/// Decides what becomes of a record. Pure: no clock, no randomness, no I/O.
+pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
+    let standing = standing(seen);
+    match event {
+        Event::Claim(asked) => claim(seen.now, &standing, asked),
+        Event::Hold(holder, act) => hold(&standing, *holder, act),
+        Event::Answer { asked, grant, terms, verdict } => {
+            answer(&standing, *asked, *grant, *terms, verdict)
+        }
+        Event::Resolve(resolve) => operator(&standing, resolve),
+    }
+}
+
+fn standing(seen: &Snapshot) -> Standing<'_> {
+    let Some(cell) = &seen.cell else { return Standing::Absent };
+    if cell.keep_until.is_some_and(|until| until <= seen.now) {
+        return Standing::Absent;
+    }
+    match &cell.record.state {
+        State::Released => Standing::Released(cell),
+        State::InFlight if seen.now < cell.lease_until => Standing::Live(cell),
+        State::InFlight => Standing::Lapsed(cell),
+        State::Unknown { seen, asking } => Standing::Unknown(cell, Doubt { seen, asking: *asking }),
+        State::Done(outcome) => Standing::Done(cell, outcome),
+    }
+}
+
+fn claim(now: Timestamp, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
+    let cell = match standing {
+        Standing::Absent => return Step::Execute(first(asked, 1)),
+        Standing::Released(cell) => {
+            return Step::Execute(first(asked, cell.record.attempt.saturating_add(1)));
+        }
+        Standing::Live(cell)
+        | Standing::Lapsed(cell)
+        | Standing::Unknown(cell, _)
+        | Standing::Done(cell, _) => *cell,
+    };
+    if cell.record.scheme != *asked.scheme {
+        return Step::Rehash(cell.record.scheme.clone());
+    }
+    if cell.record.fingerprint != *asked.fingerprint {
+        return Step::Mismatch;
+    }
+    let in_flight = matches!(cell.record.state, State::InFlight);
+    if in_flight && asked.mine.contains(&cell.record.grant) {
+        return Step::Own(held(&cell.record, asked.terms.lease));
+    }
+    match standing {
+        Standing::Done(_, outcome) => Step::Replay((*outcome).clone()),
+        Standing::Live(_) => Step::InFlight {
+            elapsed: now.since(cell.fence.issued_at()),
+            remaining: cell.lease_until.since(now),
+        },
+        Standing::Lapsed(_) => {
+            let from = asked.hook.map(|hook| cell.lease_until.after(hook.after));
+            by_policy(now, cell, &None, from, asked)
+        }
+        Standing::Unknown(_, doubt) => {
+            // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
+            let from = if doubt.asking { cell.lease_until } else { now };
+            by_policy(now, cell, doubt.seen, Some(from), asked)
+        }
+        Standing::Absent | Standing::Released(_) => Step::Execute(first(asked, 1)),
+    }
+}
+
+fn by_policy(
+    now: Timestamp,
+    cell: &Cell,
+    seen: &Option<Outcome>,
+    ask_from: Option<Timestamp>,
+    asked: &Asked<'_>,
+) -> Step {
+    match cell.record.terms.on_unknown.max(asked.terms.on_unknown) {
+        OnUnknown::Block => Step::Unknown,
+        OnUnknown::Reexecute => Step::Execute(takeover(cell, asked.grant, asked.terms)),
+        OnUnknown::Reconcile => match (asked.hook, ask_from) {
+            (Some(hook), Some(from)) if from <= now => Step::Ask(Draft {
+                record: Record {
+                    state: State::Unknown { seen: seen.clone(), asking: true },
+                    ..cell.record.clone()
+                },
+                // The grant stays: the owner's own late outcome still counts.
+                stamp: Stamp::Keep,
+                lease: hook.timeout,
+                keep: keep_unfinished(&cell.record.terms)
+                    .map(|keep| keep.saturating_add(hook.timeout)),
+            }),
+            _ => Step::Unknown,
+        },
+    }
+}
+
+fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
+    let cell = match standing {
+        Standing::Absent => return Step::Gone,
+        Standing::Released(cell) if cell.record.grant == holder.grant && *act == Act::Release => {
+            return Step::Recorded;
+        }
+        Standing::Released(_) => return Step::Gone,
+        Standing::Live(cell)
+        | Standing::Lapsed(cell)
+        | Standing::Unknown(cell, _)
+        | Standing::Done(cell, _) => *cell,
+    };
+    let record = &cell.record;
+    if record.grant != holder.grant {
+        return if record.life == holder.life { Step::Lost } else { Step::Gone };
+    }
+    match (standing, act) {
+        (Standing::Live(_) | Standing::Lapsed(_), Act::Renew { lease }) => {
+            Step::Write(held(record, *lease))
+        }
+        (Standing::Live(_) | Standing::Lapsed(_), Act::Checkpoint(bytes)) => {
+            let record = Record { checkpoint: Some(bytes.clone()), ..record.clone() };
+            Step::Write(held(&record, record.terms.lease))
+        }
+        (Standing::Live(_) | Standing::Lapsed(_), Act::Release) => Step::Write(released(record)),
+        (Standing::Live(_) | Standing::Lapsed(_), Act::Abandon { seen }) => {
+            Step::Write(unknown(record, seen.clone()))
+        }
+        (
+            Standing::Live(_) | Standing::Lapsed(_) | Standing::Unknown(..),
+            Act::Complete { outcome, retention },
+        ) => Step::Write(done(record, outcome, *retention)),
+        // It says already that nobody knows; whoever asks must find the tag it left.
+        (Standing::Unknown(..), Act::Abandon { .. }) => Step::Recorded,
+        (Standing::Unknown(..), Act::Renew { .. } | Act::Checkpoint(_) | Act::Release) => {
+            Step::Lost
+        }
+        (Standing::Done(_, kept), Act::Complete { outcome, .. }) if *kept == outcome => {
+            Step::Recorded
+        }
+        (Standing::Done(..), _) => Step::Lost,
+        (Standing::Absent | Standing::Released(_), _) => Step::Gone,
+    }
+}
+
+fn answer(
+    standing: &Standing<'_>,
+    asked: Tag,
+    grant: Grant,
+    terms: Terms,
+    verdict: &Verdict,
+) -> Step {
+    let Standing::Unknown(cell, doubt) = standing else { return Step::Changed };
+    if cell.tag != asked {
+        return Step::Changed;
+    }
+    match verdict {
+        Verdict::Happened(outcome) => Step::Write(done(&cell.record, outcome, None)),
+        Verdict::DidNotHappen => Step::Execute(takeover(cell, grant, terms)),
+        Verdict::CannotSay => Step::Write(unknown(&cell.record, doubt.seen.clone())),
+    }
+}
+
+fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
+    let cell = match standing {
+        Standing::Absent | Standing::Released(_) => return Step::NotFound,
+        Standing::Live(cell)
+        | Standing::Lapsed(cell)
+        | Standing::Unknown(cell, _)
+        | Standing::Done(cell, _) => *cell,
+    };
+    if cell.fence != resolve.expected {
+        return Step::Changed;
+    }
+    match (standing, &resolve.resolution) {
+        (Standing::Live(_), _) if !resolve.force => Step::Refused,
+        (_, Resolution::DidNotHappen) => Step::Write(released(&cell.record)),
+        (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
+            Step::Recorded
+        }
+        (Standing::Done(..), Resolution::Happened(_)) => Step::Changed,
+        (_, Resolution::Happened(outcome)) => Step::Write(done(&cell.record, outcome, None)),
+    }
+}
+
+/// The first execution of a life.
+fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
+    Draft {
+        record: Record {
+            scheme: asked.scheme.clone(),
+            fingerprint: *asked.fingerprint,
+            grant: asked.grant,
+            life: asked.grant,
+            attempt,
+            terms: asked.terms,
+            checkpoint: None,
+            state: State::InFlight,
+        },
+        stamp: Stamp::NextFence,
+        lease: asked.terms.lease,
+        keep: keep_unfinished(&asked.terms),
+    }
+}
+
+/// A further execution in the same life, under the stricter of both terms.
+fn takeover(cell: &Cell, grant: Grant, terms: Terms) -> Draft {
+    let terms =
+        Terms { on_unknown: terms.on_unknown.max(cell.record.terms.on_unknown), ..terms };
+    Draft {
+        record: Record {
+            grant,
+            attempt: cell.record.attempt.saturating_add(1),
+            terms,
+            state: State::InFlight,
+            ..cell.record.clone()
+        },
+        stamp: Stamp::NextFence,
+        lease: terms.lease,
+        keep: keep_unfinished(&terms),
+    }
+}
+
+fn held(record: &Record, lease: Duration) -> Draft {
+    Draft {
+        record: Record { state: State::InFlight, ..record.clone() },
+        stamp: Stamp::Keep,
+        lease,
+        keep: keep_unfinished(&record.terms).map(|keep| keep.max(lease)),
+    }
+}
+
+fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draft {
+    let terms =
+        Terms { retention: retention.unwrap_or(record.terms.retention), ..record.terms };
+    Draft {
+        record: Record {
+            terms,
+            checkpoint: None,
+            state: State::Done(outcome.clone()),
+            ..record.clone()
+        },
+        stamp: Stamp::Keep,
+        lease: Duration::ZERO,
+        keep: Some(terms.retention),
+    }
+}
+
+fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
+    Draft {
+        record: Record { state: State::Unknown { seen, asking: false }, ..record.clone() },
+        stamp: Stamp::Keep,
+        lease: Duration::ZERO,
+        keep: keep_unfinished(&record.terms),
+    }
+}
+
+fn released(record: &Record) -> Draft {
+    Draft {
+        record: Record { checkpoint: None, state: State::Released, ..record.clone() },
+        stamp: Stamp::Keep,
+        lease: Duration::ZERO,
+        keep: Some(record.terms.lease),
+    }
+}
+
+/// What may have happened is kept for ever where nothing but an operator may end it.
+fn keep_unfinished(terms: &Terms) -> Option<Duration> {
+    (terms.on_unknown != OnUnknown::Block).then_some(terms.retention)
+}

@@ -1,0 +1,47 @@
+//! The secret behind keyed hashing and sealing.
+
+use std::fmt;
+
+/// 32 secret bytes from which every key of the system is derived.
+///
+/// Never shown by `Debug`. Losing it makes what was written under it unreadable, which is an
+/// error for every key it covers, never a second execution.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A secret of these bytes, which must come from a random source.
+    #[must_use]
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Reads 64 hexadecimal digits, white space around them ignored; `None` for anything else.
+    #[must_use]
+    pub fn from_hex(text: &str) -> Option<Self> {
+        blake3::Hash::from_hex(text.trim()).ok().map(|hash| Self(*hash.as_bytes()))
+    }
+
+    /// The secret as 64 hexadecimal digits, for its file.
+    #[must_use]
+    pub fn to_hex(&self) -> String {
+        blake3::Hash::from_bytes(self.0).to_hex().to_string()
+    }
+
+    /// A key of its own for each purpose, so that no two purposes share one.
+    pub(crate) fn subkey(&self, purpose: &'static str) -> [u8; 32] {
+        blake3::derive_key(purpose, &self.0)
+    }
+
+    /// Names the secret without telling it: which one sealed a record.
+    pub(crate) fn id(&self) -> [u8; 4] {
+        let [a, b, c, d, ..] = self.subkey("hapax 1 secret id");
+        [a, b, c, d]
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}

@@ -1,0 +1,197 @@
+//! The seam: what every store supplies, and all it supplies.
+//!
+//! A store is one compare-and-swap on a [`Tag`], and a clock. It decides nothing: what to write
+//! is decided by [`step`](crate::machine::step), once, for all stores.
+//!
+//! 1. A swap whose tag the cell already bears counts as [`Swapped::Stored`]. So a swap whose
+//!    reply was lost is resolved by sending *the same swap* again. Loading the cell instead
+//!    proves nothing: the first copy may still be on its way.
+//! 2. A cell whose `keep_until` has passed is still returned, with its tag, until it is reaped.
+//! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of its callers
+//!    need not agree.
+//! 4. Dropping a returned future abandons the reply, never half a write.
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::record::{FencingToken, Record, Tag};
+use crate::scope::StoreKey;
+
+/// A boxed future, as the store's methods return it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What a store holds under one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cell {
+    /// Names the write that left it like this.
+    pub tag: Tag,
+    /// The fencing token of its last execution.
+    pub fence: FencingToken,
+    /// Until when its owner, or whoever is asking about it, holds it.
+    pub lease_until: Timestamp,
+    /// From when on it counts as absent; `None` for never.
+    pub keep_until: Option<Timestamp>,
+    /// What is remembered.
+    pub record: Record,
+}
+
+/// A cell as a store saw it, and when.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// The store's clock at that moment.
+    pub now: Timestamp,
+    /// What it held, if anything.
+    pub cell: Option<Cell>,
+}
+
+/// Whether a write issues a fencing token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stamp {
+    /// The cell keeps its fence.
+    Keep,
+    /// The store issues the next one: [`FencingToken::next`] of the cell's, if there is a cell.
+    NextFence,
+}
+
+/// What to write. Times are relative: the store adds its own clock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Draft {
+    /// What is to be remembered.
+    pub record: Record,
+    /// Whether it is a new execution.
+    pub stamp: Stamp,
+    /// How long the lease lasts from now.
+    pub lease: Duration,
+    /// How long to keep it from now; `None` for ever.
+    pub keep: Option<Duration>,
+}
+
+/// A conditional write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Swap {
+    /// Which cell.
+    pub key: StoreKey,
+    /// The tag the cell must bear; `None`: there must be no cell.
+    pub expected: Option<Tag>,
+    /// The tag it will bear.
+    pub tag: Tag,
+    /// What to write.
+    pub draft: Draft,
+}
+
+/// What became of a swap.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Swapped {
+    /// The cell bears the swap's tag: it was written now, or by an earlier copy of the same swap.
+    Stored(Stamped),
+    /// The cell bears another tag than expected; this is the truth.
+    Conflict(Snapshot),
+}
+
+/// What the store stamped on a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamped {
+    /// The store's clock when it answered.
+    pub now: Timestamp,
+    /// The cell's fence.
+    pub fence: FencingToken,
+    /// Until when the lease lasts.
+    pub lease_until: Timestamp,
+}
+
+/// What a round of reaping did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reaped {
+    /// Cells removed.
+    pub removed: u32,
+    /// Whether there may be more that are due.
+    pub more: bool,
+}
+
+/// A place where cells are kept. For implementors; callers use `Idempotency`.
+///
+/// Every implementation passes `hapax_testkit::suite`.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Writes `swap.draft` if the cell bears `swap.expected`, or answers what it found.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] promises that this copy of the swap was not applied and never
+    /// will be; [`StoreError::Ambiguous`] that it may have been, or may yet be.
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>>;
+
+    /// What the cell holds, durably.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; nothing was changed.
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
+
+    /// Removes at most `limit` cells whose `keep_until` passed at least one lease
+    /// (`record.terms.lease`) ago.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; what was removed until then stays removed.
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>>;
+}
+
+/// A store whose cells operators can page through.
+pub trait Inspect: Store {
+    /// At most `limit` cells in ascending order of key, after `after`; the page's `now` says when.
+    /// Cells past their keep are among them. A damaged cell is an error of its own, not the page's.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>>;
+}
+
+/// A page of cells.
+#[derive(Debug)]
+pub struct Page {
+    /// The store's clock.
+    pub now: Timestamp,
+    /// Keys and what they hold.
+    pub cells: Vec<(StoreKey, Result<Cell, StoreError>)>,
+    /// Whether there are keys after the last one.
+    pub more: bool,
+}
+
+type Source = Box<dyn Error + Send + Sync>;
+
+/// Why a store gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It did not happen and will not.
+    #[error("the store is unavailable, nothing was written")]
+    Unavailable(#[source] Source),
+    /// It may have happened, or may yet: send the same swap again.
+    #[error("the store gave no answer, the write may have happened")]
+    Ambiguous(#[source] Source),
+    /// What is stored is damaged, or not ours to read.
+    #[error("the stored record cannot be read")]
+    Corrupt(#[source] Source),
+}
+
+impl StoreError {
+    /// [`StoreError::Unavailable`] because of `source`.
+    pub fn unavailable(source: impl Into<Source>) -> Self {
+        Self::Unavailable(source.into())
+    }
+
+    /// [`StoreError::Ambiguous`] because of `source`.
+    pub fn ambiguous(source: impl Into<Source>) -> Self {
+        Self::Ambiguous(source.into())
+    }
+
+    /// [`StoreError::Corrupt`] because of `source`.
+    pub fn corrupt(source: impl Into<Source>) -> Self {
+        Self::Corrupt(source.into())
+    }
+}

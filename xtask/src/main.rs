@@ -1,0 +1,2 @@
+//! Command list.
+fn main() {}
