@@ -6,6 +6,7 @@ pub mod exchange;
 mod fingerprint;
 mod key;
 pub mod machine;
+mod memory;
 mod record;
 mod scope;
 mod secret;
@@ -17,6 +18,7 @@ pub use fingerprint::{
     Fingerprint, FingerprintBuilder, NotCanonical, Scheme, SchemeTooLong, canonicalize,
 };
 pub use key::{Key, KeyError};
+pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
 pub use scope::{Scope, StoreKey};
 pub use secret::Secret;

@@ -1,0 +1,301 @@
+//! The reference store: in memory, for tests and for a single process that may forget on exit.
+//!
+//! Bounded, and it never forgets early: what does not fit is refused as
+//! [`StoreError::Unavailable`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::mem::size_of;
+use std::num::NonZeroU32;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::record::{FencingToken, Record, State};
+use crate::scope::StoreKey;
+use crate::store::{
+    BoxFuture, Cell, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
+    Swap, Swapped,
+};
+
+/// How much a [`MemoryStore`] holds. Past either limit new keys are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryCapacity {
+    /// Records.
+    pub records: usize,
+    /// Bytes, as far as they can be counted. New keys are refused once seven eighths are taken,
+    /// so that work in hand can still record what came of it.
+    pub bytes: usize,
+}
+
+impl Default for MemoryCapacity {
+    /// A million records, 256 MiB: about a day of ten requests a second with small answers.
+    fn default() -> Self {
+        Self { records: 1_000_000, bytes: 256 << 20 }
+    }
+}
+
+/// Does not fit into a [`MemoryStore`] any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the memory store is full")]
+pub struct MemoryFull;
+
+/// Shards, by the first bits of the key, so that shards in order are keys in order.
+const SHARDS: usize = 64;
+
+/// Cells removed before the lock is let go, so that a purge does not hold up claims.
+const REAP_CHUNK: u32 = 64;
+
+/// A store that lives and dies with its process.
+///
+/// A clone of the `Arc` that holds it is how tests model a restart of the process in front of it.
+pub struct MemoryStore {
+    clock: Arc<dyn Clock>,
+    capacity: MemoryCapacity,
+    records: AtomicUsize,
+    bytes: AtomicUsize,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+#[derive(Default)]
+struct Shard {
+    cells: BTreeMap<StoreKey, Cell>,
+    /// When each cell may be reaped; those kept for ever are not in here.
+    due: BTreeSet<(Timestamp, StoreKey)>,
+}
+
+impl MemoryStore {
+    /// An empty store that reads `clock`.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, capacity: MemoryCapacity) -> Self {
+        Self {
+            clock,
+            capacity,
+            records: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            shards: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    /// Records it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn swap_now(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let mut shard = self.shard(&swap.key);
+        let now = self.clock.now();
+        let found = shard.cells.get(&swap.key);
+        if let Some(cell) = found
+            && cell.tag == swap.tag
+        {
+            return Ok(Swapped::Stored(stamped(now, cell)));
+        }
+        if found.map(|cell| cell.tag) != swap.expected {
+            return Ok(Swapped::Conflict(Snapshot { now, cell: found.cloned() }));
+        }
+        let old = found.map(size);
+        let key = swap.key;
+        let cell = write(now, found.map(|cell| cell.fence), swap);
+        self.reserve(old, size(&cell))?;
+        let stamped = stamped(now, &cell);
+        shard.put(key, cell);
+        Ok(Swapped::Stored(stamped))
+    }
+
+    fn load_now(&self, key: &StoreKey) -> Snapshot {
+        let shard = self.shard(key);
+        Snapshot { now: self.clock.now(), cell: shard.cells.get(key).cloned() }
+    }
+
+    fn reap_now(&self, limit: NonZeroU32) -> Reaped {
+        let mut left = limit.get();
+        for shard in &self.shards {
+            loop {
+                let chunk = left.min(REAP_CHUNK);
+                let mut shard = lock(shard);
+                let removed = shard.reap(self.clock.now(), chunk, |cell| self.forget(cell));
+                left -= removed;
+                if left == 0 {
+                    return Reaped { removed: limit.get(), more: true };
+                }
+                if removed < chunk {
+                    break;
+                }
+            }
+        }
+        Reaped { removed: limit.get() - left, more: false }
+    }
+
+    fn page_now(&self, after: Option<StoreKey>, limit: NonZeroU32) -> Page {
+        let limit = limit.get() as usize;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut cells = Vec::new();
+        for shard in &self.shards[after.as_ref().map_or(0, index)..] {
+            for (key, cell) in lock(shard).cells.range((from, Bound::Unbounded)) {
+                if cells.len() == limit {
+                    return Page { now: self.clock.now(), cells, more: true };
+                }
+                cells.push((*key, Ok(cell.clone())));
+            }
+        }
+        Page { now: self.clock.now(), cells, more: false }
+    }
+
+    fn shard(&self, key: &StoreKey) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[index(key)])
+    }
+
+    /// Makes room for `new` bytes in the place of `old`. What shrinks always fits.
+    fn reserve(&self, old: Option<usize>, new: usize) -> Result<(), StoreError> {
+        let full = || StoreError::unavailable(MemoryFull);
+        let Some(old) = old else {
+            add(&self.records, 1, self.capacity.records).ok_or_else(full)?;
+            let limit = self.capacity.bytes - self.capacity.bytes / 8;
+            return add(&self.bytes, new, limit).ok_or_else(|| {
+                self.records.fetch_sub(1, Ordering::Relaxed);
+                full()
+            });
+        };
+        if new <= old {
+            self.bytes.fetch_sub(old - new, Ordering::Relaxed);
+            return Ok(());
+        }
+        add(&self.bytes, new - old, self.capacity.bytes).ok_or_else(full)
+    }
+
+    fn forget(&self, cell: &Cell) {
+        self.records.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(size(cell), Ordering::Relaxed);
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new(Arc::new(SystemClock), MemoryCapacity::default())
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("records", &self.records)
+            .field("bytes", &self.bytes)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+// Each future does all its work within one poll: dropped before it, nothing happened; after it,
+// everything did.
+impl Store for MemoryStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move { self.swap_now(swap) })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move { Ok(self.load_now(key)) })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move { Ok(self.reap_now(limit)) })
+    }
+}
+
+impl Inspect for MemoryStore {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move { Ok(self.page_now(after, limit)) })
+    }
+}
+
+impl Shard {
+    fn put(&mut self, key: StoreKey, cell: Cell) {
+        let after = reapable_from(&cell);
+        self.due.extend(after.map(|due| (due, key)));
+        if let Some(before) = self.cells.insert(key, cell)
+            && let Some(due) = reapable_from(&before)
+            && after != Some(due)
+        {
+            self.due.remove(&(due, key));
+        }
+    }
+
+    fn reap(&mut self, now: Timestamp, limit: u32, forget: impl Fn(&Cell)) -> u32 {
+        let mut removed = 0;
+        while removed < limit
+            && let Some((due, key)) = self.due.first().copied()
+            && due <= now
+        {
+            self.due.remove(&(due, key));
+            if let Some(cell) = self.cells.remove(&key) {
+                forget(&cell);
+            }
+            removed += 1;
+        }
+        removed
+    }
+}
+
+/// A panic under the lock leaves a whole map behind: every change of it is the last thing done.
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn index(key: &StoreKey) -> usize {
+    usize::from(key.as_bytes()[0]) * SHARDS / 256
+}
+
+fn write(now: Timestamp, last: Option<FencingToken>, swap: Swap) -> Cell {
+    let Draft { record, stamp, lease, keep } = swap.draft;
+    Cell {
+        tag: swap.tag,
+        fence: match (stamp, last) {
+            (Stamp::Keep, Some(last)) => last,
+            (Stamp::Keep | Stamp::NextFence, last) => FencingToken::next(last, now),
+        },
+        lease_until: now.after(lease),
+        keep_until: keep.map(|keep| now.after(keep)),
+        record,
+    }
+}
+
+const fn stamped(now: Timestamp, cell: &Cell) -> Stamped {
+    Stamped { now, fence: cell.fence, lease_until: cell.lease_until }
+}
+
+fn reapable_from(cell: &Cell) -> Option<Timestamp> {
+    cell.keep_until.map(|until| until.after(cell.record.terms.lease))
+}
+
+/// The cell with its key, its entry in the order of reaping, and what it points to.
+fn size(cell: &Cell) -> usize {
+    let Record { scheme, checkpoint, state, .. } = &cell.record;
+    let outcome = match state {
+        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => {
+            outcome.bytes().len() + outcome.format().len()
+        }
+        State::InFlight | State::Released | State::Unknown { seen: None, .. } => 0,
+    };
+    2 * size_of::<(Timestamp, StoreKey)>()
+        + size_of::<Cell>()
+        + scheme.as_str().len()
+        + checkpoint.as_ref().map_or(0, bytes::Bytes::len)
+        + outcome
+}
+
+fn add(counter: &AtomicUsize, more: usize, limit: usize) -> Option<()> {
+    let fit = |now: usize| now.checked_add(more).filter(|sum| *sum <= limit);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fit).ok().map(drop)
+}
