@@ -1,6 +1,7 @@
 //! Idempotency: an operation, however often it is asked for, has one effect and one answer.
 
 mod clock;
+pub mod codec;
 mod entropy;
 pub mod exchange;
 mod fingerprint;
@@ -9,6 +10,7 @@ pub mod machine;
 mod memory;
 mod record;
 mod scope;
+mod seal;
 mod secret;
 pub mod store;
 
@@ -21,5 +23,6 @@ pub use key::{Key, KeyError};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
 pub use scope::{Scope, StoreKey};
+pub use seal::{SealError, Sealer};
 pub use secret::Secret;
 pub use store::{Inspect, Store, StoreError};

@@ -1,0 +1,283 @@
+//! A [`Record`] as bytes, versioned, with a limit on every field.
+//!
+//! 1. Encoding is canonical: a record has one form, and [`decode`] accepts no other.
+//! 2. [`decode`] gives a record or an error, whatever the bytes; it never panics, and what it
+//!    allocates is no larger than the input. Outcome and checkpoint share the input's memory.
+//! 3. Bytes of another kind or of a version that is not known are an error, never a guess.
+//!
+//! Stores do not write these bytes as they are: they seal them, see [`Sealer`](crate::Sealer).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::fingerprint::{Fingerprint, Scheme};
+use crate::record::{Grant, OnUnknown, Outcome, Record, State, Terms};
+
+/// The longest outcome, in bytes: 64 MiB.
+pub const MAX_OUTCOME: usize = 64 << 20;
+
+/// The longest checkpoint, in bytes: 16 MiB.
+pub const MAX_CHECKPOINT: usize = 16 << 20;
+
+const MAGIC: [u8; 3] = *b"hxr";
+const VERSION: u8 = 1;
+
+/// Writes `record`.
+///
+/// # Errors
+/// [`EncodeError`] when a field is over its limit; nothing else fails.
+pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
+    let Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, state } = record;
+    let mut out = Vec::with_capacity(size(record));
+    out.extend_from_slice(&MAGIC);
+    out.push(VERSION);
+    out.extend_from_slice(grant.as_bytes());
+    out.extend_from_slice(life.as_bytes());
+    out.extend_from_slice(fingerprint.as_bytes());
+    out.extend_from_slice(&attempt.to_be_bytes());
+    put_duration(&mut out, terms.lease);
+    put_duration(&mut out, terms.retention);
+    out.push(match terms.on_unknown {
+        OnUnknown::Reexecute => 0,
+        OnUnknown::Reconcile => 1,
+        OnUnknown::Block => 2,
+    });
+    put(&mut out, scheme.as_str().as_bytes(), Scheme::MAX_LEN, Field::Scheme)?;
+    match checkpoint {
+        None => out.push(0),
+        Some(bytes) => {
+            out.push(1);
+            put(&mut out, bytes, MAX_CHECKPOINT, Field::Checkpoint)?;
+        }
+    }
+    match state {
+        State::InFlight => out.push(0),
+        State::Unknown { seen, asking } => {
+            out.push(1);
+            out.push(u8::from(*asking));
+            match seen {
+                None => out.push(0),
+                Some(outcome) => {
+                    out.push(1);
+                    put_outcome(&mut out, outcome)?;
+                }
+            }
+        }
+        State::Done(outcome) => {
+            out.push(2);
+            put_outcome(&mut out, outcome)?;
+        }
+        State::Released => out.push(3),
+    }
+    Ok(out)
+}
+
+/// Reads a record back.
+///
+/// # Errors
+/// [`DecodeError`] says what is wrong with the bytes.
+pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
+    let mut reader = Reader { all: bytes, at: 0 };
+    if reader.array()? != MAGIC {
+        return Err(DecodeError::NotARecord);
+    }
+    let [version] = reader.array()?;
+    if version != VERSION {
+        return Err(DecodeError::Version { found: version });
+    }
+    let grant = Grant::from_bytes(reader.array()?);
+    let life = Grant::from_bytes(reader.array()?);
+    let fingerprint = Fingerprint::from_bytes(reader.array()?);
+    let attempt = u32::from_be_bytes(reader.array()?);
+    let lease = reader.duration(Field::Lease)?;
+    let retention = reader.duration(Field::Retention)?;
+    let on_unknown = match reader.array()? {
+        [0] => OnUnknown::Reexecute,
+        [1] => OnUnknown::Reconcile,
+        [2] => OnUnknown::Block,
+        [_] => return Err(DecodeError::BadValue { field: Field::OnUnknown }),
+    };
+    let scheme = Scheme::new(reader.text(Scheme::MAX_LEN, Field::Scheme)?)
+        .map_err(|_| DecodeError::TooLong { field: Field::Scheme })?;
+    let checkpoint = match reader.flag(Field::Checkpoint)? {
+        true => Some(reader.field(MAX_CHECKPOINT, Field::Checkpoint)?),
+        false => None,
+    };
+    let state = match reader.array()? {
+        [0] => State::InFlight,
+        [1] => {
+            let asking = reader.flag(Field::State)?;
+            let seen = match reader.flag(Field::State)? {
+                true => Some(reader.outcome()?),
+                false => None,
+            };
+            State::Unknown { seen, asking }
+        }
+        [2] => State::Done(reader.outcome()?),
+        [3] => State::Released,
+        [_] => return Err(DecodeError::BadValue { field: Field::State }),
+    };
+    if reader.at != bytes.len() {
+        return Err(DecodeError::TrailingBytes);
+    }
+    let terms = Terms { lease, retention, on_unknown };
+    Ok(Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, state })
+}
+
+/// A part of a record, as errors name it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Field {
+    /// How long a claim holds.
+    Lease,
+    /// How long an outcome is kept.
+    Retention,
+    /// What a retry of an unknown outcome gets.
+    OnUnknown,
+    /// How the fingerprint was made.
+    Scheme,
+    /// The recovery point.
+    Checkpoint,
+    /// Where the operation stands.
+    State,
+    /// The name of the outcome's format.
+    Format,
+    /// The outcome.
+    Outcome,
+}
+
+/// A field is longer than any store keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{field:?} has {length} bytes, at most {limit} can be kept")]
+pub struct EncodeError {
+    /// Which.
+    pub field: Field,
+    /// Its length, in bytes.
+    pub length: usize,
+    /// The limit, in bytes.
+    pub limit: usize,
+}
+
+/// Why bytes are no record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// They do not begin as one.
+    #[error("these bytes are no record")]
+    NotARecord,
+    /// A version written by a newer Hapax, or by none.
+    #[error("a record of version {found}; this build reads version 1")]
+    Version {
+        /// Which.
+        found: u8,
+    },
+    /// They end too early.
+    #[error("the record is cut short")]
+    Truncated,
+    /// A field claims more than its limit.
+    #[error("{field:?} is longer than its limit")]
+    TooLong {
+        /// Which.
+        field: Field,
+    },
+    /// A field holds what no record holds.
+    #[error("{field:?} holds no value of its kind")]
+    BadValue {
+        /// Which.
+        field: Field,
+    },
+    /// Something follows the record.
+    #[error("bytes follow the record")]
+    TrailingBytes,
+}
+
+/// About how long the encoded record will be: what the vector starts with.
+fn size(record: &Record) -> usize {
+    let outcome = match &record.state {
+        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => {
+            outcome.bytes().len().min(MAX_OUTCOME)
+        }
+        _ => 0,
+    };
+    let checkpoint = record.checkpoint.as_ref().map_or(0, Bytes::len).min(MAX_CHECKPOINT);
+    192 + record.scheme.as_str().len() + checkpoint + outcome
+}
+
+fn put(out: &mut Vec<u8>, bytes: &[u8], limit: usize, field: Field) -> Result<(), EncodeError> {
+    let too_long = EncodeError { field, length: bytes.len(), limit };
+    if bytes.len() > limit {
+        return Err(too_long);
+    }
+    let length = u32::try_from(bytes.len()).map_err(|_| too_long)?;
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(bytes);
+    Ok(())
+}
+
+fn put_outcome(out: &mut Vec<u8>, outcome: &Outcome) -> Result<(), EncodeError> {
+    put(out, outcome.format().as_bytes(), Outcome::MAX_FORMAT, Field::Format)?;
+    put(out, outcome.bytes(), MAX_OUTCOME, Field::Outcome)
+}
+
+fn put_duration(out: &mut Vec<u8>, duration: Duration) {
+    out.extend_from_slice(&duration.as_secs().to_be_bytes());
+    out.extend_from_slice(&duration.subsec_nanos().to_be_bytes());
+}
+
+struct Reader<'a> {
+    all: &'a Bytes,
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let rest = self.all.get(self.at..).unwrap_or_default();
+        let array = rest.first_chunk().ok_or(DecodeError::Truncated)?;
+        self.at += N;
+        Ok(*array)
+    }
+
+    fn field(&mut self, limit: usize, field: Field) -> Result<Bytes, DecodeError> {
+        let length = u32::from_be_bytes(self.array()?) as usize;
+        if length > limit {
+            return Err(DecodeError::TooLong { field });
+        }
+        let end = self.at.checked_add(length).ok_or(DecodeError::Truncated)?;
+        if end > self.all.len() {
+            return Err(DecodeError::Truncated);
+        }
+        let bytes = self.all.slice(self.at..end);
+        self.at = end;
+        Ok(bytes)
+    }
+
+    fn text(&mut self, limit: usize, field: Field) -> Result<std::sync::Arc<str>, DecodeError> {
+        let bytes = self.field(limit, field)?;
+        let text = std::str::from_utf8(&bytes).map_err(|_| DecodeError::BadValue { field })?;
+        Ok(text.into())
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, DecodeError> {
+        let format = self.text(Outcome::MAX_FORMAT, Field::Format)?;
+        Ok(Outcome::new(format, self.field(MAX_OUTCOME, Field::Outcome)?))
+    }
+
+    fn flag(&mut self, field: Field) -> Result<bool, DecodeError> {
+        match self.array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [_] => Err(DecodeError::BadValue { field }),
+        }
+    }
+
+    fn duration(&mut self, field: Field) -> Result<Duration, DecodeError> {
+        let seconds = u64::from_be_bytes(self.array()?);
+        let nanos = u32::from_be_bytes(self.array()?);
+        // More nanoseconds would be a second way to write the same duration.
+        if nanos >= 1_000_000_000 {
+            return Err(DecodeError::BadValue { field });
+        }
+        Ok(Duration::new(seconds, nanos))
+    }
+}

@@ -1,0 +1,71 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::{Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Terms};
+use proptest::prelude::*;
+
+/// A record with something in every field.
+pub(super) fn sample() -> Record {
+    Record {
+        scheme: Scheme::new("http/1;body=canonical").unwrap(),
+        fingerprint: Fingerprint::from_bytes([0xf1; 32]),
+        grant: Grant::from_bytes([0xa1; 16]),
+        life: Grant::from_bytes([0xa0; 16]),
+        attempt: 3,
+        terms: Terms {
+            lease: Duration::from_secs(30),
+            retention: Duration::from_secs(86_400),
+            on_unknown: OnUnknown::Block,
+        },
+        checkpoint: Some(Bytes::from_static(b"half way")),
+        state: State::Done(Outcome::new("http/1", b"201 created".as_slice())),
+    }
+}
+
+pub(super) fn record() -> impl Strategy<Value = Record> {
+    let ids = (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<[u8; 32]>(), any::<u32>());
+    let terms = (duration(), duration(), on_unknown())
+        .prop_map(|(lease, retention, on_unknown)| Terms { lease, retention, on_unknown });
+    (ids, terms, "\\PC{0,40}", prop::option::of(blob()), state()).prop_map(
+        |((grant, life, fingerprint, attempt), terms, scheme, checkpoint, state)| Record {
+            scheme: Scheme::new(scheme).unwrap(),
+            fingerprint: Fingerprint::from_bytes(fingerprint),
+            grant: Grant::from_bytes(grant),
+            life: Grant::from_bytes(life),
+            attempt,
+            terms,
+            checkpoint,
+            state,
+        },
+    )
+}
+
+fn state() -> impl Strategy<Value = State> {
+    prop_oneof![
+        Just(State::InFlight),
+        Just(State::Released),
+        outcome().prop_map(State::Done),
+        (prop::option::of(outcome()), any::<bool>())
+            .prop_map(|(seen, asking)| State::Unknown { seen, asking }),
+    ]
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    ("[a-zé/]{0,20}", blob()).prop_map(|(format, bytes)| Outcome::new(format, bytes))
+}
+
+fn blob() -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), 0..200).prop_map(Bytes::from)
+}
+
+fn duration() -> impl Strategy<Value = Duration> {
+    prop_oneof![
+        Just(Duration::ZERO),
+        Just(Duration::MAX),
+        (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(secs, nanos)| Duration::new(secs, nanos)),
+    ]
+}
+
+fn on_unknown() -> impl Strategy<Value = OnUnknown> {
+    prop_oneof![Just(OnUnknown::Reexecute), Just(OnUnknown::Reconcile), Just(OnUnknown::Block)]
+}
