@@ -1,0 +1,53 @@
+//! Everything that must hold before a change goes in.
+
+#![allow(clippy::disallowed_methods, reason = "it times builds, not the product")]
+
+use std::time::{Duration, Instant};
+
+use crate::Command;
+use crate::setup::Skip;
+use crate::sh::{Failure, Outcome};
+use crate::{lint, test, tools};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "ci",
+    summary: "lint, deny, test, and a short fuzz",
+    help: "Stops at the first step that fails and names it; says how long each took.",
+    run: |args| {
+        args.finish()?;
+        run()
+    },
+};
+
+type Step = (&'static str, fn() -> Outcome);
+
+const STEPS: [Step; 4] = [
+    ("lint", lint::run),
+    ("deny", tools::deny),
+    ("test", || test::run(&Skip::default())),
+    ("fuzz", || tools::fuzz(10, None)),
+];
+
+fn run() -> Outcome {
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for (name, step) in STEPS {
+        eprintln!("\nxtask ci: {name}");
+        let start = Instant::now();
+        let outcome = step();
+        times.push((name, start.elapsed()));
+        if let Err(failure) = outcome {
+            summary(&times, "failed");
+            return Err(Failure::new(format!("step `{name}` failed: {failure}")));
+        }
+    }
+    summary(&times, "ok");
+    Ok(())
+}
+
+fn summary(times: &[(&str, Duration)], last: &str) {
+    println!();
+    for (at, (name, time)) in times.iter().enumerate() {
+        let verdict = if at + 1 == times.len() { last } else { "ok" };
+        println!("{name:<8} {verdict:<8} {:>7.1} s", time.as_secs_f64());
+    }
+}

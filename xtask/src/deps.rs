@@ -1,0 +1,274 @@
+//! Which way dependencies point, and what may not be depended on.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::Command;
+use crate::sh::{Failure, Outcome, Run};
+use crate::sources::{self, Source};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "deps",
+    summary: "check the direction of dependencies",
+    help: "Our crates may only depend on each other as the table in xtask/src/deps.rs says.
+The core's default features bring no runtime, no HTTP and no database; stores bring no
+HTTP; the default build of `hapax` compiles no C; only clock.rs and entropy.rs of the
+core read the time or roll dice.",
+    run: |args| {
+        args.finish()?;
+        run()
+    },
+};
+
+/// What each of our crates may depend on outside its tests.
+const ALLOWED: [(&str, &[&str]); 7] = [
+    ("hapax", &[]),
+    ("hapax-testkit", &["hapax"]),
+    ("hapax-embedded", &["hapax"]),
+    ("hapax-http", &["hapax"]),
+    ("hapax-gateway", &["hapax", "hapax-http"]),
+    ("hapax-cli", &["hapax", "hapax-http", "hapax-gateway", "hapax-embedded"]),
+    ("xtask", &[]),
+];
+
+/// Runtimes, HTTP and databases.
+const HEAVY: [&str; 15] = [
+    "async-std",
+    "axum",
+    "fjall",
+    "http",
+    "http-body",
+    "hyper",
+    "redb",
+    "redis",
+    "reqwest",
+    "rusqlite",
+    "smol",
+    "sqlx",
+    "tokio",
+    "tokio-postgres",
+    "tower",
+];
+
+const HTTP: [&str; 5] = ["axum", "http", "http-body", "hyper", "reqwest"];
+
+/// Crates whose default features must stay free of others.
+const FREE_OF: [(&str, &[&str]); 2] = [("hapax", &HEAVY), ("hapax-embedded", &HTTP)];
+
+/// What build scripts compile or find C libraries with.
+const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "cmake", "pkg-config", "vcpkg"];
+
+/// Crates that name a C compiler and do not call it with this feature.
+const NO_C_WITH: [(&str, &str); 1] = [("blake3", "pure")];
+
+/// Words that read a clock or roll dice, and the files that may.
+const DOORS: [(&str, &str); 5] = [
+    ("SystemTime", "crates/hapax/src/clock.rs"),
+    ("getrandom::", "crates/hapax/src/entropy.rs"),
+    ("rand::", ""),
+    ("fastrand::", ""),
+    ("Uuid::new_v", ""),
+];
+
+/// Runs all checks and lists every violation.
+pub(crate) fn run() -> Outcome {
+    let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
+    let metadata: Value = serde_json::from_str(&metadata)
+        .map_err(|error| Failure::new(format!("cargo metadata is not JSON: {error}")))?;
+    let mut found = wrong_edges(&edges(&metadata));
+    for (krate, banned) in FREE_OF {
+        found.extend(unwanted(krate, &tree(krate, "normal")?, banned));
+    }
+    found.extend(c_code(&tree("hapax-cli", "normal,build")?));
+    found.extend(sources::all()?.iter().flat_map(side_doors));
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("the direction of dependencies:\n  {}", found.join("\n  "))))
+}
+
+/// A dependency of one of our crates, outside its tests.
+struct Edge {
+    from: String,
+    to: String,
+}
+
+/// Edges between the packages of `metadata`, and one to itself for each package.
+fn edges(metadata: &Value) -> Vec<Edge> {
+    let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
+    let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
+    let ours: BTreeSet<String> = packages.iter().map(name).collect();
+    let mut edges = Vec::new();
+    for package in packages {
+        let from = name(package);
+        edges.push(Edge { from: from.clone(), to: from.clone() });
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let to = name(dependency);
+            // Tests may use the testkit and the stores.
+            if dependency["kind"].as_str() != Some("dev") && ours.contains(&to) {
+                edges.push(Edge { from: from.clone(), to });
+            }
+        }
+    }
+    edges
+}
+
+fn wrong_edges(edges: &[Edge]) -> Vec<String> {
+    let wrong = edges.iter().filter_map(|Edge { from, to }| {
+        match ALLOWED.iter().find(|(name, _)| name == from) {
+            None => Some(format!("{from} is not in the table of xtask/src/deps.rs")),
+            Some((_, allowed)) if from == to || allowed.contains(&to.as_str()) => None,
+            Some(_) => Some(format!("{from} must not depend on {to}")),
+        }
+    });
+    wrong.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// A package in a dependency tree.
+struct Node {
+    depth: usize,
+    name: String,
+    features: Vec<String>,
+}
+
+/// What the default features of `krate` bring on this platform, parents before children.
+fn tree(krate: &str, edges: &str) -> Result<Vec<Node>, Failure> {
+    let args = ["tree", "--package", krate, "--edges", edges, "--prefix", "depth"];
+    Ok(parse_tree(&Run::cargo().args(args).args(["--format", " {p}|{f}"]).read()?))
+}
+
+fn parse_tree(text: &str) -> Vec<Node> {
+    let node = |line: &str| {
+        let (depth, rest) = line.split_once(' ')?;
+        let (package, features) = rest.split_once('|')?;
+        let features = features.trim_end_matches(" (*)").split(',').map(String::from).collect();
+        let name = package.split(' ').next()?.to_owned();
+        Some(Node { depth: depth.parse().ok()?, name, features })
+    };
+    text.lines().filter_map(node).collect()
+}
+
+fn unwanted(krate: &str, tree: &[Node], banned: &[&str]) -> Vec<String> {
+    let names: BTreeSet<&str> = tree.iter().map(|node| node.name.as_str()).collect();
+    let hits = names.into_iter().filter(|name| banned.contains(name));
+    hits.map(|name| format!("the default features of {krate} bring {name}")).collect()
+}
+
+/// Packages whose build script compiles C.
+fn c_code(tree: &[Node]) -> Vec<String> {
+    let mut path: Vec<&Node> = Vec::new();
+    let mut found = BTreeSet::new();
+    for node in tree {
+        path.truncate(node.depth);
+        let parent = path.last();
+        let innocent = parent.is_some_and(|parent| {
+            NO_C_WITH.iter().any(|(name, feature)| {
+                parent.name == *name && parent.features.iter().any(|has| has == feature)
+            })
+        });
+        if C_BUILDERS.contains(&node.name.as_str()) && !innocent {
+            let parent = parent.map_or("?", |parent| parent.name.as_str());
+            found.insert(format!(
+                "the default build of hapax compiles C: {parent} uses {}",
+                node.name
+            ));
+        }
+        path.push(node);
+    }
+    found.into_iter().collect()
+}
+
+/// Lines of published crates that read a clock or roll dice by themselves.
+fn side_doors(source: &Source) -> Vec<String> {
+    let in_library = source.path.starts_with("crates")
+        && source.path.components().nth(2).is_some_and(|part| part.as_os_str() == "src");
+    if !in_library {
+        return Vec::new();
+    }
+    let code = source.text.lines().enumerate().filter(|(_, line)| !line.trim().starts_with("//"));
+    code.flat_map(|(number, line)| {
+        DOORS
+            .iter()
+            .filter(|(word, door)| has_word(line, word) && source.path != Path::new(door))
+            .map(move |(word, _)| {
+                format!(
+                    "{}:{}: `{word}`: use a Clock or an Entropy",
+                    source.path.display(),
+                    number + 1
+                )
+            })
+    })
+    .collect()
+}
+
+/// Whether `line` has `word`, not as the end of a longer one.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        !line[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge(from: &str, to: &str) -> Edge {
+        Edge { from: from.into(), to: to.into() }
+    }
+
+    #[test]
+    fn an_edge_against_the_direction_is_found() {
+        assert!(wrong_edges(&[edge("hapax-gateway", "hapax-http")]).is_empty());
+        assert_eq!(wrong_edges(&[edge("hapax", "hapax-http")]).len(), 1);
+        assert_eq!(wrong_edges(&[edge("hapax-embedded", "hapax-http")]).len(), 1);
+        assert_eq!(wrong_edges(&[edge("hapax-http", "hapax-testkit")]).len(), 1);
+        assert_eq!(wrong_edges(&[edge("hapax-new", "hapax-new")]).len(), 1);
+    }
+
+    #[test]
+    fn tests_may_depend_on_the_testkit() {
+        let metadata = serde_json::json!({"packages": [
+            {"name": "hapax-testkit", "dependencies": []},
+            {"name": "hapax-http", "dependencies": [
+                {"name": "hapax-testkit", "kind": "dev"},
+                {"name": "bytes", "kind": null},
+            ]},
+        ]});
+        assert!(wrong_edges(&edges(&metadata)).is_empty());
+        let text = metadata.to_string().replace("\"dev\"", "null");
+        let metadata: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(wrong_edges(&edges(&metadata)).len(), 1);
+    }
+
+    #[test]
+    fn a_runtime_in_the_core_is_found() {
+        let tree = parse_tree("0 hapax v0.1.0 (/a b)|default\n1 tokio v1.0.0|rt,sync (*)\n");
+        assert_eq!(unwanted("hapax", &tree, &HEAVY).len(), 1);
+        assert!(unwanted("hapax", &tree[..1], &HEAVY).is_empty());
+    }
+
+    #[test]
+    fn a_crate_that_compiles_c_is_found() {
+        let pure = "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n2 cc v1.0.0|\n";
+        assert!(c_code(&parse_tree(pure)).is_empty());
+        assert_eq!(c_code(&parse_tree(&pure.replace("pure", "std"))).len(), 1);
+        let ring = "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n1 ring v0.17.0|\n2 cc v1.0.0| (*)\n";
+        assert_eq!(
+            c_code(&parse_tree(ring)),
+            ["the default build of hapax compiles C: ring uses cc"]
+        );
+    }
+
+    #[test]
+    fn a_side_door_is_found() {
+        let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+        let line = "let now = SystemTime::now();";
+        assert_eq!(side_doors(&source("crates/hapax/src/clock.rs", line)).len(), 0);
+        assert_eq!(side_doors(&source("crates/hapax/src/lease.rs", line)).len(), 1);
+        assert_eq!(side_doors(&source("crates/hapax/tests/it.rs", line)).len(), 0);
+        assert_eq!(side_doors(&source("crates/hapax/src/a.rs", "// SystemTime")).len(), 0);
+        assert_eq!(side_doors(&source("crates/hapax/src/a.rs", "use brand::X;")).len(), 0);
+    }
+}

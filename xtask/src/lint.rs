@@ -1,0 +1,48 @@
+//! Everything that is checked without running the product.
+
+use crate::Command;
+use crate::deps;
+use crate::sh::{Failure, Outcome, Run};
+use crate::sources;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "lint",
+    summary: "check format, clippy, documentation, file lengths, dependencies",
+    help: "Warnings are errors. No Rust file may have more than 600 lines. The direction of
+dependencies is checked as by `deps`.",
+    run: |args| {
+        args.finish()?;
+        run()
+    },
+};
+
+/// The longest file, in lines: what is longer is two files.
+const MAX_LINES: usize = 600;
+
+/// Runs all checks, the quick ones first.
+pub(crate) fn run() -> Outcome {
+    lengths()?;
+    Run::cargo().args(["fmt", "--all", "--check"]).show()?;
+    Run::cargo().args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]).show()?;
+    deps::run()?;
+    Run::cargo()
+        .args(["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
+        .show()?;
+    Run::cargo()
+        .args(["doc", "--workspace", "--no-deps", "--all-features"])
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .show()
+}
+
+fn lengths() -> Outcome {
+    let long: Vec<String> = sources::all()?
+        .iter()
+        .map(|source| (source.text.lines().count(), source.path.display()))
+        .filter(|(lines, _)| *lines > MAX_LINES)
+        .map(|(lines, path)| format!("\n  {path}: {lines} lines"))
+        .collect();
+    if long.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("files of more than {MAX_LINES} lines:{}", long.concat())))
+}

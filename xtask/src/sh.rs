@@ -1,0 +1,108 @@
+//! Running programs, from the workspace's root and without standard input.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+/// How a command ends.
+pub(crate) type Outcome = Result<(), Failure>;
+
+/// Why a command failed, in a form to be shown.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    code: u8,
+}
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 1 }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 64 }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// The workspace's root.
+pub(crate) fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_path_buf()
+}
+
+/// A program to be run.
+pub(crate) struct Run {
+    command: Command,
+    shown: String,
+}
+
+impl Run {
+    pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
+        let program = program.as_ref();
+        let name = Path::new(program).file_name().unwrap_or(program);
+        let mut command = Command::new(program);
+        command.current_dir(root()).stdin(Stdio::null());
+        Self { command, shown: name.to_string_lossy().into_owned() }
+    }
+
+    /// The cargo that runs this.
+    pub(crate) fn cargo() -> Self {
+        Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    }
+
+    pub(crate) fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        for arg in args {
+            self.shown.push(' ');
+            self.shown.push_str(&arg.as_ref().to_string_lossy());
+            self.command.arg(arg);
+        }
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Says what it runs, runs it, and lets its output through.
+    pub(crate) fn show(mut self) -> Outcome {
+        eprintln!("xtask: {}", self.shown);
+        let status = self.command.status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure::new(format!("`{}` ended with {status}", self.shown))),
+            Err(error) => Err(Failure::new(format!("`{}` did not start: {error}", self.shown))),
+        }
+    }
+
+    /// Whether it runs and succeeds; its output is dropped.
+    pub(crate) fn succeeds(mut self) -> bool {
+        self.command.stdout(Stdio::null()).stderr(Stdio::null());
+        self.command.status().is_ok_and(|status| status.success())
+    }
+
+    /// What it writes to standard output.
+    pub(crate) fn read(mut self) -> Result<String, Failure> {
+        self.command.stderr(Stdio::inherit());
+        let output = self
+            .command
+            .output()
+            .map_err(|error| Failure::new(format!("`{}` did not start: {error}", self.shown)))?;
+        if !output.status.success() {
+            return Err(Failure::new(format!("`{}` ended with {}", self.shown, output.status)));
+        }
+        String::from_utf8(output.stdout)
+            .map_err(|_| Failure::new(format!("`{}` wrote something else than text", self.shown)))
+    }
+}

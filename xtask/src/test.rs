@@ -1,0 +1,42 @@
+//! All tests.
+
+use crate::Command;
+use crate::setup::{self, Skip};
+use crate::sh::{Outcome, Run};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "test",
+    summary: "run every test: libraries, programs, examples, documentation",
+    help: "Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`.
+A server that is missing fails its tests, unless it is skipped by name; then the last
+lines of the output say so.
+
+  --skip NAME,…   do without: redis, postgres",
+    run: |args| {
+        let skip = Skip::parse(args)?;
+        args.finish()?;
+        run(&skip)
+    },
+};
+
+const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
+
+/// Runs every test but those of the servers in `skip`.
+pub(crate) fn run(skip: &Skip) -> Outcome {
+    setup::run(skip)?;
+    let nextest = Run::cargo().args(["nextest", "--version"]).succeeds();
+    let runner: &[&str] =
+        if nextest { &["nextest", "run"] } else { &["test", "--lib", "--bins", "--tests"] };
+    cargo(skip).args(runner).args(EVERYTHING).show()?;
+    cargo(skip).args(["build", "--examples"]).args(EVERYTHING).show()?;
+    cargo(skip).args(["test", "--doc"]).args(EVERYTHING).show()?;
+    if !skip.is_empty() {
+        println!("\nSKIPPED, because --skip said so: {}", skip.joined());
+        println!("Nothing above says anything about them.");
+    }
+    Ok(())
+}
+
+fn cargo(skip: &Skip) -> Run {
+    Run::cargo().env("HAPAX_SKIP", skip.joined())
+}

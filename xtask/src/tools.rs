@@ -1,0 +1,100 @@
+//! Tools that are not part of Rust. They are built once, into `target/tools`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::Command;
+use crate::sh::{Failure, Outcome, Run, root};
+
+pub(crate) const DENY: Command = Command {
+    name: "deny",
+    summary: "check licences, bans and sources of all dependencies",
+    help: "Runs cargo-deny as deny.toml says. If it is not installed, it is built once, into
+target/tools.",
+    run: |args| {
+        args.finish()?;
+        deny()
+    },
+};
+
+pub(crate) const FUZZ: Command = Command {
+    name: "fuzz",
+    summary: "run every fuzz target",
+    help: "Needs the nightly toolchain. Builds cargo-fuzz once, into target/tools. Each target
+starts from fuzz/seeds and keeps what it finds in fuzz/corpus.
+
+  --seconds N     how long each target runs (60)
+  --target NAME   only this one",
+    run: |args| {
+        let seconds = args.value("--seconds")?.unwrap_or(60);
+        let target: Option<String> = args.value("--target")?;
+        args.finish()?;
+        fuzz(seconds, target.as_deref())
+    },
+};
+
+/// Checks the whole dependency tree.
+pub(crate) fn deny() -> Outcome {
+    let deny = tool("cargo-deny")?;
+    Run::new(deny).args(["check", "licenses", "bans", "sources"]).show()
+}
+
+/// Runs fuzz targets for `seconds` each: all of them, or one.
+pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
+    if !Run::new("rustup").args(["run", "nightly", "rustc", "--version"]).succeeds() {
+        return Err(Failure::new(
+            "fuzzing needs the nightly toolchain: rustup toolchain install nightly --profile minimal",
+        ));
+    }
+    let fuzz = tool("cargo-fuzz")?;
+    // By `rustup run`: the toolchain that runs this is in the environment, and would win.
+    let cargo_fuzz = |args: &[&str]| {
+        let fuzz = fuzz.to_string_lossy().into_owned();
+        Run::new("rustup").args(["run", "nightly", fuzz.as_str()]).args(args)
+    };
+    let targets = cargo_fuzz(&["list"]).read()?;
+    let targets: Vec<&str> =
+        targets.lines().filter(|name| only.is_none_or(|only| only == *name)).collect();
+    if targets.is_empty() {
+        return Err(Failure::usage("there is no such fuzz target"));
+    }
+    let limit = format!("-max_total_time={seconds}");
+    for target in targets {
+        let corpus = format!("fuzz/corpus/{target}");
+        let seeds = format!("fuzz/seeds/{target}");
+        fs::create_dir_all(root().join(&corpus))
+            .map_err(|error| Failure::new(format!("cannot create {corpus}: {error}")))?;
+        cargo_fuzz(&[
+            "run",
+            target,
+            &corpus,
+            &seeds,
+            "--",
+            &limit,
+            "-timeout=10",
+            "-print_final_stats=1",
+        ])
+        .show()?;
+    }
+    Ok(())
+}
+
+/// The program `name`: installed, or built now.
+fn tool(name: &str) -> Result<PathBuf, Failure> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if let Some(found) =
+        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
+    {
+        return Ok(found);
+    }
+    let tools = root().join("target/tools");
+    let built = tools.join("bin").join(name);
+    if !built.is_file() {
+        // Its own target folder survives a build that was interrupted.
+        Run::cargo()
+            .args(["install", "--locked", "--root", "target/tools", name])
+            .env("CARGO_TARGET_DIR", tools.join("build"))
+            .show()?;
+    }
+    Ok(built)
+}
