@@ -113,7 +113,19 @@ impl Claiming {
         claim: Claim,
         entropy: &dyn Entropy,
     ) -> Result<(Self, Next<Claimed>), EntropyError> {
-        let seen = Snapshot { now: Timestamp::default(), cell: None };
+        Self::start_at(key, claim, Snapshot { now: Timestamp::default(), cell: None }, entropy)
+    }
+
+    /// Begins a claim with a bet that the key is still as it was just seen.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn start_at(
+        key: StoreKey,
+        claim: Claim,
+        seen: Snapshot,
+        entropy: &dyn Entropy,
+    ) -> Result<(Self, Next<Claimed>), EntropyError> {
         let mut this = Self {
             key,
             claim,
@@ -300,14 +312,15 @@ pub struct Holding {
     holder: Holder,
     fence: FencingToken,
     attempt: u32,
+    terms: Terms,
 }
 
 impl Holding {
     fn new(key: StoreKey, now: Timestamp, cell: Cell) -> Self {
-        let Record { grant, life, attempt, .. } = cell.record;
+        let Record { grant, life, attempt, terms, .. } = cell.record;
         let fence = cell.fence;
         let holder = Holder { grant, life };
-        Self { key, seen: Snapshot { now, cell: Some(cell) }, holder, fence, attempt }
+        Self { key, seen: Snapshot { now, cell: Some(cell) }, holder, fence, attempt, terms }
     }
 
     /// Which key.
@@ -328,10 +341,22 @@ impl Holding {
         self.attempt
     }
 
+    /// What was agreed at the claim.
+    #[must_use]
+    pub const fn terms(&self) -> Terms {
+        self.terms
+    }
+
     /// The recovery point that this or an earlier holder left.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&bytes::Bytes> {
-        self.seen.cell.as_ref()?.record.checkpoint.as_ref()
+        self.record()?.checkpoint.as_ref()
+    }
+
+    /// The record as the holder last knew it.
+    #[must_use]
+    pub fn record(&self) -> Option<&Record> {
+        self.seen.cell.as_ref().map(|cell| &cell.record)
     }
 
     /// What the holder last wrote, after a [`Wrote::Recorded`].

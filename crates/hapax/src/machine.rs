@@ -395,8 +395,7 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
 
 /// A further execution in the same life, under the stricter of both terms.
 fn takeover(cell: &Cell, grant: Grant, terms: Terms) -> Draft {
-    let terms =
-        Terms { on_unknown: terms.on_unknown.max(cell.record.terms.on_unknown), ..terms };
+    let terms = Terms { on_unknown: terms.on_unknown.max(cell.record.terms.on_unknown), ..terms };
     Draft {
         record: Record {
             grant,
@@ -421,8 +420,7 @@ fn held(record: &Record, lease: Duration) -> Draft {
 }
 
 fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draft {
-    let terms =
-        Terms { retention: retention.unwrap_or(record.terms.retention), ..record.terms };
+    let terms = Terms { retention: retention.unwrap_or(record.terms.retention), ..record.terms };
     Draft {
         record: Record {
             terms,

@@ -1,0 +1,190 @@
+//! What was held back: writes and releases that the store did not take, carried on until it does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Semaphore, watch};
+
+use super::carry::{self, Exchange, Stuck};
+use super::idempotency::Inner;
+use crate::exchange::{Claiming, Holding, Next, Replay, Writing, Wrote};
+use crate::fingerprint::{Fingerprint, Scheme};
+use crate::machine::Act;
+use crate::scope::StoreKey;
+use crate::store::Swap;
+
+/// Held-back writes sent at one time.
+const AT_ONCE: usize = 16;
+
+/// Everything held back, counted; outcomes among it can be replayed from here.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    outcomes: Mutex<HashMap<StoreKey, HeldOutcome>>,
+    size: watch::Sender<Size>,
+    permits: Semaphore,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) entries: usize,
+    pub(super) bytes: usize,
+}
+
+/// An outcome that is not yet in the store.
+#[derive(Clone, Debug)]
+pub(super) struct HeldOutcome {
+    pub(super) scheme: Scheme,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) replay: Replay,
+}
+
+impl Backlog {
+    pub(super) fn new() -> Self {
+        Self {
+            outcomes: Mutex::default(),
+            size: watch::Sender::new(Size::default()),
+            permits: Semaphore::new(AT_ONCE),
+        }
+    }
+
+    pub(super) fn size(&self) -> Size {
+        *self.size.borrow()
+    }
+
+    pub(super) fn outcome(&self, key: &StoreKey) -> Option<HeldOutcome> {
+        self.lock().get(key).cloned()
+    }
+
+    /// Resolves when nothing is held back.
+    pub(super) async fn empty(&self) {
+        // The sender is `self`: it outlives the wait, so that this cannot fail.
+        let _ = self.size.subscribe().wait_for(|size| size.entries == 0).await;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<StoreKey, HeldOutcome>> {
+        // Nothing panics while it is held; and a map stays whole if something did.
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(self: &Arc<Self>, key: StoreKey, held: Option<HeldOutcome>) -> Entry {
+        let bytes = held.as_ref().map_or(0, |held| held.replay.outcome.bytes().len());
+        let answers = held.is_some();
+        if let Some(held) = held {
+            self.lock().insert(key, held);
+        }
+        self.size.send_modify(|size| {
+            size.entries += 1;
+            size.bytes += bytes;
+        });
+        Entry { backlog: Arc::clone(self), key, bytes, answers }
+    }
+}
+
+/// One thing held back; counted until it is dropped.
+#[derive(Debug)]
+struct Entry {
+    backlog: Arc<Backlog>,
+    key: StoreKey,
+    bytes: usize,
+    answers: bool,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.answers {
+            self.backlog.lock().remove(&self.key);
+        }
+        self.backlog.size.send_modify(|size| {
+            size.entries -= 1;
+            size.bytes -= self.bytes;
+        });
+    }
+}
+
+/// A holder's write that is still to be made.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) holding: Holding,
+    pub(super) act: Act,
+    /// The exchange under way and its unanswered swap, if one was sent.
+    pub(super) sent: Option<(Writing, Box<Swap>)>,
+}
+
+impl Inner {
+    /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
+    /// to answer copies from meanwhile.
+    pub(super) fn hold_back(self: &Arc<Self>, held: Held, outcome: Option<HeldOutcome>) {
+        // Entered before the task runs: from here on nobody sees it missing.
+        let entry = self.backlog.enter(*held.holding.key(), outcome);
+        let inner = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let key = entry.key;
+            let wrote = inner.write_until_known(held).await;
+            // Stored first, forgotten here second: a copy finds it in one place or the other.
+            drop(entry);
+            if let Some(Wrote::Recorded(seen)) = wrote {
+                inner.waiters.wake(&key, Some(seen));
+            } else {
+                tracing::warn!(?key, ?wrote, "a held-back write came too late");
+                inner.waiters.wake(&key, None);
+            }
+        });
+    }
+
+    /// A claim that was given up while its last swap was unanswered: it may land later, so it is
+    /// sent on until it is known, and what it owns is released.
+    pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: Claiming, swap: Box<Swap>) {
+        let entry = self.backlog.enter(swap.key, None);
+        let inner = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let landed =
+                carry::carry_on(&*inner.store, &inner.backlog.permits, inner.patience, &swap).await;
+            if let Some(holding) = landed.and_then(|swapped| claiming.given_up(swapped)) {
+                inner.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+            }
+            drop(entry);
+        });
+    }
+
+    async fn write_until_known(&self, held: Held) -> Option<Wrote> {
+        let Held { holding, act, mut sent } = held;
+        loop {
+            let (mut writing, mut next) = match sent.take() {
+                Some((writing, swap)) => (writing, Next::Send(*swap)),
+                None => match holding.act(act.clone(), &*self.entropy) {
+                    Ok(started) => started,
+                    Err(_) => {
+                        tokio::time::sleep(self.patience).await;
+                        continue;
+                    }
+                },
+            };
+            let wrote = loop {
+                let swap = match next {
+                    Next::Ready(wrote) => break wrote,
+                    Next::Send(swap) => swap,
+                };
+                let permits = &self.backlog.permits;
+                let swapped = carry::carry_on(&*self.store, permits, self.patience, &swap).await?;
+                match Exchange::heard(&mut writing, swapped, &*self.entropy) {
+                    Ok(then) => next = then,
+                    // Everything sent is accounted for: begin anew.
+                    Err(_) => break Wrote::Contended,
+                }
+            };
+            if wrote != Wrote::Contended {
+                return Some(wrote);
+            }
+            tokio::time::sleep(self.patience).await;
+        }
+    }
+}
+
+/// What a holder's stuck write leaves to be carried on.
+pub(super) fn held(holding: Holding, act: Act, writing: Writing, stuck: Stuck) -> Held {
+    let sent = match stuck {
+        Stuck::Store { swap, .. } => Some((writing, swap)),
+        Stuck::Entropy(_) => None,
+    };
+    Held { holding, act, sent }
+}

@@ -1,0 +1,140 @@
+//! Carries swaps to the store and back, and keeps the rule of `exchange`: the same swap again
+//! until its answer is definite.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::entropy::{Entropy, EntropyError};
+use crate::exchange::{Claimed, Claiming, Next, Writing, Wrote};
+use crate::store::{Store, StoreError, Swap, Swapped};
+
+/// Pauses between copies of one swap: they double from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What both kinds of exchange have in common.
+pub(super) trait Exchange {
+    type Out;
+    fn heard(
+        &mut self,
+        swapped: Swapped,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Self::Out>, EntropyError>;
+}
+
+impl Exchange for Claiming {
+    type Out = Claimed;
+    fn heard(
+        &mut self,
+        swapped: Swapped,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Claimed>, EntropyError> {
+        Self::heard(self, swapped, entropy)
+    }
+}
+
+impl Exchange for Writing {
+    type Out = Wrote;
+    fn heard(
+        &mut self,
+        swapped: Swapped,
+        entropy: &dyn Entropy,
+    ) -> Result<Next<Wrote>, EntropyError> {
+        Self::heard(self, swapped, entropy)
+    }
+}
+
+/// An exchange that did not get through.
+#[derive(Debug)]
+pub(super) enum Stuck {
+    /// The store did not answer this swap. It `may_land`: an earlier copy is not accounted for.
+    Store { swap: Box<Swap>, error: StoreError, may_land: bool },
+    /// No randomness for a further swap; everything sent is accounted for.
+    Entropy(EntropyError),
+}
+
+/// Runs an exchange to its end, with at most `patience` for each of its swaps.
+///
+/// Dropping this future leaves the last swap unaccounted for; callers run it on a task of its own.
+pub(super) async fn run<X: Exchange>(
+    store: &dyn Store,
+    entropy: &dyn Entropy,
+    patience: Duration,
+    exchange: &mut X,
+    mut next: Next<X::Out>,
+) -> Result<X::Out, Stuck> {
+    loop {
+        let swap = match next {
+            Next::Ready(out) => return Ok(out),
+            Next::Send(swap) => swap,
+        };
+        let swapped = match carry(store, patience, &swap).await {
+            Ok(swapped) => swapped,
+            Err((error, may_land)) => {
+                return Err(Stuck::Store { swap: Box::new(swap), error, may_land });
+            }
+        };
+        next = exchange.heard(swapped, entropy).map_err(Stuck::Entropy)?;
+    }
+}
+
+/// Sends one swap until its answer is definite or `patience` is over. Errors say whether a copy
+/// may still land.
+pub(super) async fn carry(
+    store: &dyn Store,
+    patience: Duration,
+    swap: &Swap,
+) -> Result<Swapped, (StoreError, bool)> {
+    let deadline = Instant::now() + patience;
+    let mut pause = FIRST_PAUSE;
+    let mut may_land = false;
+    loop {
+        let error = match timeout_at(deadline, store.swap(swap.clone())).await {
+            Ok(Ok(swapped)) => return Ok(swapped),
+            // This copy was not applied; an earlier one may have been.
+            Ok(Err(error @ StoreError::Unavailable(_))) if !may_land => {
+                return Err((error, false));
+            }
+            Ok(Err(error @ StoreError::Corrupt(_))) => return Err((error, may_land)),
+            Ok(Err(error @ StoreError::Unavailable(_))) => error,
+            Ok(Err(error @ StoreError::Ambiguous(_))) => {
+                may_land = true;
+                error
+            }
+            Err(_) => return Err((StoreError::ambiguous("no answer within the time-out"), true)),
+        };
+        if Instant::now() + pause >= deadline {
+            return Err((error, may_land));
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Sends one swap until its answer is definite, however long that takes. `None`: the cell is
+/// damaged, so that nothing can be swapped there.
+pub(super) async fn carry_on(
+    store: &dyn Store,
+    permits: &tokio::sync::Semaphore,
+    patience: Duration,
+    swap: &Swap,
+) -> Option<Swapped> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        // Few at a time, so that a store that comes back is not trampled.
+        let permit = permits.acquire().await;
+        let answer = carry(store, patience, swap).await;
+        drop(permit);
+        match answer {
+            Ok(swapped) => return Some(swapped),
+            Err((error @ StoreError::Corrupt(_), _)) => {
+                tracing::error!(key = ?swap.key, %error, "a held-back write is given up");
+                return None;
+            }
+            Err((error, _)) => tracing::debug!(key = ?swap.key, %error, "still held back"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}

@@ -1,0 +1,294 @@
+//! Claims.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::carry::{self, Stuck};
+use super::idempotency::{Idempotency, Inner};
+use super::lease::Lease;
+use crate::entropy::EntropyError;
+use crate::exchange::{self, Claimed, Claiming, Next, Replay};
+use crate::fingerprint::{Fingerprint, Scheme};
+use crate::key::Key;
+use crate::machine::Verdict;
+use crate::policy::{InFlight, Policy};
+use crate::record::FencingToken;
+use crate::scope::{Scope, StoreKey};
+use crate::store::{Snapshot, StoreError};
+
+/// What is asked, as far as it must be told from another request under the same key.
+pub trait Request: Send + Sync {
+    /// The scheme in force here and now.
+    fn scheme(&self) -> Scheme;
+
+    /// The fingerprint by `scheme`, which may be one that a record was written with earlier;
+    /// `None` if it is not known here.
+    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint>;
+}
+
+/// What a caller is to do.
+#[derive(Debug)]
+#[must_use]
+pub enum Claim {
+    /// Execute, under this lease.
+    Execute(Lease),
+    /// Answer with this.
+    Replay(Replay),
+    /// Tell the copy to come again.
+    InFlight {
+        /// For how long the first has been running.
+        elapsed: Duration,
+        /// For how long its lease lasts.
+        remaining: Duration,
+    },
+    /// Refuse: the key belongs to another request.
+    Mismatch,
+    /// Refuse: it may have happened, and must not run again by itself.
+    Unknown,
+    /// Ask the hook.
+    Ask(Question),
+}
+
+/// Why there is no claim. Nothing was executed, and what was claimed after all is released in the
+/// background.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// The store does not answer, or answered that it cannot.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Too much is held back for the store already.
+    #[error("too much is held back until the store returns")]
+    Overloaded,
+    /// The record was fingerprinted by a scheme that is not known here: by a newer version.
+    #[error("the record was fingerprinted by a scheme that is not known here")]
+    UnknownScheme,
+    /// Others got ahead too many times in a row.
+    #[error("too many others write under this key at once")]
+    Contended,
+    /// There was no randomness for a grant.
+    #[error(transparent)]
+    Entropy(#[from] EntropyError),
+    /// The task that talked to the store did not end: the runtime is shutting down.
+    #[error("the runtime is shutting down")]
+    Shutdown,
+}
+
+impl Idempotency {
+    /// Claims `key` of `scope` for `request`.
+    ///
+    /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
+    ///    leaves a claim behind: what lands unheard is released in the background.
+    /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
+    ///    gives up.
+    ///
+    /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed.
+    pub async fn claim(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &dyn Request,
+        policy: &Policy,
+    ) -> Result<Claim, ClaimError> {
+        let key = self.store_key(scope, key);
+        let scheme = request.scheme();
+        let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
+        let claim = exchange::Claim { scheme, fingerprint, terms: policy.terms, hook: policy.hook };
+        let InFlight::Wait(patience) = policy.in_flight else {
+            return self.claim_once(key, claim, None, request).await;
+        };
+        let deadline = Instant::now() + patience;
+        let mut waiter = None;
+        let mut seen = None;
+        loop {
+            let claimed = self.claim_once(key, claim.clone(), seen, request).await?;
+            if !matches!(claimed, Claim::InFlight { .. }) {
+                return Ok(claimed);
+            }
+            let Some(waiter) = &mut waiter else {
+                // Register first, then look once more: what happened in between is not missed.
+                let Some(registered) = self.inner.waiters.register(key) else {
+                    return Ok(claimed);
+                };
+                waiter = Some(registered);
+                seen = None;
+                continue;
+            };
+            // Nothing is held across this await but a place in the crowd.
+            match waiter.changed(&*self.inner.store, self.inner.patience, deadline).await {
+                // What is told now counts as known; what is told from here on wakes again.
+                Ok(news) => seen = news.map(|news| Snapshot::clone(&news)),
+                Err(_) => return Ok(claimed),
+            }
+        }
+    }
+
+    async fn claim_once(
+        &self,
+        key: StoreKey,
+        claim: exchange::Claim,
+        seen: Option<Snapshot>,
+        request: &dyn Request,
+    ) -> Result<Claim, ClaimError> {
+        let inner = &self.inner;
+        if let Some(held) = inner.backlog.outcome(&key) {
+            let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
+            return Ok(if fingerprint == held.fingerprint {
+                Claim::Replay(held.replay)
+            } else {
+                Claim::Mismatch
+            });
+        }
+        if inner.overloaded() {
+            return Err(ClaimError::Overloaded);
+        }
+        let started = match seen {
+            Some(seen) => Claiming::start_at(key, claim, seen, &*inner.entropy),
+            None => Claiming::start(key, claim, &*inner.entropy),
+        };
+        let (claiming, next) = started?;
+        converse(inner, claiming, next, request).await
+    }
+}
+
+/// Runs a claim's conversations until there is something for the caller to do.
+async fn converse(
+    inner: &Arc<Inner>,
+    mut claiming: Claiming,
+    mut next: Next<Claimed>,
+    request: &dyn Request,
+) -> Result<Claim, ClaimError> {
+    loop {
+        let (reply, heard) = oneshot::channel();
+        // Dropping this future from here on drops `heard`; the task goes on, and what it then
+        // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
+        inner.runtime.spawn(talk(Arc::clone(inner), claiming, next, reply));
+        let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
+        let (back, claimed) = talked?;
+        match claimed {
+            Settled::Owned(handover) => return Ok(Claim::Execute(handover.accept())),
+            Settled::Told(Claimed::Rehash(scheme)) => {
+                let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
+                claiming = back;
+                next = claiming.rehashed(scheme, fingerprint, &*inner.entropy)?;
+            }
+            Settled::Told(Claimed::Ask(fence)) => {
+                return Ok(Claim::Ask(Question {
+                    inner: Arc::clone(inner),
+                    claiming: back,
+                    fence,
+                }));
+            }
+            Settled::Told(Claimed::Replay(replay)) => return Ok(Claim::Replay(replay)),
+            Settled::Told(Claimed::InFlight { elapsed, remaining }) => {
+                return Ok(Claim::InFlight { elapsed, remaining });
+            }
+            Settled::Told(Claimed::Mismatch) => return Ok(Claim::Mismatch),
+            Settled::Told(Claimed::Unknown) => return Ok(Claim::Unknown),
+            Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
+                return Err(ClaimError::Contended);
+            }
+        }
+    }
+}
+
+/// What a conversation came to.
+enum Settled {
+    Owned(Handover),
+    Told(Claimed),
+}
+
+type Talked = Result<(Claiming, Settled), ClaimError>;
+
+/// One conversation, to its end, whether or not anybody still listens.
+async fn talk(
+    inner: Arc<Inner>,
+    mut claiming: Claiming,
+    next: Next<Claimed>,
+    reply: oneshot::Sender<Talked>,
+) {
+    let result =
+        carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut claiming, next).await;
+    let talked = match result {
+        Ok(Claimed::Execute(holding)) => {
+            let lease = Lease::new(&inner, holding);
+            Ok((claiming, Settled::Owned(Handover(Some(lease)))))
+        }
+        Ok(claimed) => Ok((claiming, Settled::Told(claimed))),
+        Err(Stuck::Store { swap, error, may_land }) => {
+            if may_land {
+                inner.land_and_release(claiming, swap);
+            }
+            Err(ClaimError::Store(error))
+        }
+        Err(Stuck::Entropy(error)) => Err(ClaimError::Entropy(error)),
+    };
+    // Nobody listens any more: dropping what comes back releases it.
+    drop(reply.send(talked));
+}
+
+/// A lease on its way to the caller: released if it does not arrive.
+struct Handover(Option<Lease>);
+
+impl Handover {
+    #[allow(clippy::unreachable, reason = "only `accept` takes it, and it takes `self`")]
+    fn accept(mut self) -> Lease {
+        match self.0.take() {
+            Some(lease) => lease,
+            None => unreachable!("a handover is accepted once"),
+        }
+    }
+}
+
+impl Drop for Handover {
+    fn drop(&mut self) {
+        if let Some(lease) = self.0.take() {
+            lease.release_unheard();
+        }
+    }
+}
+
+/// A question for the hook: what became of the execution with this fence?
+///
+/// Dropping it asks nothing and changes nothing: after the hook's time-out the next claim asks.
+#[derive(Debug)]
+#[must_use]
+pub struct Question {
+    inner: Arc<Inner>,
+    claiming: Claiming,
+    fence: FencingToken,
+}
+
+impl Question {
+    /// The fence of the execution in doubt.
+    #[must_use]
+    pub const fn fence(&self) -> FencingToken {
+        self.fence
+    }
+
+    /// What the hook said. It counts only if the record has not changed since it was asked;
+    /// otherwise the claim goes by what is there now. As safe to drop as [`Idempotency::claim`].
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed.
+    pub async fn answer(
+        self,
+        verdict: Verdict,
+        request: &dyn Request,
+    ) -> Result<Claim, ClaimError> {
+        let Self { inner, mut claiming, .. } = self;
+        let key = *claiming.key();
+        let next = claiming.answered(verdict, &*inner.entropy)?;
+        let claim = converse(&inner, claiming, next, request).await;
+        if matches!(claim, Ok(Claim::Replay(_))) {
+            inner.waiters.wake(&key, None);
+        }
+        claim
+    }
+}

@@ -1,0 +1,221 @@
+//! The handle that doors hold.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::background::Backlog;
+use super::carry::{self, Stuck};
+use super::claim::ClaimError;
+use super::waiters::Waiters;
+use crate::entropy::{Entropy, SystemEntropy};
+use crate::exchange::{Writing, Wrote};
+use crate::key::Key;
+use crate::machine::Resolve;
+use crate::scope::{Scope, StoreKey};
+use crate::secret::Secret;
+use crate::store::{Store, StoreError};
+
+/// How much may wait and be held back, in one process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Copies waiting for one key; further ones are told *in flight* at once. Default 100.
+    pub waiters_per_key: usize,
+    /// Copies waiting in all. Default 10,000.
+    pub waiters: usize,
+    /// Writes held back while the store is away; at that many, claims are refused. Default 10,000.
+    pub held_back: usize,
+    /// Bytes of outcomes held back; at that many, claims are refused. Default 64 MiB.
+    pub held_back_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            waiters_per_key: 100,
+            waiters: 10_000,
+            held_back: 10_000,
+            held_back_bytes: 64 * 1024 * 1024,
+        }
+    }
+}
+
+/// What is going on in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Leases held.
+    pub in_flight: usize,
+    /// Copies waiting.
+    pub waiting: usize,
+    /// Writes held back.
+    pub held_back: usize,
+    /// Bytes of outcomes held back.
+    pub held_back_bytes: usize,
+}
+
+/// The engine, over a store. Cheap to clone; clones share everything.
+///
+/// It needs a tokio runtime with time enabled: conversations with the store run on tasks of their
+/// own, so that a caller may be dropped at any await.
+#[derive(Clone, Debug)]
+pub struct Idempotency {
+    pub(super) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) entropy: Arc<dyn Entropy>,
+    secret: Option<Secret>,
+    pub(super) patience: Duration,
+    pub(super) limits: Limits,
+    pub(super) waiters: Arc<Waiters>,
+    pub(super) backlog: Arc<Backlog>,
+    pub(super) in_flight: AtomicUsize,
+    pub(super) runtime: Handle,
+}
+
+impl Inner {
+    pub(super) fn overloaded(&self) -> bool {
+        let size = self.backlog.size();
+        size.entries >= self.limits.held_back || size.bytes >= self.limits.held_back_bytes
+    }
+}
+
+impl Idempotency {
+    /// Begins an engine over `store`.
+    pub fn builder(store: Arc<dyn Store>) -> IdempotencyBuilder {
+        IdempotencyBuilder {
+            store,
+            secret: None,
+            entropy: Arc::new(SystemEntropy),
+            patience: Duration::from_secs(2),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The name under which the store keeps `key` of `scope`.
+    #[must_use]
+    pub fn store_key(&self, scope: &Scope, key: &Key) -> StoreKey {
+        StoreKey::derive(self.inner.secret.as_ref(), scope, key)
+    }
+
+    /// The store underneath.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// What is going on in this process.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let size = self.inner.backlog.size();
+        Stats {
+            in_flight: self.inner.in_flight.load(Ordering::Relaxed),
+            waiting: self.inner.waiters.waiting(),
+            held_back: size.entries,
+            held_back_bytes: size.bytes,
+        }
+    }
+
+    /// An operator's decision about a record, on a task of its own: it goes on when the caller
+    /// is dropped, and those who wait for the key hear of it.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
+    pub async fn resolve(&self, key: StoreKey, resolve: Resolve) -> Result<Wrote, ClaimError> {
+        let inner = Arc::clone(&self.inner);
+        let task = inner.runtime.clone().spawn(async move {
+            let load = inner.store.load(&key);
+            let seen = match tokio::time::timeout(inner.patience, load).await {
+                Ok(seen) => seen.map_err(ClaimError::from)?,
+                Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
+            };
+            let (mut writing, next) = Writing::resolve(key, seen, resolve, &*inner.entropy)?;
+            let wrote =
+                carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut writing, next)
+                    .await;
+            match wrote {
+                Ok(wrote) => {
+                    if let Wrote::Recorded(seen) = &wrote {
+                        inner.waiters.wake(&key, Some(seen.clone()));
+                    }
+                    Ok(wrote)
+                }
+                Err(Stuck::Store { error, may_land: true, .. }) => {
+                    Err(StoreError::ambiguous(error).into())
+                }
+                Err(Stuck::Store { error, .. }) => Err(error.into()),
+                Err(Stuck::Entropy(error)) => Err(error.into()),
+            }
+        });
+        task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
+    }
+
+    /// Resolves when nothing is held back any more. To be awaited before a process ends, with a
+    /// time-out: while the store is away it does not resolve.
+    pub async fn drain(&self) {
+        self.inner.backlog.empty().await;
+    }
+}
+
+/// What an engine is made of.
+#[derive(Debug)]
+#[must_use]
+pub struct IdempotencyBuilder {
+    store: Arc<dyn Store>,
+    secret: Option<Secret>,
+    entropy: Arc<dyn Entropy>,
+    patience: Duration,
+    limits: Limits,
+}
+
+impl IdempotencyBuilder {
+    /// Names records by a keyed hash, so that a copy of the store does not let keys be guessed.
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// How long the store may take to answer before it counts as unreachable. Default 2 s.
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.patience = timeout;
+        self
+    }
+
+    /// How much may wait and be held back.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Another source of randomness; for tests.
+    pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
+        self.entropy = entropy;
+        self
+    }
+
+    /// The engine, on the runtime of the caller.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, like everything that spawns tasks.
+    #[must_use]
+    pub fn build(self) -> Idempotency {
+        let Self { store, secret, entropy, patience, limits } = self;
+        Idempotency {
+            inner: Arc::new(Inner {
+                store,
+                entropy,
+                secret,
+                patience,
+                limits,
+                waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
+                backlog: Arc::new(Backlog::new()),
+                in_flight: AtomicUsize::new(0),
+                runtime: Handle::current(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Leases: what the owner of a key holds.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, watch};
+use tokio::time::sleep;
+
+use super::background::{Held, HeldOutcome, held};
+use super::carry;
+use super::idempotency::Inner;
+use crate::exchange::{Holding, Replay, Wrote};
+use crate::machine::Act;
+use crate::record::{FencingToken, Outcome, Record, Terms};
+use crate::scope::StoreKey;
+
+/// Why an ending was not recorded, or not yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FinishError {
+    /// Another execution took over. What this one did is not recorded and never will be.
+    #[error("the lease was lost: another execution took over")]
+    Lost,
+    /// The record of this execution is gone. Nobody can tell whether it was recorded.
+    #[error("the record of this execution is gone")]
+    Gone,
+    /// The store did not take it yet. It is held back in this process and written as soon as the
+    /// store returns; copies that reach this process are answered from it.
+    #[error("the store did not take the outcome yet: it is held back")]
+    Pending,
+}
+
+/// Ownership of a key while its operation runs.
+///
+/// Dropping it does nothing: the lease lapses, as in a crash, and the key goes by its policy for
+/// what is unknown. To end well, call [`complete`](Self::complete), [`abandon`](Self::abandon) or
+/// [`release`](Self::release); each goes on when its caller is dropped.
+#[derive(Debug)]
+#[must_use = "an execution that is not finished blocks its key until the lease lapses"]
+pub struct Lease {
+    shared: Arc<Shared>,
+}
+
+/// What the work under a lease may know and do. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct LeaseHandle {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Arc<Inner>,
+    key: StoreKey,
+    fence: FencingToken,
+    attempt: u32,
+    terms: Terms,
+    checkpoint: Option<Bytes>,
+    /// One write at a time: each bets on the tag that the last one left. The ending takes it, so
+    /// that a renewal that comes to its turn late writes nothing.
+    holding: Mutex<Option<Holding>>,
+    lost: watch::Sender<bool>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Lease {
+    pub(super) fn new(inner: &Arc<Inner>, holding: Holding) -> Self {
+        inner.in_flight.fetch_add(1, Ordering::Relaxed);
+        let shared = Shared {
+            inner: Arc::clone(inner),
+            key: *holding.key(),
+            fence: holding.fence(),
+            attempt: holding.attempt(),
+            terms: holding.terms(),
+            checkpoint: holding.checkpoint().cloned(),
+            holding: Mutex::new(Some(holding)),
+            lost: watch::Sender::new(false),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The fencing token of this execution, for systems downstream.
+    #[must_use]
+    pub fn fence(&self) -> FencingToken {
+        self.shared.fence
+    }
+
+    /// Which execution of the record it is, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.shared.attempt
+    }
+
+    /// The recovery point that an earlier execution left, if it left one.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<&Bytes> {
+        self.shared.checkpoint.as_ref()
+    }
+
+    /// For the work itself.
+    #[must_use]
+    pub fn handle(&self) -> LeaseHandle {
+        LeaseHandle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Runs `work` and renews the lease every third of it until `work` is done. Work goes on when
+    /// the lease is lost: it can hear of that by [`LeaseHandle::lost`].
+    ///
+    /// Dropping it drops the work and stops renewing; a renewal under way goes on, on its task.
+    pub async fn keep_alive<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let every = self.shared.terms.lease / 3;
+        let mut pause = every;
+        loop {
+            let tick = async {
+                sleep(pause).await;
+                self.shared.write(Act::Renew { lease: self.shared.terms.lease }).await
+            };
+            tokio::select! {
+                biased;
+                // A renewal under way is on a task of its own and holds the lock that the ending
+                // needs: stopping here is waiting for it there.
+                done = &mut work => return done,
+                renewed = tick => match renewed {
+                    Ok(()) => pause = every,
+                    // Sooner again: two of three renewals may fail before the lease lapses.
+                    Err(FinishError::Pending) => pause = every / 4,
+                    Err(FinishError::Lost | FinishError::Gone) => break,
+                },
+            }
+        }
+        work.await
+    }
+
+    /// It happened: keeps `outcome` for `retention`, or as the policy says.
+    ///
+    /// # Errors
+    /// [`FinishError`]; only `Ok` means that it will be replayed.
+    pub async fn complete(
+        self,
+        outcome: Outcome,
+        retention: Option<Duration>,
+    ) -> Result<(), FinishError> {
+        self.shared.finish(Act::Complete { outcome, retention }).await
+    }
+
+    /// It may have happened: a retry goes by the policy for what is unknown.
+    ///
+    /// # Errors
+    /// [`FinishError`]; in any case no other execution is less safe than after a crash.
+    pub async fn abandon(self, seen: Option<Outcome>) -> Result<(), FinishError> {
+        self.shared.finish(Act::Abandon { seen }).await
+    }
+
+    /// It did not happen: the next claim executes.
+    ///
+    /// # Errors
+    /// [`FinishError`].
+    pub async fn release(self) -> Result<(), FinishError> {
+        self.shared.finish(Act::Release).await
+    }
+
+    /// Releases in the background what nobody will execute.
+    pub(super) fn release_unheard(self) {
+        let Self { shared } = self;
+        // Nobody else has it yet, so that the lock is free.
+        let holding = shared.holding.try_lock().ok().and_then(|mut holding| holding.take());
+        if let Some(holding) = holding {
+            shared.inner.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+        }
+    }
+}
+
+impl LeaseHandle {
+    /// The fencing token of this execution, for systems downstream.
+    #[must_use]
+    pub fn fence(&self) -> FencingToken {
+        self.shared.fence
+    }
+
+    /// Which execution of the record it is, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.shared.attempt
+    }
+
+    /// Resolves when the lease is found to be lost: work that can stop should.
+    pub async fn lost(&self) {
+        // The sender is part of what this handle holds: it outlives the wait.
+        let _ = self.shared.lost.subscribe().wait_for(|lost| *lost).await;
+    }
+
+    /// Whether the lease has been found to be lost.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        *self.shared.lost.borrow()
+    }
+
+    /// Saves a recovery point, which a later execution of this record finds.
+    ///
+    /// # Errors
+    /// [`FinishError::Pending`] here means that the store did not answer: it may have been saved.
+    pub async fn save(&self, checkpoint: Bytes) -> Result<(), FinishError> {
+        self.shared.write(Act::Checkpoint(checkpoint)).await
+    }
+}
+
+impl Shared {
+    /// A write that the lease outlives, on a task of its own. A copy of it that was given up is
+    /// harmless: it expects a tag, and the next write learns which tag is there.
+    async fn write(self: &Arc<Self>, act: Act) -> Result<(), FinishError> {
+        let shared = Arc::clone(self);
+        let task = self.inner.runtime.spawn(async move {
+            let mut held = shared.holding.lock().await;
+            let Some(holding) = held.as_mut() else { return Err(FinishError::Gone) };
+            let inner = &shared.inner;
+            let Ok((mut writing, next)) = holding.act(act, &*inner.entropy) else {
+                return Err(FinishError::Pending);
+            };
+            let run =
+                carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut writing, next);
+            match run.await {
+                Ok(Wrote::Recorded(seen)) => {
+                    holding.wrote(seen);
+                    Ok(())
+                }
+                Ok(Wrote::Lost) => Err(shared.lose(FinishError::Lost)),
+                Ok(Wrote::Gone) => Err(shared.lose(FinishError::Gone)),
+                Ok(_) | Err(_) => Err(FinishError::Pending),
+            }
+        });
+        // The task ends without an answer only when the runtime shuts down.
+        task.await.unwrap_or(Err(FinishError::Pending))
+    }
+
+    /// The last write, on a task of its own; if the store does not take it, it is held back.
+    async fn finish(self: Arc<Self>, act: Act) -> Result<(), FinishError> {
+        let runtime = self.inner.runtime.clone();
+        let task = runtime.spawn(async move {
+            let Some(holding) = self.holding.lock().await.take() else {
+                return Err(FinishError::Gone);
+            };
+            let inner = &self.inner;
+            let stuck = match holding.act(act.clone(), &*inner.entropy) {
+                Ok((mut writing, next)) => {
+                    let run = carry::run(
+                        &*inner.store,
+                        &*inner.entropy,
+                        inner.patience,
+                        &mut writing,
+                        next,
+                    );
+                    match run.await {
+                        Ok(Wrote::Recorded(seen)) => {
+                            inner.waiters.wake(&self.key, Some(seen));
+                            return Ok(());
+                        }
+                        Ok(Wrote::Lost) => return Err(self.lose(FinishError::Lost)),
+                        Ok(Wrote::Gone) => return Err(self.lose(FinishError::Gone)),
+                        // Contended, the rest being for operators: begin anew.
+                        Ok(_) => Held { holding, act, sent: None },
+                        Err(stuck) => held(holding, act, writing, stuck),
+                    }
+                }
+                Err(_) => Held { holding, act, sent: None },
+            };
+            let outcome = match &stuck.act {
+                Act::Complete { outcome, .. } => self.held_outcome(&stuck.holding, outcome),
+                _ => None,
+            };
+            inner.hold_back(stuck, outcome);
+            Err(FinishError::Pending)
+        });
+        task.await.unwrap_or(Err(FinishError::Pending))
+    }
+
+    fn held_outcome(&self, holding: &Holding, outcome: &Outcome) -> Option<HeldOutcome> {
+        let Record { scheme, fingerprint, .. } = holding.record()?;
+        let replay = Replay { outcome: outcome.clone(), fence: self.fence, expires_in: None };
+        Some(HeldOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
+    }
+
+    fn lose(&self, how: FinishError) -> FinishError {
+        self.lost.send_replace(true);
+        self.inner.waiters.wake(&self.key, None);
+        how
+    }
+}

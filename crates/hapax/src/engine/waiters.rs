@@ -1,0 +1,162 @@
+//! Copies that wait for the first of them, and how they are woken.
+//!
+//! Register, then look, then sleep: a waiter that registered before it looked cannot miss the
+//! wake-up for what it did not see. One waiter of a key polls for all of them, because the owner
+//! may be in another process; when it leaves, the next one polls.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::record::State;
+use crate::scope::StoreKey;
+use crate::store::{Snapshot, Store};
+
+/// How often a process looks at a key for which copies wait.
+const POLL_EVERY: Duration = Duration::from_millis(250);
+
+/// What waiters of a key are told: what was seen, if the one who tells saw it.
+type News = Option<Arc<Snapshot>>;
+
+#[derive(Debug)]
+pub(super) struct Waiters {
+    keys: Mutex<Keys>,
+    per_key: usize,
+    in_all: usize,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    by_key: HashMap<StoreKey, Crowd>,
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Crowd {
+    waiting: usize,
+    news: watch::Sender<News>,
+    poller: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Waiters {
+    pub(super) fn new(per_key: usize, in_all: usize) -> Self {
+        Self { keys: Mutex::default(), per_key, in_all }
+    }
+
+    /// Copies waiting now.
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().waiting
+    }
+
+    /// Joins those who wait for `key`; `None` when there are too many.
+    pub(super) fn register(self: &Arc<Self>, key: StoreKey) -> Option<Waiter> {
+        let mut keys = self.lock();
+        if keys.waiting >= self.in_all {
+            return None;
+        }
+        let crowd = match keys.by_key.entry(key) {
+            MapEntry::Occupied(crowd) if crowd.get().waiting >= self.per_key => return None,
+            MapEntry::Occupied(crowd) => crowd.into_mut(),
+            MapEntry::Vacant(place) => place.insert(Crowd {
+                waiting: 0,
+                news: watch::Sender::new(None),
+                poller: Arc::default(),
+            }),
+        };
+        crowd.waiting += 1;
+        let waiter = Waiter {
+            waiters: Arc::clone(self),
+            key,
+            news: crowd.news.subscribe(),
+            poller: Arc::clone(&crowd.poller),
+        };
+        keys.waiting += 1;
+        Some(waiter)
+    }
+
+    /// Wakes those who wait for `key`, with what was seen of it.
+    pub(super) fn wake(&self, key: &StoreKey, seen: Option<Snapshot>) {
+        if let Some(crowd) = self.lock().by_key.get(key) {
+            crowd.news.send_replace(seen.map(Arc::new));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Keys> {
+        // Nothing panics while it is held; and counts stay whole if something did.
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place among those who wait for a key; given up when dropped.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    waiters: Arc<Waiters>,
+    key: StoreKey,
+    news: watch::Receiver<News>,
+    poller: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Waiter {
+    /// Sleeps until there is news since it registered or was last woken; `Err` at the deadline.
+    ///
+    /// Dropping it is safe: it holds nothing but its place and perhaps the poller's lock.
+    pub(super) async fn changed(
+        &mut self,
+        store: &dyn Store,
+        patience: Duration,
+        deadline: Instant,
+    ) -> Result<News, TooLate> {
+        let Self { waiters, key, news, poller } = self;
+        let polled = async {
+            let _turn = poller.lock().await;
+            loop {
+                sleep(POLL_EVERY).await;
+                // No answer, or an error, is no news.
+                let Ok(Ok(seen)) = timeout(patience, store.load(key)).await else { continue };
+                if !is_live(&seen) {
+                    return seen;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            told = news.changed() => match told {
+                Ok(()) => Ok(news.borrow_and_update().clone()),
+                // The sender lives as long as the crowd, and this waiter is one of it.
+                Err(_) => Ok(None),
+            },
+            seen = polled => {
+                waiters.wake(key, Some(seen));
+                Ok(news.borrow_and_update().clone())
+            }
+            () = sleep_until(deadline) => Err(TooLate),
+        }
+    }
+}
+
+/// The deadline passed.
+#[derive(Debug)]
+pub(super) struct TooLate;
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut keys = self.waiters.lock();
+        keys.waiting -= 1;
+        if let MapEntry::Occupied(mut crowd) = keys.by_key.entry(self.key) {
+            crowd.get_mut().waiting -= 1;
+            if crowd.get().waiting == 0 {
+                crowd.remove();
+            }
+        }
+    }
+}
+
+fn is_live(seen: &Snapshot) -> bool {
+    seen.cell
+        .as_ref()
+        .is_some_and(|cell| cell.record.state == State::InFlight && seen.now < cell.lease_until)
+}
