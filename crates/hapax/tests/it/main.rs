@@ -6,4 +6,5 @@
     reason = "a failure here is a failed test"
 )]
 
+mod canonical_json;
 mod codec;
