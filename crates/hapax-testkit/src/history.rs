@@ -1,0 +1,234 @@
+//! Whether what concurrent callers were told could have been told by one store, one swap at a
+//! time.
+//!
+//! 1. Each caller notes when it called and when it was answered, by a [`Recorder`].
+//! 2. The operations on one key are put in an order that keeps those apart that did not overlap,
+//!    and in which every answer is right. If there is no such order, the store is not atomic.
+//! 3. An operation without a definite answer may have happened at any time after its call, or not
+//!    at all. A swap that is sent again is an operation of its own.
+//!
+//! The search is Wing and Gong's, with a memory of what was tried; a history of a key has at most
+//! [`MAX_OPERATIONS`], so that this is a set of bits and quick.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hapax::Tag;
+use hapax::store::{Snapshot, Swap, Swapped};
+use hapax::{StoreError, StoreKey};
+
+/// The longest history that can be checked, for one key.
+pub const MAX_OPERATIONS: usize = 64;
+
+/// What was asked of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// A swap.
+    Swap {
+        /// What it expected.
+        expected: Option<Tag>,
+        /// What it leaves.
+        tag: Tag,
+    },
+    /// A load.
+    Load,
+}
+
+/// What the store answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The swap was stored.
+    Stored,
+    /// The load or the conflict found this tag.
+    Found(Option<Tag>),
+    /// Nobody knows.
+    Ambiguous,
+}
+
+/// A call and its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Operation {
+    /// When it was called, by the [`Recorder`]'s count.
+    pub called: u64,
+    /// When it was answered.
+    pub returned: u64,
+    /// What was asked.
+    pub call: Call,
+    /// What was answered.
+    pub answer: Answer,
+}
+
+/// Notes operations while they happen, by key. Shared by the tasks that call the store.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    clock: AtomicU64,
+    operations: Mutex<Vec<(StoreKey, Operation)>>,
+}
+
+impl Recorder {
+    /// The moment of a call, to be passed on with its answer.
+    #[must_use]
+    pub fn called(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Notes the answer to a swap. One that is promised not to have happened leaves no trace.
+    pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
+        let call = Call::Swap { expected: swap.expected, tag: swap.tag };
+        match answer {
+            Ok(Swapped::Stored(_)) => self.note(swap.key, called, call, Answer::Stored),
+            Ok(Swapped::Conflict(seen)) => self.note(swap.key, called, call, found(seen)),
+            Err(StoreError::Unavailable(_)) => {}
+            Err(_) => self.note(swap.key, called, call, Answer::Ambiguous),
+        }
+    }
+
+    /// Notes what a load found.
+    pub fn loaded(&self, called: u64, key: StoreKey, seen: &Snapshot) {
+        self.note(key, called, Call::Load, found(seen));
+    }
+
+    /// Checks what was noted, each key by itself.
+    ///
+    /// # Errors
+    /// The first [`Violation`].
+    pub fn check(&self) -> Result<(), Violation> {
+        let mut noted = self.operations.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        noted.sort_by_key(|(key, _)| *key);
+        noted.chunk_by(|(one, _), (other, _)| one == other).try_for_each(|of_key| {
+            linearizable(&of_key.iter().map(|(_, operation)| *operation).collect::<Vec<_>>())
+        })
+    }
+
+    fn note(&self, key: StoreKey, called: u64, call: Call, answer: Answer) {
+        let returned = self.clock.fetch_add(1, Ordering::SeqCst);
+        let operation = Operation { called, returned, call, answer };
+        let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        operations.push((key, operation));
+    }
+}
+
+fn found(seen: &Snapshot) -> Answer {
+    Answer::Found(seen.cell.as_ref().map(|cell| cell.tag))
+}
+
+/// A history that no atomic store tells.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Violation {
+    /// It has more than [`MAX_OPERATIONS`] operations: check shorter runs.
+    TooLong(usize),
+    /// There is no order in which all answers are right.
+    NotLinearizable {
+        /// The whole history, by time of call.
+        history: Vec<Operation>,
+        /// The longest order that was right so far, as indices into `history`.
+        longest: Vec<usize>,
+    },
+}
+
+impl std::error::Error for Violation {}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong(length) => {
+                write!(
+                    f,
+                    "a history of {length} operations, at most {MAX_OPERATIONS} can be checked"
+                )
+            }
+            Self::NotLinearizable { history, longest } => {
+                writeln!(f, "no order of these makes every answer right:")?;
+                for (index, operation) in history.iter().enumerate() {
+                    let Operation { called, returned, call, answer } = operation;
+                    writeln!(f, "{index:3} {called:5}..{returned:<5} {call:?} -> {answer:?}")?;
+                }
+                write!(f, "the longest order found: {longest:?}")
+            }
+        }
+    }
+}
+
+/// Whether an atomic store, on which nothing else happened, can have given the answers of
+/// `history`, whose operations are all on one key that was absent at first.
+///
+/// # Errors
+/// A [`Violation`] that shows the history.
+pub fn linearizable(history: &[Operation]) -> Result<(), Violation> {
+    if history.len() > MAX_OPERATIONS {
+        return Err(Violation::TooLong(history.len()));
+    }
+    let mut history = history.to_vec();
+    history.sort_by_key(|operation| operation.called);
+    let mut search = Search::over(&history);
+    if search.run(0, None) {
+        return Ok(());
+    }
+    let longest = search.longest;
+    Err(Violation::NotLinearizable { history, longest })
+}
+
+struct Search<'a> {
+    history: &'a [Operation],
+    /// The operations that have an answer, as bits: those that must have happened.
+    definite: u64,
+    tried: HashSet<(u64, Option<Tag>)>,
+    order: Vec<usize>,
+    longest: Vec<usize>,
+}
+
+impl<'a> Search<'a> {
+    fn over(history: &'a [Operation]) -> Self {
+        let definite = (0..history.len())
+            .filter(|index| history[*index].answer != Answer::Ambiguous)
+            .fold(0, |bits, index| bits | 1 << index);
+        Self { history, definite, tried: HashSet::new(), order: Vec::new(), longest: Vec::new() }
+    }
+
+    /// Whether what is not among `happened` can follow, now that the key bears `tag`. Recursion
+    /// ends at [`MAX_OPERATIONS`].
+    fn run(&mut self, happened: u64, tag: Option<Tag>) -> bool {
+        if happened & self.definite == self.definite {
+            return true;
+        }
+        if !self.tried.insert((happened, tag)) {
+            return false;
+        }
+        if self.order.len() > self.longest.len() {
+            self.longest.clone_from(&self.order);
+        }
+        // Whoever called after another was answered comes after it.
+        let horizon = (0..self.history.len())
+            .filter(|at| self.definite & !happened & (1 << at) != 0)
+            .map(|at| self.history[at].returned)
+            .fold(u64::MAX, u64::min);
+        for at in 0..self.history.len() {
+            let operation = self.history[at];
+            if happened & (1 << at) != 0 || operation.called > horizon {
+                continue;
+            }
+            if let Some(next) = apply(tag, &operation) {
+                self.order.push(at);
+                if self.run(happened | 1 << at, next) {
+                    return true;
+                }
+                self.order.pop();
+            }
+        }
+        false
+    }
+}
+
+/// The tag after `operation` on a key that bears `tag`; `None` if its answer would be wrong.
+fn apply(tag: Option<Tag>, operation: &Operation) -> Option<Option<Tag>> {
+    let (next, answer) = match operation.call {
+        Call::Load => (tag, Answer::Found(tag)),
+        Call::Swap { tag: new, .. } if tag == Some(new) => (tag, Answer::Stored),
+        Call::Swap { expected, tag: new } if tag == expected => (Some(new), Answer::Stored),
+        Call::Swap { .. } => (tag, Answer::Found(tag)),
+    };
+    (operation.answer == answer || operation.answer == Answer::Ambiguous).then_some(next)
+}

@@ -1,0 +1,197 @@
+//! What the rules are written with.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::store::{Cell, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, StoreKey,
+    Tag, Terms,
+};
+
+use super::Fixture;
+use crate::SeededEntropy;
+
+/// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
+/// through in a handful.
+const PATIENCE: u32 = 200;
+
+pub(super) const LEASE: Duration = Duration::from_secs(2);
+pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+
+pub(super) struct Bench<'a, F: Fixture> {
+    fixture: &'a F,
+    pub(super) store: Arc<F::Store>,
+    entropy: SeededEntropy,
+}
+
+impl<'a, F: Fixture> Bench<'a, F> {
+    pub(super) async fn open(fixture: &'a F) -> Self {
+        Self { fixture, store: fixture.open().await, entropy: SeededEntropy::new(1) }
+    }
+
+    pub(super) fn key(&self) -> StoreKey {
+        let mut bytes = [0; 32];
+        bytes.chunks_mut(8).for_each(|chunk| {
+            chunk.copy_from_slice(&self.entropy.next().to_be_bytes());
+        });
+        StoreKey::from_bytes(bytes)
+    }
+
+    pub(super) fn tag(&self) -> Tag {
+        Tag::fresh(&self.entropy).unwrap()
+    }
+
+    pub(super) fn grant(&self) -> Grant {
+        Grant::fresh(&self.entropy).unwrap()
+    }
+
+    pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.entropy.next() as u8).collect()
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        self.entropy.below(bound)
+    }
+
+    /// A first execution: lease [`LEASE`], kept [`LONG`].
+    pub(super) fn draft(&self) -> Draft {
+        let grant = self.grant();
+        let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
+        let record = Record {
+            scheme: Scheme::new("suite/1").unwrap(),
+            fingerprint: Fingerprint::from_bytes([7; 32]),
+            grant,
+            life: grant,
+            attempt: 1,
+            terms,
+            checkpoint: None,
+            state: State::InFlight,
+        };
+        Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }
+    }
+
+    /// Its completion with `outcome`.
+    pub(super) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
+        let outcome = Outcome::new("suite/1", outcome.to_vec());
+        Draft {
+            record: Record { state: State::Done(outcome), ..of.record.clone() },
+            stamp: Stamp::Keep,
+            lease: Duration::ZERO,
+            keep: Some(LONG),
+        }
+    }
+
+    pub(super) fn swap(&self, key: StoreKey, expected: Option<Tag>, draft: Draft) -> Swap {
+        Swap { key, expected, tag: self.tag(), draft }
+    }
+
+    pub(super) async fn send(&self, swap: &Swap) -> Swapped {
+        send(&*self.store, swap).await
+    }
+
+    /// Writes, and returns how the store stamped it.
+    pub(super) async fn stored(&self, swap: &Swap) -> Stamped {
+        match self.send(swap).await {
+            Swapped::Stored(stamped) => stamped,
+            Swapped::Conflict(seen) => panic!("{:?} met a conflict: {seen:?}", swap.tag),
+        }
+    }
+
+    /// Writes where something else is expected, and returns what is there.
+    pub(super) async fn refused(&self, swap: &Swap) -> Snapshot {
+        match self.send(swap).await {
+            Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.tag, swap.expected),
+            Swapped::Conflict(seen) => seen,
+        }
+    }
+
+    /// Writes `draft` under a new key and returns key and cell.
+    pub(super) async fn put(&self, draft: Draft) -> (StoreKey, Cell) {
+        let key = self.key();
+        self.stored(&self.swap(key, None, draft)).await;
+        (key, self.cell(&key).await)
+    }
+
+    pub(super) async fn load(&self, key: &StoreKey) -> Snapshot {
+        load(&*self.store, key).await
+    }
+
+    pub(super) async fn cell(&self, key: &StoreKey) -> Cell {
+        self.load(key).await.cell.expect("the cell was written and is not due")
+    }
+
+    pub(super) async fn reap(&self, limit: u32) -> Reaped {
+        let limit = NonZeroU32::new(limit).unwrap();
+        let mut removed = 0;
+        let mut last = None;
+        for _ in 0..PATIENCE {
+            match self.store.reap(limit).await {
+                Ok(reaped) => {
+                    removed += reaped.removed;
+                    assert!(reaped.removed <= limit.get(), "reaped more than it may: {reaped:?}");
+                    return Reaped { removed, more: reaped.more };
+                }
+                Err(error) => last = Some(error),
+            }
+            pause().await;
+        }
+        panic!("no answer to {PATIENCE} calls of reap: {last:?}")
+    }
+
+    /// Reaps until nothing more is due.
+    pub(super) async fn reap_all(&self) {
+        for _ in 0..PATIENCE {
+            if !self.reap(100).await.more {
+                return;
+            }
+        }
+        panic!("reap says that there is more, {PATIENCE} times in a row");
+    }
+
+    pub(super) async fn pass(&self, by: Duration) {
+        self.fixture.pass(&self.store, by).await;
+    }
+
+    pub(super) const fn fixture(&self) -> &F {
+        self.fixture
+    }
+}
+
+/// Sends a swap as the engine does: the same one again until the answer is definite.
+pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
+    let mut last = None;
+    for _ in 0..PATIENCE {
+        match store.swap(swap.clone()).await {
+            Ok(swapped) => return swapped,
+            Err(error) => last = Some(readable(error)),
+        }
+        pause().await;
+    }
+    panic!("no answer to {PATIENCE} sends of a swap: {last:?}")
+}
+
+pub(super) async fn load(store: &dyn Store, key: &StoreKey) -> Snapshot {
+    let mut last = None;
+    for _ in 0..PATIENCE {
+        match store.load(key).await {
+            Ok(seen) => return seen,
+            Err(error) => last = Some(readable(error)),
+        }
+        pause().await;
+    }
+    panic!("no answer to {PATIENCE} loads: {last:?}")
+}
+
+fn readable(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Corrupt(source) => panic!("the store cannot read its own writes: {source}"),
+        other => other,
+    }
+}
+
+/// Room for a store to connect anew.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(2)).await;
+}

@@ -1,0 +1,105 @@
+//! Rules about paging through a store.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use hapax::store::{Cell, Draft};
+use hapax::{Inspect, StoreKey};
+
+use super::{Bench, Fixture};
+
+/// No cells, and no more of them.
+pub async fn an_empty_store_has_an_empty_page<F: Fixture>(fixture: &F)
+where
+    F::Store: Inspect,
+{
+    let bench = Bench::open(fixture).await;
+    let page = page(&bench, None, 10).await;
+    assert!(page.0.is_empty() && !page.1, "{page:?}");
+    let (key, cell) = bench.put(bench.draft()).await;
+    assert_eq!(self::page(&bench, None, 10).await, (vec![(key, cell)], false));
+}
+
+/// Pages of any size, one after the other, hold every cell once, in ascending order of key.
+pub async fn pages_are_in_order_and_whole<F: Fixture>(fixture: &F)
+where
+    F::Store: Inspect,
+{
+    let bench = Bench::open(fixture).await;
+    let mut all = Vec::new();
+    for _ in 0..60 {
+        all.push(bench.put(bench.draft()).await);
+    }
+    all.sort_by_key(|(key, _)| *key);
+    for limit in [1, 7, 59, 60, 61, 1_000] {
+        let mut found: Vec<(StoreKey, Cell)> = Vec::new();
+        loop {
+            let after = found.last().map(|(key, _)| *key);
+            let (cells, more) = page(&bench, after, limit).await;
+            assert!(cells.len() <= limit as usize, "{} cells of {limit}", cells.len());
+            assert!(!(cells.is_empty() && more), "an empty page that is not the last");
+            found.extend(cells);
+            if !more {
+                break;
+            }
+        }
+        assert!(found == all, "pages of {limit} hold other cells than were written");
+    }
+}
+
+/// `after` need not be a key that is there, and is not on the page.
+pub async fn a_page_begins_after_a_key<F: Fixture>(fixture: &F)
+where
+    F::Store: Inspect,
+{
+    let bench = Bench::open(fixture).await;
+    let at = |first: u8, last: u8| {
+        let mut bytes = [first; 32];
+        bytes[31] = last;
+        StoreKey::from_bytes(bytes)
+    };
+    let keys = [at(0, 0), at(3, 9), at(3, 10), at(127, 0), at(128, 255), at(255, 255)];
+    for key in keys {
+        bench.stored(&bench.swap(key, None, bench.draft())).await;
+    }
+    for (after, rest) in
+        [(at(0, 0), 1), (at(0, 1), 1), (at(3, 9), 2), (at(127, 255), 4), (at(255, 255), 6)]
+    {
+        let found: Vec<_> = page(&bench, Some(after), 10).await.0;
+        assert!(found.iter().map(|(key, _)| key).eq(&keys[rest..]), "after {after}: {found:?}");
+    }
+}
+
+/// What is past its keep is on its page until it is reaped.
+pub async fn pages_hold_expired_cells<F: Fixture>(fixture: &F)
+where
+    F::Store: Inspect,
+{
+    const KEEP: Duration = Duration::from_millis(50);
+    let bench = Bench::open(fixture).await;
+    let (key, cell) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
+    bench.pass(KEEP).await;
+    assert_eq!(page(&bench, None, 10).await, (vec![(key, cell)], false));
+}
+
+async fn page<F: Fixture>(
+    bench: &Bench<'_, F>,
+    after: Option<StoreKey>,
+    limit: u32,
+) -> (Vec<(StoreKey, Cell)>, bool)
+where
+    F::Store: Inspect,
+{
+    let mut last = None;
+    for _ in 0..200 {
+        match bench.store.page(after, NonZeroU32::new(limit).unwrap()).await {
+            Ok(page) => {
+                let readable = |(key, cell): (_, Result<_, _>)| (key, cell.unwrap());
+                return (page.cells.into_iter().map(readable).collect(), page.more);
+            }
+            Err(error) => last = Some(error),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("no answer to 200 calls of page: {last:?}")
+}

@@ -1,0 +1,201 @@
+//! Rules about fences, deadlines, expiry and reaping.
+
+use std::time::Duration;
+
+use hapax::State;
+use hapax::store::{Draft, Stamp};
+
+use super::bench::{LEASE, LONG};
+use super::{Bench, Fixture};
+
+/// Short enough to wait for, long enough for a write and a load.
+const KEEP: Duration = Duration::from_millis(200);
+
+/// Each [`Stamp::NextFence`] gives a larger fence than the last, and one that the clock has
+/// reached.
+pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let before = bench.load(&bench.key()).await.now;
+    let (key, mut cell) = bench.put(bench.draft()).await;
+    assert!(cell.fence.get() >= before.as_micros(), "a fence before its time: {cell:?}");
+    for _ in 0..20 {
+        let swap = bench.swap(key, Some(cell.tag), bench.draft());
+        let stamped = bench.stored(&swap).await;
+        assert!(stamped.fence > cell.fence, "{:?} follows {:?}", stamped.fence, cell.fence);
+        cell = bench.cell(&key).await;
+        assert_eq!(cell.fence, stamped.fence);
+    }
+}
+
+/// [`Stamp::Keep`] leaves the fence as it is.
+pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let draft = bench.draft();
+    let (key, cell) = bench.put(draft.clone()).await;
+    let renewal = bench.swap(key, Some(cell.tag), Draft { stamp: Stamp::Keep, ..draft.clone() });
+    assert_eq!(bench.stored(&renewal).await.fence, cell.fence);
+    let complete = bench.swap(key, Some(renewal.tag), bench.done(&draft, b"yes"));
+    assert_eq!(bench.stored(&complete).await.fence, cell.fence);
+    assert_eq!(bench.cell(&key).await.fence, cell.fence);
+}
+
+/// The execution after a release gets a larger fence than the one before it.
+pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let draft = bench.draft();
+    let (key, cell) = bench.put(draft.clone()).await;
+    let mut released =
+        Draft { stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(LEASE), ..draft };
+    released.record.state = State::Released;
+    let released = bench.swap(key, Some(cell.tag), released);
+    assert_eq!(bench.stored(&released).await.fence, cell.fence);
+    let next = bench.swap(key, Some(released.tag), bench.draft());
+    assert!(bench.stored(&next).await.fence > cell.fence);
+}
+
+/// Lease and keep are added to the store's clock at the moment of the write.
+pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let swap = bench.swap(bench.key(), None, bench.draft());
+    let before = bench.load(&swap.key).await.now;
+    let stamped = bench.stored(&swap).await;
+    let cell = bench.cell(&swap.key).await;
+    let keep = cell.keep_until.expect("it has an end");
+    assert!(before.after(LEASE) <= stamped.lease_until, "{before:?} {stamped:?}");
+    assert!(stamped.lease_until <= stamped.now.after(LEASE), "{stamped:?}");
+    assert_eq!(keep.since(stamped.lease_until), LONG - LEASE);
+
+    let none = Draft { lease: Duration::ZERO, keep: Some(Duration::ZERO), ..bench.draft() };
+    let swap = bench.swap(bench.key(), None, none);
+    let stamped = bench.stored(&swap).await;
+    assert!(stamped.lease_until <= stamped.now, "no lease lapses at once: {stamped:?}");
+    let seen = bench.load(&swap.key).await;
+    let keep = seen.cell.and_then(|cell| cell.keep_until);
+    assert_eq!(keep, Some(stamped.lease_until));
+}
+
+/// What has no keep has no `keep_until`, and a later write can give it one, or take it.
+pub async fn what_is_kept_for_ever_has_no_end<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let draft = bench.draft();
+    let (key, mut cell) = bench.put(Draft { keep: None, ..draft.clone() }).await;
+    assert_eq!(cell.keep_until, None);
+    for keep in [Some(LONG), None] {
+        let draft = Draft { keep, stamp: Stamp::Keep, ..draft.clone() };
+        bench.stored(&bench.swap(key, Some(cell.tag), draft)).await;
+        cell = bench.cell(&key).await;
+        assert_eq!(cell.keep_until.is_some(), keep.is_some());
+    }
+}
+
+/// A deadline too far to be written is as far as can be written, never in the past.
+pub async fn immense_durations_do_not_wrap<F: Fixture>(fixture: &F) {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let bench = Bench::open(fixture).await;
+    for immense in [CENTURY, Duration::from_micros(u64::MAX), Duration::MAX] {
+        let draft = Draft { lease: immense, keep: Some(immense), ..bench.draft() };
+        let (key, cell) = bench.put(draft).await;
+        let now = bench.load(&key).await.now;
+        let almost = now.after(CENTURY - Duration::from_secs(86_400));
+        assert!(cell.lease_until >= almost, "a lease of {immense:?} ends at {cell:?}");
+        assert!(cell.keep_until.is_none_or(|until| until >= almost), "{immense:?}: {cell:?}");
+        bench.reap_all().await;
+        assert_eq!(bench.cell(&key).await, cell);
+    }
+}
+
+/// Past its keep a cell is still there, with its tag, and can be replaced by it alone.
+pub async fn an_expired_cell_stays_until_it_is_reaped<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let (key, cell) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
+    bench.pass(KEEP).await;
+    let seen = bench.load(&key).await;
+    assert!(cell.keep_until.is_some_and(|until| until <= seen.now), "{seen:?}");
+    assert_eq!(seen.cell.as_ref(), Some(&cell));
+    let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
+    assert_eq!(seen.cell.as_ref(), Some(&cell));
+    bench.stored(&bench.swap(key, Some(cell.tag), bench.draft())).await;
+}
+
+/// A cell is reaped no sooner than a lease (as its record's terms say) past its keep, and then it
+/// is absent.
+pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    // Its own lease, of nothing, must not be taken for the one in its terms.
+    let draft = Draft { lease: Duration::ZERO, keep: Some(KEEP), ..bench.draft() };
+    let (key, cell) = bench.put(draft).await;
+    let due = cell.keep_until.expect("it has an end").after(LEASE);
+    bench.pass(KEEP).await;
+    bench.reap_all().await;
+    let seen = bench.load(&key).await;
+    assert!(seen.now < due, "{KEEP:?} took longer than {LEASE:?}: a machine too busy to test on");
+    assert_eq!(seen.cell, Some(cell), "reaped before its time");
+
+    bench.pass(due.since(seen.now)).await;
+    bench.reap_all().await;
+    assert_eq!(bench.load(&key).await.cell, None, "due, and still there");
+    let anew = bench.swap(key, None, bench.draft());
+    bench.stored(&anew).await;
+}
+
+/// A write sets anew when a cell is due, later or sooner.
+pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let short = |mut draft: Draft| {
+        draft.record.terms.lease = KEEP;
+        Draft { keep: Some(KEEP), ..draft }
+    };
+    let (later, cell) = bench.put(short(bench.draft())).await;
+    bench.stored(&bench.swap(later, Some(cell.tag), bench.draft())).await;
+    let (sooner, cell) = bench.put(bench.draft()).await;
+    bench.stored(&bench.swap(sooner, Some(cell.tag), short(bench.draft()))).await;
+    bench.pass(2 * KEEP).await;
+    bench.reap_all().await;
+    assert!(bench.load(&later).await.cell.is_some(), "reaped by an older deadline");
+    assert_eq!(bench.load(&sooner).await.cell, None, "kept by an older deadline");
+}
+
+/// What has no keep is never reaped, however long its lease is over.
+pub async fn reaping_spares_what_is_kept_for_ever<F: Fixture>(fixture: &F) {
+    let bench = Bench::open(fixture).await;
+    let mut draft = Draft { lease: Duration::ZERO, keep: None, ..bench.draft() };
+    draft.record.terms.lease = Duration::from_millis(1);
+    draft.record.terms.retention = Duration::from_millis(1);
+    let (key, cell) = bench.put(draft).await;
+    bench.pass(KEEP).await;
+    bench.reap_all().await;
+    assert_eq!(bench.cell(&key).await, cell);
+}
+
+/// A call removes at most `limit` cells, and says when there may be more.
+pub async fn reaping_stops_at_its_limit<F: Fixture>(fixture: &F) {
+    const CELLS: u32 = 7;
+    let bench = Bench::open(fixture).await;
+    let (kept, _) = bench.put(bench.draft()).await;
+    let mut keys = Vec::new();
+    for _ in 0..CELLS {
+        let mut draft = Draft { keep: Some(KEEP), ..bench.draft() };
+        draft.record.terms.lease = Duration::ZERO;
+        keys.push(bench.put(draft).await.0);
+    }
+    bench.pass(KEEP).await;
+    let mut removed = 0;
+    for round in 1.. {
+        let reaped = bench.reap(2).await;
+        removed += reaped.removed;
+        let mut left = 0;
+        for key in &keys {
+            left += u32::from(bench.load(key).await.cell.is_some());
+        }
+        if !F::EXPIRES_BY_ITSELF {
+            assert!(CELLS - left <= 2 * round, "{left} of {CELLS} left after {round} calls");
+        }
+        if !reaped.more {
+            assert_eq!(left, 0, "due, and reap says that there is no more");
+            break;
+        }
+        assert!(round <= CELLS + 1, "reap says that there is more, and removes nothing");
+    }
+    assert!(removed <= CELLS, "{removed} of {CELLS} cells removed");
+    assert!(bench.load(&kept).await.cell.is_some());
+}

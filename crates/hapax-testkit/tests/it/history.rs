@@ -1,0 +1,169 @@
+//! The checker accepts what an atomic store tells, and finds what none can tell.
+
+use hapax::Tag;
+use hapax_testkit::SeededEntropy;
+use hapax_testkit::history::{Answer, Call, MAX_OPERATIONS, Operation, Violation, linearizable};
+
+fn tag(number: u8) -> Tag {
+    Tag::from_bytes([number; 16])
+}
+
+fn swap(expected: u8, to: u8) -> Call {
+    Call::Swap { expected: found_tag(expected), tag: tag(to) }
+}
+
+/// Zero stands for nothing.
+fn found_tag(number: u8) -> Option<Tag> {
+    (number > 0).then(|| tag(number))
+}
+
+fn found(number: u8) -> Answer {
+    Answer::Found(found_tag(number))
+}
+
+fn at(called: u64, returned: u64, call: Call, answer: Answer) -> Operation {
+    Operation { called, returned, call, answer }
+}
+
+fn refused(history: &[Operation]) -> bool {
+    matches!(linearizable(history), Err(Violation::NotLinearizable { .. }))
+}
+
+#[test]
+fn accepts_one_after_the_other() {
+    let history = [
+        at(0, 1, Call::Load, found(0)),
+        at(2, 3, swap(0, 1), Answer::Stored),
+        at(4, 5, swap(0, 2), found(1)),
+        at(6, 7, swap(1, 3), Answer::Stored),
+        at(8, 9, swap(1, 4), found(3)),
+        at(10, 11, Call::Load, found(3)),
+    ];
+    assert_eq!(linearizable(&history), Ok(()));
+}
+
+#[test]
+fn accepts_any_order_of_what_overlaps() {
+    let history = [
+        at(0, 10, swap(0, 1), Answer::Stored),
+        at(1, 9, Call::Load, found(0)),
+        at(2, 8, Call::Load, found(1)),
+        at(3, 7, swap(0, 2), found(1)),
+    ];
+    assert_eq!(linearizable(&history), Ok(()));
+}
+
+#[test]
+fn accepts_an_ambiguous_swap_early_late_or_never() {
+    let lost = at(0, 1, swap(0, 1), Answer::Ambiguous);
+    for rest in [
+        vec![at(2, 3, Call::Load, found(0)), at(4, 5, Call::Load, found(1))],
+        vec![at(2, 3, Call::Load, found(1))],
+        vec![at(2, 3, Call::Load, found(0))],
+        vec![at(2, 3, swap(0, 1), Answer::Stored)],
+    ] {
+        let history: Vec<_> = std::iter::once(lost).chain(rest).collect();
+        assert_eq!(linearizable(&history), Ok(()));
+    }
+}
+
+#[test]
+fn finds_two_winners_of_one_tag() {
+    assert!(refused(
+        &[at(0, 5, swap(0, 1), Answer::Stored), at(1, 6, swap(0, 2), Answer::Stored),]
+    ));
+}
+
+#[test]
+fn finds_a_stale_read() {
+    assert!(refused(&[at(0, 1, swap(0, 1), Answer::Stored), at(2, 3, Call::Load, found(0)),]));
+}
+
+#[test]
+fn finds_an_acknowledged_write_that_is_gone() {
+    assert!(refused(&[
+        at(0, 1, swap(0, 1), Answer::Stored),
+        at(2, 3, swap(1, 2), Answer::Stored),
+        at(4, 5, Call::Load, found(1)),
+    ]));
+}
+
+#[test]
+fn finds_a_write_that_was_refused_and_happened() {
+    assert!(refused(&[
+        at(0, 1, swap(0, 1), Answer::Stored),
+        at(2, 3, swap(0, 2), found(1)),
+        at(4, 5, Call::Load, found(2)),
+    ]));
+}
+
+#[test]
+fn finds_what_went_back_and_forth() {
+    assert!(refused(&[
+        at(0, 9, swap(0, 1), Answer::Ambiguous),
+        at(1, 2, Call::Load, found(1)),
+        at(3, 4, Call::Load, found(0)),
+    ]));
+}
+
+#[test]
+fn says_when_a_history_is_too_long() {
+    let history = vec![at(0, 1, Call::Load, found(0)); MAX_OPERATIONS + 1];
+    assert_eq!(linearizable(&history), Err(Violation::TooLong(MAX_OPERATIONS + 1)));
+}
+
+/// A run of concurrent callers against a model store that is atomic, or checks and then sets.
+fn run(seed: u64, atomic: bool) -> Vec<Operation> {
+    let entropy = SeededEntropy::new(seed);
+    let mut cell = None;
+    let mut time = 0;
+    let mut under_way: Vec<(u64, Call, Option<Answer>)> = Vec::new();
+    let mut history = Vec::new();
+    let mut last = [None; 5];
+    while history.len() < 55 {
+        time += 1;
+        if under_way.len() < 5 {
+            let expected = last[entropy.below(5) as usize];
+            let call = match entropy.below(4) {
+                0 => Call::Load,
+                _ => Call::Swap { expected, tag: Tag::fresh(&entropy).unwrap() },
+            };
+            under_way.push((time, call, None));
+            continue;
+        }
+        let which = entropy.below(5) as usize;
+        let (called, call, answer) = under_way[which];
+        match (call, answer) {
+            (Call::Load, None) => under_way[which].2 = Some(Answer::Found(cell)),
+            (Call::Swap { expected, tag }, None) if expected == cell => {
+                if atomic {
+                    cell = Some(tag);
+                }
+                under_way[which].2 = Some(Answer::Stored);
+            }
+            (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(cell)),
+            (_, Some(answer)) => {
+                if let (false, Call::Swap { tag, .. }, Answer::Stored) = (atomic, call, answer) {
+                    cell = Some(tag);
+                }
+                last[which] = cell;
+                let lost = entropy.below(6) == 0;
+                let answer = if lost { Answer::Ambiguous } else { answer };
+                history.push(at(called, time, call, answer));
+                under_way.remove(which);
+            }
+        }
+    }
+    // What was not answered by the end may have happened.
+    history.extend(
+        under_way.into_iter().map(|(called, call, _)| at(called, time, call, Answer::Ambiguous)),
+    );
+    history
+}
+
+#[test]
+fn tells_an_atomic_store_from_one_that_checks_and_then_sets() {
+    let refusals = |atomic| (0..200).filter(|seed| refused(&run(*seed, atomic))).count();
+    assert_eq!(refusals(true), 0);
+    assert!(refusals(false) > 150, "{} of 200", refusals(false));
+}

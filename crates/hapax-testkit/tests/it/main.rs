@@ -1,0 +1,11 @@
+//! The testkit against the memory store, and against what it must find.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "tests fail by panicking"
+)]
+
+mod history;
+mod memory;

@@ -1,0 +1,128 @@
+//! The reference store passes the suite, and keeps its bounds.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::store::{Draft, Stamp, Swap, Swapped};
+use hapax::{
+    Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
+    State, Store, StoreError, StoreKey, Tag, Terms,
+};
+use hapax_testkit::suite::{ClockFixture, Fixture};
+use hapax_testkit::{ManualClock, SeededEntropy};
+
+hapax_testkit::store_suite!(super::memory::Memory::default());
+hapax_testkit::inspect_suite!(super::memory::Memory::default());
+hapax_testkit::clock_suite!(super::memory::Memory::default());
+
+#[derive(Default)]
+struct Memory(Arc<ManualClock>);
+
+impl Fixture for Memory {
+    type Store = MemoryStore;
+
+    const EXPIRES_BY_ITSELF: bool = false;
+
+    async fn open(&self) -> Arc<MemoryStore> {
+        let clock: Arc<dyn Clock> = self.0.clone();
+        Arc::new(MemoryStore::new(clock, MemoryCapacity::default()))
+    }
+
+    async fn pass(&self, _: &MemoryStore, by: Duration) {
+        self.0.advance(by);
+    }
+}
+
+impl ClockFixture for Memory {
+    async fn step_back(&self, _: &MemoryStore, by: Duration) {
+        let now = self.0.now().as_micros();
+        self.0.set(hapax::Timestamp::from_micros(now - by.as_micros() as u64));
+    }
+}
+
+fn claim(entropy: &SeededEntropy) -> Swap {
+    let grant = Grant::fresh(entropy).unwrap();
+    let lease = Duration::from_secs(1);
+    let terms = Terms { lease, retention: lease, on_unknown: OnUnknown::Reexecute };
+    let record = Record {
+        scheme: Scheme::new("test").unwrap(),
+        fingerprint: Fingerprint::from_bytes([0; 32]),
+        grant,
+        life: grant,
+        attempt: 1,
+        terms,
+        checkpoint: None,
+        state: State::InFlight,
+    };
+    let mut key = [0; 32];
+    hapax::Entropy::fill(entropy, &mut key).unwrap();
+    let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(lease) };
+    let tag = Tag::fresh(entropy).unwrap();
+    Swap { key: StoreKey::from_bytes(key), expected: None, tag, draft }
+}
+
+fn completion(entropy: &SeededEntropy, claim: &Swap, bytes: usize) -> Swap {
+    let mut draft = claim.draft.clone();
+    draft.record.state = State::Done(Outcome::new("test", vec![0; bytes]));
+    draft.stamp = Stamp::Keep;
+    Swap { expected: Some(claim.tag), tag: Tag::fresh(entropy).unwrap(), draft, ..claim.clone() }
+}
+
+async fn stored(store: &MemoryStore, swap: &Swap) -> bool {
+    match store.swap(swap.clone()).await {
+        Ok(Swapped::Stored(_)) => true,
+        Err(StoreError::Unavailable(_)) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_new_keys_until_old_ones_are_reaped() {
+    let clock = Arc::new(ManualClock::default());
+    let capacity = MemoryCapacity { records: 3, bytes: 1 << 20 };
+    let store = MemoryStore::new(clock.clone(), capacity);
+    let entropy = SeededEntropy::new(1);
+    let claims: Vec<_> = (0..4).map(|_| claim(&entropy)).collect();
+    for claim in &claims[..3] {
+        assert!(stored(&store, claim).await);
+    }
+    assert!(!stored(&store, &claims[3]).await);
+    assert!(stored(&store, &completion(&entropy, &claims[0], 10)).await);
+
+    // Expired is not gone: nothing is forgotten before it is reaped.
+    clock.advance(Duration::from_secs(1));
+    assert!(!stored(&store, &claims[3]).await);
+    clock.advance(Duration::from_secs(1));
+    let reaped = store.reap(NonZeroU32::new(10).unwrap()).await.unwrap();
+    assert_eq!((reaped.removed, reaped.more, store.len()), (3, false, 0));
+    assert!(stored(&store, &claims[3]).await);
+}
+
+#[tokio::test]
+async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
+    let capacity = MemoryCapacity { records: 1_000_000, bytes: 100_000 };
+    let store = MemoryStore::new(Arc::new(ManualClock::default()), capacity);
+    let entropy = SeededEntropy::new(1);
+    let mut held = Vec::new();
+    loop {
+        let claim = claim(&entropy);
+        if !stored(&store, &claim).await {
+            break;
+        }
+        held.push(claim);
+    }
+    assert!(held.len() > 50, "only {} records in 100,000 bytes", held.len());
+    let big = completion(&entropy, &held[0], 12_000);
+    assert!(stored(&store, &big).await, "the last eighth is for what is under way");
+    assert!(!stored(&store, &completion(&entropy, &held[1], 12_000)).await);
+    assert!(stored(&store, &completion(&entropy, &held[1], 0)).await);
+
+    // What shrinks gives its bytes back.
+    let mut released = held[0].clone();
+    released.expected = Some(big.tag);
+    released.tag = Tag::fresh(&entropy).unwrap();
+    released.draft.record.state = State::Released;
+    assert!(stored(&store, &released).await);
+    assert!(stored(&store, &completion(&entropy, &held[2], 10_000)).await);
+}
