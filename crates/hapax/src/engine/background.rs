@@ -28,6 +28,8 @@ pub(super) struct Backlog {
 pub(super) struct Size {
     pub(super) entries: usize,
     pub(super) bytes: usize,
+    /// Conversations with the store under way, whether or not anybody listens.
+    talking: usize,
 }
 
 /// An outcome that is not yet in the store.
@@ -55,10 +57,20 @@ impl Backlog {
         self.lock().get(key).cloned()
     }
 
-    /// Resolves when nothing is held back.
+    /// Resolves when nothing is held back and no conversation is under way.
     pub(super) async fn empty(&self) {
         // The sender is `self`: it outlives the wait, so that this cannot fail.
-        let _ = self.size.subscribe().wait_for(|size| size.entries == 0).await;
+        let quiet = |size: &Size| size.entries == 0 && size.talking == 0;
+        let _ = self.size.subscribe().wait_for(quiet).await;
+    }
+
+    /// Counts a conversation until the guard is dropped.
+    pub(super) fn talking(self: &Arc<Self>) -> Talking {
+        self.size.send_if_modified(|size| {
+            size.talking += 1;
+            false
+        });
+        Talking(Arc::clone(self))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<StoreKey, HeldOutcome>> {
@@ -77,6 +89,19 @@ impl Backlog {
             size.bytes += bytes;
         });
         Entry { backlog: Arc::clone(self), key, bytes, answers }
+    }
+}
+
+/// A conversation under way.
+#[derive(Debug)]
+pub(super) struct Talking(Arc<Backlog>);
+
+impl Drop for Talking {
+    fn drop(&mut self) {
+        self.0.size.send_if_modified(|size| {
+            size.talking -= 1;
+            size.talking == 0
+        });
     }
 }
 

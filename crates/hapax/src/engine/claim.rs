@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::background::Talking;
 use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner};
 use super::lease::Lease;
@@ -168,7 +169,8 @@ async fn converse(
         let (reply, heard) = oneshot::channel();
         // Dropping this future from here on drops `heard`; the task goes on, and what it then
         // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
-        inner.runtime.spawn(talk(Arc::clone(inner), claiming, next, reply));
+        let talking = inner.backlog.talking();
+        inner.runtime.spawn(talk(Arc::clone(inner), claiming, next, reply, talking));
         let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
         let (back, claimed) = talked?;
         match claimed {
@@ -212,6 +214,7 @@ async fn talk(
     mut claiming: Claiming,
     next: Next<Claimed>,
     reply: oneshot::Sender<Talked>,
+    _talking: Talking,
 ) {
     let result =
         carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut claiming, next).await;

@@ -127,7 +127,9 @@ impl Idempotency {
     /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
     pub async fn resolve(&self, key: StoreKey, resolve: Resolve) -> Result<Wrote, ClaimError> {
         let inner = Arc::clone(&self.inner);
+        let talking = inner.backlog.talking();
         let task = inner.runtime.clone().spawn(async move {
+            let _talking = talking;
             let load = inner.store.load(&key);
             let seen = match tokio::time::timeout(inner.patience, load).await {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
@@ -154,7 +156,7 @@ impl Idempotency {
         task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
-    /// Resolves when nothing is held back any more. To be awaited before a process ends, with a
+    /// Resolves when nothing is held back any more and no conversation is under way. To be awaited before a process ends, with a
     /// time-out: while the store is away it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;

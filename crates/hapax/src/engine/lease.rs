@@ -218,7 +218,9 @@ impl Shared {
     /// harmless: it expects a tag, and the next write learns which tag is there.
     async fn write(self: &Arc<Self>, act: Act) -> Result<(), FinishError> {
         let shared = Arc::clone(self);
+        let talking = self.inner.backlog.talking();
         let task = self.inner.runtime.spawn(async move {
+            let _talking = talking;
             let mut held = shared.holding.lock().await;
             let Some(holding) = held.as_mut() else { return Err(FinishError::Gone) };
             let inner = &shared.inner;
@@ -244,7 +246,9 @@ impl Shared {
     /// The last write, on a task of its own; if the store does not take it, it is held back.
     async fn finish(self: Arc<Self>, act: Act) -> Result<(), FinishError> {
         let runtime = self.inner.runtime.clone();
+        let talking = self.inner.backlog.talking();
         let task = runtime.spawn(async move {
+            let _talking = talking;
             let Some(holding) = self.holding.lock().await.take() else {
                 return Err(FinishError::Gone);
             };

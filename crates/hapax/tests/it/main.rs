@@ -8,3 +8,5 @@
 
 mod canonical_json;
 mod codec;
+mod engine;
+mod machine;

@@ -1,0 +1,134 @@
+//! Copies that wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hapax::{Claim, Idempotency, InFlight, Limits, OnUnknown, Policy};
+use tokio::task::JoinSet;
+
+use super::{World, claim, outcome, own, policy, settle};
+
+fn waiting(patience: Duration) -> Policy {
+    Policy { in_flight: InFlight::Wait(patience), ..Policy::default() }
+}
+
+fn copies(process: &Idempotency, count: usize, policy: Policy) -> JoinSet<Claim> {
+    let mut copies = JoinSet::new();
+    for _ in 0..count {
+        let process = process.clone();
+        copies.spawn(async move { claim(&process, "a", &policy).await });
+    }
+    copies
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_copy_gets_the_answer_of_the_first() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    let copies = copies(&process, 100, waiting(Duration::from_secs(5)));
+    settle().await;
+    assert_eq!(process.stats().waiting, 100);
+    lease.complete(outcome("done"), None).await.unwrap();
+    for copy in copies.join_all().await {
+        assert!(matches!(&copy, Claim::Replay(replay) if replay.outcome == outcome("done")));
+    }
+    assert_eq!(process.stats().waiting, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn copies_hear_of_an_owner_in_another_process() {
+    let world = World::new();
+    let lease = own(&world.process(), &Policy::default()).await;
+    let copies = copies(&world.process(), 10, waiting(Duration::from_secs(5)));
+    settle().await;
+    lease.complete(outcome("done"), None).await.unwrap();
+    for copy in copies.join_all().await {
+        assert!(matches!(copy, Claim::Replay(_)), "{copy:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn exactly_one_copy_is_promoted_when_the_owner_gives_up() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    let promoted = Arc::new(AtomicUsize::new(0));
+    let mut copies = JoinSet::new();
+    for _ in 0..100 {
+        let (process, promoted) = (process.clone(), Arc::clone(&promoted));
+        copies.spawn(async move {
+            match claim(&process, "a", &waiting(Duration::from_secs(5))).await {
+                Claim::Execute(lease) => {
+                    promoted.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    lease.complete(outcome("second"), None).await.unwrap();
+                }
+                Claim::Replay(replay) => assert_eq!(replay.outcome, outcome("second")),
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+    settle().await;
+    lease.release().await.unwrap();
+    copies.join_all().await;
+    assert_eq!(promoted.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_promotion_whose_caller_is_gone_passes_on() {
+    let world = World::new();
+    let process = world.process();
+    let block = policy(OnUnknown::Block);
+    let policy = Policy { in_flight: InFlight::Wait(Duration::from_secs(5)), ..block };
+    let lease = own(&process, &block).await;
+    let mut gone = copies(&process, 50, policy);
+    let there = copies(&process, 1, policy);
+    settle().await;
+    let (released, ()) = tokio::join!(lease.release(), async { gone.abort_all() });
+    released.unwrap();
+    let promoted = there.join_all().await;
+    assert!(matches!(promoted[..], [Claim::Execute(_)]), "{promoted:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_waits_no_longer_than_it_wants() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    let before = tokio::time::Instant::now();
+    let copy = claim(&process, "a", &waiting(Duration::from_secs(3))).await;
+    assert!(matches!(copy, Claim::InFlight { .. }));
+    assert_eq!(before.elapsed().as_secs(), 3);
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_limited_by_key() {
+    let world = World::new();
+    let process = world.limited(Limits { waiters_per_key: 3, ..Limits::default() });
+    let lease = own(&process, &Policy::default()).await;
+    let copies = copies(&process, 10, waiting(Duration::from_secs(5)));
+    settle().await;
+    assert_eq!(process.stats().waiting, 3);
+    lease.complete(outcome("done"), None).await.unwrap();
+    let replayed = copies.join_all().await;
+    let replayed = replayed.iter().filter(|copy| matches!(copy, Claim::Replay(_))).count();
+    assert_eq!(replayed, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_process_polls_a_key_once_for_all_its_copies() {
+    let world = World::new();
+    let lease = own(&world.process(), &Policy::default()).await;
+    let process = world.process();
+    let before = world.store.swaps();
+    let copies = copies(&process, 100, waiting(Duration::from_secs(5)));
+    settle().await;
+    let arrived = world.store.swaps() - before;
+    assert_eq!(arrived, 200, "each looks twice: before and after it registers");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(world.store.swaps() - before, arrived, "polls load, and claim nothing");
+    drop((lease, copies));
+}

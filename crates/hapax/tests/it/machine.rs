@@ -1,0 +1,416 @@
+//! The table of `machine`, cell by cell.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::machine::{Act, Asked, Event, Holder, Hook, Resolution, Resolve, Step, Verdict, step};
+use hapax::store::{Cell, Snapshot};
+use hapax::{
+    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Tag, Terms,
+    Timestamp,
+};
+
+const NOW: u64 = 1_000_000_000;
+const LEASE: Duration = Duration::from_secs(30);
+const OWN: Grant = Grant::from_bytes([1; 16]);
+const TAKEN_OVER: Grant = Grant::from_bytes([2; 16]);
+const LIFE: Grant = Grant::from_bytes([3; 16]);
+const OTHER_LIFE: Grant = Grant::from_bytes([4; 16]);
+const NEW: Grant = Grant::from_bytes([5; 16]);
+const TAG: Tag = Tag::from_bytes([6; 16]);
+
+fn terms(on_unknown: OnUnknown) -> Terms {
+    Terms { lease: LEASE, retention: Duration::from_secs(3600), on_unknown }
+}
+
+fn outcome(text: &'static str) -> Outcome {
+    Outcome::new("text", text)
+}
+
+fn fingerprint(text: &str) -> Fingerprint {
+    Fingerprint::builder("test").field(text.as_bytes()).finish()
+}
+
+fn at(secs: i64) -> Timestamp {
+    Timestamp::from_micros(NOW.saturating_add_signed(secs * 1_000_000))
+}
+
+fn cell(state: State, lease_secs: i64, on_unknown: OnUnknown) -> Cell {
+    Cell {
+        tag: TAG,
+        fence: FencingToken::new(at(-10).as_micros()),
+        lease_until: at(lease_secs),
+        keep_until: Some(at(100)),
+        record: Record {
+            scheme: Scheme::new("test/1").unwrap(),
+            fingerprint: fingerprint("same"),
+            grant: OWN,
+            life: LIFE,
+            attempt: 3,
+            terms: terms(on_unknown),
+            checkpoint: Some(Bytes::from_static(b"half way")),
+            state,
+        },
+    }
+}
+
+const UNKNOWN: State = State::Unknown { seen: None, asking: false };
+const ASKING: State = State::Unknown { seen: None, asking: true };
+
+/// The rows: a name, and what the store holds.
+fn rows() -> Vec<(&'static str, Option<Cell>)> {
+    use OnUnknown::{Block, Reconcile, Reexecute};
+    let expired = Cell { keep_until: Some(at(0)), ..cell(State::InFlight, 10, Reexecute) };
+    vec![
+        ("absent", None),
+        ("expired", Some(expired)),
+        ("released", Some(cell(State::Released, 0, Reexecute))),
+        ("live", Some(cell(State::InFlight, 10, Reexecute))),
+        ("lapsed", Some(cell(State::InFlight, 0, Reexecute))),
+        ("lapsed-block", Some(cell(State::InFlight, 0, Block))),
+        ("lapsed-reconcile", Some(cell(State::InFlight, -60, Reconcile))),
+        ("just-lapsed-reconcile", Some(cell(State::InFlight, -59, Reconcile))),
+        ("unknown", Some(cell(UNKNOWN, 0, Reexecute))),
+        ("unknown-block", Some(cell(UNKNOWN, 0, Block))),
+        ("unknown-reconcile", Some(cell(UNKNOWN, 0, Reconcile))),
+        ("being-asked", Some(cell(ASKING, 1, Reconcile))),
+        ("asked-in-vain", Some(cell(ASKING, 0, Reconcile))),
+        ("done", Some(cell(State::Done(outcome("kept")), 0, Block))),
+    ]
+}
+
+/// One word for what a step does, and for what a draft writes.
+fn word(step: &Step) -> String {
+    match step {
+        Step::Execute(draft) => format!("execute#{}", draft.record.attempt),
+        Step::Write(draft) => match draft.record.state {
+            State::InFlight => "in-flight",
+            State::Unknown { .. } => "unknown",
+            State::Done(_) => "done",
+            State::Released => "released",
+        }
+        .into(),
+        Step::Own(_) => "own".into(),
+        Step::Ask(_) => "ask".into(),
+        Step::Replay(_) => "replay".into(),
+        Step::InFlight { .. } => "busy".into(),
+        Step::Mismatch => "mismatch".into(),
+        Step::Rehash(_) => "rehash".into(),
+        Step::Unknown => "blocked".into(),
+        Step::Recorded => "recorded".into(),
+        Step::Lost => "lost".into(),
+        Step::Gone => "gone".into(),
+        Step::NotFound => "not-found".into(),
+        Step::Refused => "refused".into(),
+        Step::Changed => "changed".into(),
+    }
+}
+
+fn check(name: &str, event: &Event<'_>, expected: &str) {
+    let found: Vec<String> = rows()
+        .into_iter()
+        .map(|(row, cell)| {
+            let step = step(&Snapshot { now: at(0), cell }, event);
+            format!("{row}:{}", word(&step))
+        })
+        .collect();
+    let expected: Vec<&str> = expected.split_whitespace().collect();
+    assert_eq!(found, expected, "{name}");
+}
+
+fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &str) {
+    let scheme = Scheme::new("test/1").unwrap();
+    let asked = Asked {
+        grant: NEW,
+        mine: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint(text),
+        terms: terms(on_unknown),
+        hook,
+    };
+    check("claim", &Event::Claim(asked), expected);
+}
+
+const HOOK: Option<Hook> =
+    Some(Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) });
+
+#[test]
+fn a_claim_of_the_same_request() {
+    claim_as(
+        "same",
+        OnUnknown::Reexecute,
+        None,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:execute#4 \
+         lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
+         unknown:execute#4 unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
+         asked-in-vain:blocked done:replay",
+    );
+}
+
+#[test]
+fn a_claim_with_a_hook() {
+    claim_as(
+        "same",
+        OnUnknown::Reconcile,
+        HOOK,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
+         lapsed-block:blocked lapsed-reconcile:ask just-lapsed-reconcile:blocked \
+         unknown:ask unknown-block:blocked unknown-reconcile:ask being-asked:blocked \
+         asked-in-vain:ask done:replay",
+    );
+}
+
+#[test]
+fn a_claim_that_blocks_is_stricter_than_any_record() {
+    claim_as(
+        "same",
+        OnUnknown::Block,
+        HOOK,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
+         lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
+         unknown:blocked unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
+         asked-in-vain:blocked done:replay",
+    );
+}
+
+#[test]
+fn a_claim_of_another_request() {
+    claim_as(
+        "other",
+        OnUnknown::Reexecute,
+        None,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:mismatch lapsed:mismatch \
+         lapsed-block:mismatch lapsed-reconcile:mismatch just-lapsed-reconcile:mismatch \
+         unknown:mismatch unknown-block:mismatch unknown-reconcile:mismatch \
+         being-asked:mismatch asked-in-vain:mismatch done:mismatch",
+    );
+}
+
+#[test]
+fn a_claim_by_another_scheme_is_hashed_again() {
+    let scheme = Scheme::new("test/2").unwrap();
+    let asked = Asked {
+        grant: NEW,
+        mine: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+    };
+    let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 10, OnUnknown::Block)) };
+    assert_eq!(
+        step(&seen, &Event::Claim(asked.clone())),
+        Step::Rehash(Scheme::new("test/1").unwrap())
+    );
+    let released = cell(State::Released, 0, OnUnknown::Block);
+    let seen = Snapshot { now: at(0), cell: Some(released) };
+    assert_eq!(word(&step(&seen, &Event::Claim(asked))), "execute#4", "a released key forgets");
+}
+
+#[test]
+fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
+    let scheme = Scheme::new("test/1").unwrap();
+    let asked = Asked {
+        grant: NEW,
+        mine: &[OWN],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Block),
+        hook: None,
+    };
+    let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
+                    lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
+                    unknown:blocked unknown-block:blocked unknown-reconcile:blocked \
+                    being-asked:blocked asked-in-vain:blocked done:replay";
+    check("own claim", &Event::Claim(asked), expected);
+}
+
+fn hold(grant: Grant, life: Grant, act: Act, expected: &str) {
+    check("hold", &Event::Hold(Holder { grant, life }, act), expected);
+}
+
+#[test]
+fn a_holder_renews_or_saves() {
+    for act in [Act::Renew { lease: LEASE }, Act::Checkpoint(Bytes::new())] {
+        hold(
+            OWN,
+            LIFE,
+            act,
+            "absent:gone expired:gone released:gone live:in-flight lapsed:in-flight \
+             lapsed-block:in-flight lapsed-reconcile:in-flight just-lapsed-reconcile:in-flight \
+             unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
+             asked-in-vain:lost done:lost",
+        );
+    }
+}
+
+#[test]
+fn a_holder_completes() {
+    let complete = |text| Act::Complete { outcome: outcome(text), retention: None };
+    let rest = "absent:gone expired:gone released:gone live:done lapsed:done lapsed-block:done \
+                lapsed-reconcile:done just-lapsed-reconcile:done unknown:done unknown-block:done \
+                unknown-reconcile:done being-asked:done asked-in-vain:done";
+    hold(OWN, LIFE, complete("kept"), &format!("{rest} done:recorded"));
+    hold(OWN, LIFE, complete("other"), &format!("{rest} done:lost"));
+}
+
+#[test]
+fn a_holder_releases() {
+    hold(
+        OWN,
+        LIFE,
+        Act::Release,
+        "absent:gone expired:gone released:recorded live:released lapsed:released \
+         lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
+         unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
+         asked-in-vain:lost done:lost",
+    );
+}
+
+#[test]
+fn a_holder_abandons() {
+    hold(
+        OWN,
+        LIFE,
+        Act::Abandon { seen: Some(outcome("500")) },
+        "absent:gone expired:gone released:gone live:unknown lapsed:unknown lapsed-block:unknown \
+         lapsed-reconcile:unknown just-lapsed-reconcile:unknown unknown:recorded \
+         unknown-block:recorded unknown-reconcile:recorded being-asked:recorded \
+         asked-in-vain:recorded done:lost",
+    );
+}
+
+#[test]
+fn who_was_taken_over_lost_and_another_life_is_gone() {
+    let acts = [
+        Act::Renew { lease: LEASE },
+        Act::Complete { outcome: outcome("kept"), retention: None },
+        Act::Abandon { seen: None },
+        Act::Release,
+    ];
+    for act in acts {
+        for (life, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
+            let nothing = ["absent", "expired", "released"];
+            let expected: Vec<String> = rows()
+                .iter()
+                .map(|(row, _)| match nothing.contains(row) {
+                    true => format!("{row}:gone"),
+                    false => format!("{row}:{word}"),
+                })
+                .collect();
+            hold(TAKEN_OVER, life, act.clone(), &expected.join(" "));
+        }
+    }
+}
+
+#[test]
+fn an_answer_counts_only_for_the_write_that_asked() {
+    let answer = |asked, verdict| Event::Answer {
+        asked,
+        grant: NEW,
+        terms: terms(OnUnknown::Reconcile),
+        verdict,
+    };
+    let others = "absent:changed expired:changed released:changed live:changed lapsed:changed \
+                  lapsed-block:changed lapsed-reconcile:changed just-lapsed-reconcile:changed";
+    let five = |word: &str| {
+        let rows =
+            ["unknown", "unknown-block", "unknown-reconcile", "being-asked", "asked-in-vain"];
+        rows.map(|row| format!("{row}:{word}")).join(" ")
+    };
+    for (verdict, word) in [
+        (Verdict::Happened(outcome("found")), "done"),
+        (Verdict::DidNotHappen, "execute#4"),
+        (Verdict::CannotSay, "unknown"),
+    ] {
+        let expected = format!("{others} {} done:changed", five(word));
+        check("answer", &answer(TAG, verdict.clone()), &expected);
+        let expected = format!("{others} {} done:changed", five("changed"));
+        check("late answer", &answer(Tag::from_bytes([9; 16]), verdict), &expected);
+    }
+}
+
+#[test]
+fn an_operator_decides() {
+    let fence = FencingToken::new(at(-10).as_micros());
+    let resolve =
+        |expected, force, resolution| Event::Resolve(Resolve { expected, force, resolution });
+    let nothing = "absent:not-found expired:not-found released:not-found";
+    let rest = |word: &str| {
+        let rows = [
+            "lapsed",
+            "lapsed-block",
+            "lapsed-reconcile",
+            "just-lapsed-reconcile",
+            "unknown",
+            "unknown-block",
+            "unknown-reconcile",
+            "being-asked",
+            "asked-in-vain",
+        ];
+        rows.map(|row| format!("{row}:{word}")).join(" ")
+    };
+    let release = resolve(fence, false, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:refused {} done:released", rest("released"));
+    check("release", &release, &expected);
+    let forced = resolve(fence, true, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:released {} done:released", rest("released"));
+    check("forced release", &forced, &expected);
+    let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
+    let expected = format!("{nothing} live:refused {} done:changed", rest("done"));
+    check("happened", &happened, &expected);
+    let stale = resolve(FencingToken::new(1), true, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:changed {} done:changed", rest("changed"));
+    check("stale", &stale, &expected);
+}
+
+#[test]
+fn what_may_have_happened_is_kept_for_ever_under_block() {
+    for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
+        let cell = cell(State::InFlight, 10, on_unknown);
+        let seen = Snapshot { now: at(0), cell: Some(cell) };
+        let holder = Holder { grant: OWN, life: LIFE };
+        let hour = Some(Duration::from_secs(3600));
+        let unfinished = if on_unknown == OnUnknown::Block { None } else { hour };
+        let complete = Act::Complete { outcome: outcome("kept"), retention: None };
+        for (act, keep) in [
+            (Act::Renew { lease: LEASE }, unfinished),
+            (Act::Abandon { seen: None }, unfinished),
+            (complete, hour),
+            (Act::Release, Some(LEASE)),
+        ] {
+            let Step::Write(draft) = step(&seen, &Event::Hold(holder, act)) else { panic!() };
+            assert_eq!(draft.keep, keep);
+        }
+    }
+}
+
+#[test]
+fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
+    let cell = cell(State::InFlight, 0, OnUnknown::Reexecute);
+    let seen = Snapshot { now: at(0), cell: Some(cell) };
+    let scheme = Scheme::new("test/1").unwrap();
+    let asked = Asked {
+        grant: NEW,
+        mine: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+    };
+    let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
+    assert_eq!((draft.record.grant, draft.record.life), (NEW, LIFE));
+    assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
+    assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
+
+    for (theirs, ours) in [
+        (OnUnknown::Reexecute, OnUnknown::Reconcile),
+        (OnUnknown::Reconcile, OnUnknown::Reexecute),
+    ] {
+        let seen = Snapshot { now: at(0), cell: Some(self::cell(ASKING, 1, theirs)) };
+        let verdict = Verdict::DidNotHappen;
+        let answer = Event::Answer { asked: TAG, grant: NEW, terms: terms(ours), verdict };
+        let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
+        assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
+    }
+}
