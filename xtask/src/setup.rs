@@ -110,7 +110,8 @@ fn is_root() -> bool {
     Run::new("id").args(["-u"]).read().is_ok_and(|id| id.trim() == "0")
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether `program` can be run.
+pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Some users' paths leave out the folders of servers.
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);

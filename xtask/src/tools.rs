@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::Command;
+use crate::setup::on_path;
 use crate::sh::{Failure, Outcome, Run, root};
 
 pub(crate) const DENY: Command = Command {
@@ -20,8 +21,9 @@ target/tools.",
 pub(crate) const FUZZ: Command = Command {
     name: "fuzz",
     summary: "run every fuzz target",
-    help: "Needs the nightly toolchain. Builds cargo-fuzz once, into target/tools. Each target
-starts from fuzz/seeds and keeps what it finds in fuzz/corpus.
+    help: "Installs the nightly toolchain if it is missing, with rustup, and builds cargo-fuzz
+once, into target/tools. Needs a C++ compiler. Each target starts from
+fuzz/seeds and keeps what it finds in fuzz/corpus.
 
   --seconds N     how long each target runs (60)
   --target NAME   only this one",
@@ -41,10 +43,13 @@ pub(crate) fn deny() -> Outcome {
 
 /// Runs fuzz targets for `seconds` each: all of them, or one.
 pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
+    if !on_path("c++") {
+        return Err(Failure::new("fuzzing needs a C++ compiler: apt-get install -y g++"));
+    }
     if !Run::new("rustup").args(["run", "nightly", "rustc", "--version"]).succeeds() {
-        return Err(Failure::new(
-            "fuzzing needs the nightly toolchain: rustup toolchain install nightly --profile minimal",
-        ));
+        Run::new("rustup")
+            .args(["toolchain", "install", "nightly", "--profile", "minimal"])
+            .show()?;
     }
     let fuzz = tool("cargo-fuzz")?;
     // By `rustup run`: the toolchain that runs this is in the environment, and would win.
@@ -72,6 +77,7 @@ pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
             "--",
             &limit,
             "-timeout=10",
+            "-verbosity=0",
             "-print_final_stats=1",
         ])
         .show()?;

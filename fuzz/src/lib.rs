@@ -1,0 +1,48 @@
+//! What fuzz targets share: arbitrary records.
+
+use std::time::Duration;
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use hapax::{Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Terms};
+
+/// Any record that can be written.
+pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
+    Ok(Record {
+        scheme: scheme(u)?,
+        fingerprint: Fingerprint::from_bytes(u.arbitrary()?),
+        grant: Grant::from_bytes(u.arbitrary()?),
+        life: Grant::from_bytes(u.arbitrary()?),
+        attempt: u.arbitrary()?,
+        terms: Terms {
+            lease: duration(u)?,
+            retention: duration(u)?,
+            on_unknown: *u.choose(&[
+                OnUnknown::Reexecute,
+                OnUnknown::Reconcile,
+                OnUnknown::Block,
+            ])?,
+        },
+        checkpoint: Option::<Vec<u8>>::arbitrary(u)?.map(Into::into),
+        state: match u.int_in_range(0..=3)? {
+            0 => State::InFlight,
+            1 => State::Unknown {
+                seen: if u.arbitrary()? { Some(outcome(u)?) } else { None },
+                asking: u.arbitrary()?,
+            },
+            2 => State::Done(outcome(u)?),
+            _ => State::Released,
+        },
+    })
+}
+
+fn scheme(u: &mut Unstructured<'_>) -> Result<Scheme> {
+    Scheme::new(u.arbitrary::<&str>()?).map_err(|_| arbitrary::Error::IncorrectFormat)
+}
+
+fn duration(u: &mut Unstructured<'_>) -> Result<Duration> {
+    Ok(Duration::new(u.arbitrary()?, u.int_in_range(0..=999_999_999)?))
+}
+
+fn outcome(u: &mut Unstructured<'_>) -> Result<Outcome> {
+    Ok(Outcome::new(u.arbitrary::<&str>()?, u.arbitrary::<Vec<u8>>()?))
+}
