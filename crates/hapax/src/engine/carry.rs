@@ -54,13 +54,13 @@ pub(super) enum Stuck {
     Entropy(EntropyError),
 }
 
-/// Runs an exchange to its end, with at most `patience` for each of its swaps.
+/// Runs an exchange to its end, or to the deadline.
 ///
 /// Dropping this future leaves the last swap unaccounted for; callers run it on a task of its own.
 pub(super) async fn run<X: Exchange>(
     store: &dyn Store,
     entropy: &dyn Entropy,
-    patience: Duration,
+    deadline: Instant,
     exchange: &mut X,
     mut next: Next<X::Out>,
 ) -> Result<X::Out, Stuck> {
@@ -69,7 +69,7 @@ pub(super) async fn run<X: Exchange>(
             Next::Ready(out) => return Ok(out),
             Next::Send(swap) => swap,
         };
-        let swapped = match carry(store, patience, &swap).await {
+        let swapped = match carry(store, deadline, &swap).await {
             Ok(swapped) => swapped,
             Err((error, may_land)) => {
                 return Err(Stuck::Store { swap: Box::new(swap), error, may_land });
@@ -79,14 +79,13 @@ pub(super) async fn run<X: Exchange>(
     }
 }
 
-/// Sends one swap until its answer is definite or `patience` is over. Errors say whether a copy
+/// Sends one swap until its answer is definite or the deadline is over. Errors say whether a copy
 /// may still land.
-pub(super) async fn carry(
+async fn carry(
     store: &dyn Store,
-    patience: Duration,
+    deadline: Instant,
     swap: &Swap,
 ) -> Result<Swapped, (StoreError, bool)> {
-    let deadline = Instant::now() + patience;
     let mut pause = FIRST_PAUSE;
     let mut may_land = false;
     loop {
@@ -124,7 +123,7 @@ pub(super) async fn carry_on(
     loop {
         // Few at a time, so that a store that comes back is not trampled.
         let permit = permits.acquire().await;
-        let answer = carry(store, patience, swap).await;
+        let answer = carry(store, Instant::now() + patience, swap).await;
         drop(permit);
         match answer {
             Ok(swapped) => return Some(swapped),

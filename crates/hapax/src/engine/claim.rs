@@ -217,7 +217,7 @@ async fn talk(
     _talking: Talking,
 ) {
     let result =
-        carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut claiming, next).await;
+        carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut claiming, next).await;
     let talked = match result {
         Ok(Claimed::Execute(holding)) => {
             let lease = Lease::new(&inner, holding);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::background::Backlog;
 use super::carry::{self, Stuck};
@@ -78,6 +79,11 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// When whoever talks to the store now gives up.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
+    }
+
     pub(super) fn overloaded(&self) -> bool {
         let size = self.backlog.size();
         size.entries >= self.limits.held_back || size.bytes >= self.limits.held_back_bytes
@@ -137,7 +143,7 @@ impl Idempotency {
             };
             let (mut writing, next) = Writing::resolve(key, seen, resolve, &*inner.entropy)?;
             let wrote =
-                carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut writing, next)
+                carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)
                     .await;
             match wrote {
                 Ok(wrote) => {

@@ -228,7 +228,7 @@ impl Shared {
                 return Err(FinishError::Pending);
             };
             let run =
-                carry::run(&*inner.store, &*inner.entropy, inner.patience, &mut writing, next);
+                carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
             match run.await {
                 Ok(Wrote::Recorded(seen)) => {
                     holding.wrote(seen);
@@ -258,7 +258,7 @@ impl Shared {
                     let run = carry::run(
                         &*inner.store,
                         &*inner.entropy,
-                        inner.patience,
+                        inner.deadline(),
                         &mut writing,
                         next,
                     );

@@ -403,10 +403,9 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
     assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
 
-    for (theirs, ours) in [
-        (OnUnknown::Reexecute, OnUnknown::Reconcile),
-        (OnUnknown::Reconcile, OnUnknown::Reexecute),
-    ] {
+    for (theirs, ours) in
+        [(OnUnknown::Reexecute, OnUnknown::Reconcile), (OnUnknown::Reconcile, OnUnknown::Reexecute)]
+    {
         let seen = Snapshot { now: at(0), cell: Some(self::cell(ASKING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
         let answer = Event::Answer { asked: TAG, grant: NEW, terms: terms(ours), verdict };
