@@ -1,1 +1,62 @@
-//! Under construction.
+//! Hapax in one file: a durable store for one process, with nothing to set up.
+//!
+//! 1. What was acknowledged is on disk: claims and outcomes are synced before they are answered.
+//!    Requests that wait while one commit is under way share the next one.
+//! 2. One process at a time. A second one hears who has the file, [`OpenError::InUse`].
+//! 3. Records are named and sealed under a secret that is made beside the database. Lose it, and
+//!    the database is lost; it is never replaced by a new one silently.
+//! 4. Whoever opens the file begins an epoch. The process that had it before is gone, so every
+//!    lease it granted has lapsed, and its keys can be taken over at once.
+//! 5. When the disk is nearly full, new keys are refused and what is under way is still
+//!    recorded. When a write fails, the database is opened again by itself.
+//!
+//! | file | what | lost |
+//! | --- | --- | --- |
+//! | `hapax.db` | the records | everything is forgotten |
+//! | `hapax.db.secret` | 64 hexadecimal digits, mode 0600 | the database does not open |
+//! | `hapax.db.lock` | who has it open | made anew |
+//!
+//! # When it forgets
+//! It does not, as long as the disk keeps what it says it has synced. A copy of the file taken
+//! while a process has it open is not a backup: close the store, or snapshot the file system.
+//!
+//! # The clock
+//! Leases, retention and fences go by the clock of the process ([`Options::clock`]). A step
+//! forward lapses leases and ends retentions early. A step back makes both last longer, and does
+//! no other harm: between two openings leases do not count at all, and fences grow regardless,
+//! because a cell's next fence is larger than its last one and a new cell's larger than that of any
+//! cell that was ever reaped.
+//!
+//! ```
+//! use hapax_embedded::{EmbeddedStore, Options};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("hapax.db");
+//! let store = EmbeddedStore::open(Options::new(&path))?;
+//! assert!(store.secret().is_some());
+//! let second = EmbeddedStore::open(Options::new(&path));
+//! assert!(second.unwrap_err().to_string().contains("is held by process"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod backing;
+mod batch;
+mod cell;
+mod database;
+mod error;
+mod files;
+mod lock_file;
+mod options;
+mod queue;
+mod reader;
+mod secret_file;
+mod shared;
+mod store;
+mod writer;
+
+#[doc(hidden)]
+pub use backing::{Backing, Disk};
+pub use error::{EmbeddedError, OpenError};
+pub use lock_file::Holder;
+pub use options::{Options, SecretSource};
+pub use store::{EmbeddedStats, EmbeddedStore};

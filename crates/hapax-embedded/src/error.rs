@@ -1,0 +1,138 @@
+//! What can go wrong.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use hapax::StoreError;
+use redb::StorageError;
+
+use crate::queue::Refused;
+
+/// Why a database did not open. Nothing was changed, but that files may have been created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process, or another store of this one, has it open.
+    #[error("{} is held by {}", path.display(), who(*pid, *admin))]
+    InUse {
+        /// The lock file.
+        path: PathBuf,
+        /// The process that holds it, if it said so.
+        pid: Option<u32>,
+        /// Where that process can be asked, if it said so.
+        admin: Option<SocketAddr>,
+    },
+    /// The database exists and its secret does not. A new one would make every record
+    /// unreadable and every key look unused.
+    #[error(
+        "the database exists but its secret {} is missing: put it back, or move the database away",
+        path.display()
+    )]
+    SecretMissing {
+        /// Where it was expected.
+        path: PathBuf,
+    },
+    /// The file holds no secret.
+    #[error("{} holds no secret: 64 hexadecimal digits were expected", path.display())]
+    SecretUnreadable {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The database was written under another secret, or under none while one is given, or the
+    /// other way round.
+    #[error("the database was written under another secret than the one that was given")]
+    OtherSecret,
+    /// A format that this build does not know.
+    #[error("the database has format {found}; this build reads format {known}")]
+    Format {
+        /// The database's.
+        found: u64,
+        /// This build's.
+        known: u64,
+    },
+    /// Not a database, or damaged as a whole.
+    #[error("the database cannot be opened: {0}")]
+    Database(#[source] redb::Error),
+    /// A file could not be read, written or locked.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+
+    pub(crate) fn database(error: impl Into<redb::Error>) -> Self {
+        Self::Database(error.into())
+    }
+}
+
+fn who(pid: Option<u32>, admin: Option<SocketAddr>) -> String {
+    match (pid, admin) {
+        (Some(pid), Some(admin)) => format!("process {pid}, which answers at {admin}"),
+        (Some(pid), None) => format!("process {pid}"),
+        (None, _) => "another process".to_owned(),
+    }
+}
+
+/// Why the store gave no answer: the source within a [`StoreError`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmbeddedError {
+    /// Too much is waiting for the disk already.
+    #[error("too many requests wait for the disk")]
+    QueueFull,
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// New keys are refused so that what is under way can still be recorded.
+    #[error("only {free} bytes are free on the disk, new keys need {needed}")]
+    DiskFull {
+        /// Bytes that are free.
+        free: u64,
+        /// The least that new keys need.
+        needed: u64,
+    },
+    /// A write failed, and the database is not open again yet.
+    #[error("a write failed and the database is being reopened")]
+    Reopening,
+    /// The thread that wrote gave no answer.
+    #[error("the write was interrupted")]
+    Interrupted,
+    /// The database engine failed.
+    #[error("the database failed: {0}")]
+    Engine(#[source] redb::Error),
+    /// The engine panicked while it wrote.
+    #[error("the database engine broke off")]
+    Panicked,
+}
+
+impl EmbeddedError {
+    pub(crate) fn engine(error: impl Into<redb::Error>) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl From<Refused> for EmbeddedError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::QueueFull,
+            Refused::Closed => Self::Closed,
+        }
+    }
+}
+
+/// For an operation that changed nothing: damage is damage, anything else may pass.
+pub(crate) fn unchanged(error: StorageError) -> StoreError {
+    match error {
+        StorageError::Corrupted(_) => StoreError::corrupt(EmbeddedError::engine(error)),
+        other => StoreError::unavailable(EmbeddedError::engine(other)),
+    }
+}

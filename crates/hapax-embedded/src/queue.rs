@@ -1,0 +1,137 @@
+//! The bounded queues in front of the threads that touch the disk.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a queue holds at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(crate) items: usize,
+    pub(crate) bytes: usize,
+}
+
+/// How much of its limit an item may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Share {
+    /// Seven eighths, so that new work never crowds out what finishes old work.
+    Most,
+    /// All.
+    All,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    Full,
+    Closed,
+}
+
+/// What waiting came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Woken {
+    Item,
+    Closed,
+    TimedOut,
+}
+
+/// Many put in, some take out, in order. What was put in before it is closed can be taken out.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    limit: Limit,
+    inner: Mutex<Inner<T>>,
+    ready: Condvar,
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new(limit: Limit) -> Self {
+        let inner = Inner { items: VecDeque::new(), bytes: 0, closed: false };
+        Self { limit, inner: Mutex::new(inner), ready: Condvar::new() }
+    }
+
+    pub(crate) fn push(&self, item: T, bytes: usize, share: Share) -> Result<(), Refused> {
+        let of = |limit: usize| match share {
+            Share::Most => limit - limit / 8,
+            Share::All => limit,
+        };
+        let mut inner = self.lock();
+        if inner.closed {
+            return Err(Refused::Closed);
+        }
+        // A single item larger than the whole limit passes while there is nothing else.
+        let fits =
+            inner.items.is_empty() || inner.bytes.saturating_add(bytes) <= of(self.limit.bytes);
+        if inner.items.len() >= of(self.limit.items) || !fits {
+            return Err(Refused::Full);
+        }
+        inner.items.push_back((item, bytes));
+        inner.bytes += bytes;
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// The next item, if there is one now.
+    pub(crate) fn pop(&self) -> Option<T> {
+        let mut inner = self.lock();
+        let (item, bytes) = inner.items.pop_front()?;
+        inner.bytes -= bytes;
+        Some(item)
+    }
+
+    /// The next item; `None` once the queue is closed and empty.
+    pub(crate) fn take(&self) -> Option<T> {
+        loop {
+            if let Some(item) = self.pop() {
+                return Some(item);
+            }
+            if self.wait(None) == Woken::Closed {
+                return None;
+            }
+        }
+    }
+
+    /// Waits for an item, for at most `at_most`.
+    pub(crate) fn wait(&self, at_most: Option<Duration>) -> Woken {
+        let mut inner = self.lock();
+        loop {
+            if !inner.items.is_empty() {
+                return Woken::Item;
+            }
+            if inner.closed {
+                return Woken::Closed;
+            }
+            inner = match at_most {
+                None => self.ready.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                Some(time) => {
+                    let waited = self.ready.wait_timeout(inner, time);
+                    let (inner, result) = waited.unwrap_or_else(PoisonError::into_inner);
+                    if result.timed_out() && inner.items.is_empty() && !inner.closed {
+                        return Woken::TimedOut;
+                    }
+                    inner
+                }
+            };
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_all();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().items.len()
+    }
+
+    /// No code that can panic runs under the lock, so a poisoned queue is a whole one.
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,350 @@
+//! The store itself: what callers hold.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use futures_channel::oneshot;
+use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::{Entropy, Inspect, Key, Scope, Sealer, Secret, Store, StoreError, StoreKey};
+
+use crate::backing::{Backing, FileBacking, sync_directory};
+use crate::batch::{Answer, SwapJob};
+use crate::cell::Epoch;
+use crate::database;
+use crate::error::{EmbeddedError, OpenError};
+use crate::files::with_suffix;
+use crate::lock_file::{self, Holder, LockFile};
+use crate::options::{Options, SecretSource};
+use crate::queue::{Limit, Share};
+use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
+use crate::secret_file;
+use crate::shared::{Job, Shared};
+use crate::writer::{End, Writer};
+
+/// Threads that read. Reads are rare: a claim bets on absence and hears the truth from its swap.
+const READERS: usize = 2;
+
+/// A durable store in one file, for one process.
+///
+/// Dropping it, like [`close`](Self::close), takes no more requests and finishes those that wait;
+/// only `close` tells when the file is closed.
+pub struct EmbeddedStore {
+    shared: Arc<Shared>,
+    backing: Arc<dyn Backing>,
+    sealer: Sealer,
+    secret: Option<Secret>,
+    entropy: Arc<dyn Entropy>,
+    lock: Option<Arc<LockFile>>,
+    path: PathBuf,
+}
+
+/// What a store did since it was opened, and what it holds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EmbeddedStats {
+    /// Transactions made durable.
+    pub commits: u64,
+    /// Swaps answered, conflicts included.
+    pub swaps: u64,
+    /// Cells reaped.
+    pub removed: u64,
+    /// Times the database was opened again after a write that failed.
+    pub reopened: u64,
+    /// Requests that wait for the disk.
+    pub queued: usize,
+    /// Length of the file in bytes, if it can be told.
+    pub file_bytes: Option<u64>,
+    /// Free bytes on its disk, if they can be told.
+    pub free_bytes: Option<u64>,
+}
+
+impl EmbeddedStore {
+    /// Opens the database, or makes it: takes the lock, reads or makes the secret, recovers what
+    /// a crash left behind, and begins a new epoch, in which every earlier lease has lapsed.
+    ///
+    /// Blocks on the disk, after a crash for seconds if the database is large: call it where
+    /// blocking is allowed.
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::InUse`] where another process has it open.
+    pub fn open(options: Options) -> Result<Self, OpenError> {
+        let path = options.path.clone();
+        let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
+        let backing = FileBacking::new(&path);
+        let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
+        let secret = match &options.secret {
+            SecretSource::File(file) => {
+                Some(secret_file::read_or_make(file, exists, &*options.entropy)?)
+            }
+            SecretSource::Given(secret) => Some(secret.clone()),
+            SecretSource::None => None,
+        };
+        if !exists {
+            create(&path, secret.as_ref(), options.cache_bytes)?;
+        }
+        Self::start(Arc::new(backing), secret, Some(Arc::new(lock)), options)
+    }
+
+    /// Opens a database that is somewhere else than in a file, for tests: no lock, and no file
+    /// for the secret.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    #[doc(hidden)]
+    pub fn open_on(backing: Arc<dyn Backing>, options: Options) -> Result<Self, OpenError> {
+        let secret = match &options.secret {
+            SecretSource::Given(secret) => Some(secret.clone()),
+            SecretSource::File(_) | SecretSource::None => None,
+        };
+        Self::start(backing, secret, None, options)
+    }
+
+    /// The secret that names and seals its records: give it to the engine as well.
+    #[must_use]
+    pub const fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
+    }
+
+    /// Where the database is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who has the database at `path` open; `None` if nobody does.
+    ///
+    /// # Errors
+    /// Whatever keeps the lock file from being read.
+    pub fn holder(path: impl AsRef<Path>) -> io::Result<Option<Holder>> {
+        lock_file::holder(&with_suffix(path.as_ref(), ".lock"))
+    }
+
+    /// Writes into the lock file where this process can be asked, or that it cannot.
+    ///
+    /// # Errors
+    /// Whatever keeps the lock file from being written.
+    pub fn set_admin(&self, admin: Option<SocketAddr>) -> io::Result<()> {
+        self.lock.as_ref().map_or(Ok(()), |lock| lock.set_admin(admin))
+    }
+
+    /// What it did and what it holds up.
+    #[must_use]
+    pub fn stats(&self) -> EmbeddedStats {
+        let counters = &self.shared.counters;
+        EmbeddedStats {
+            commits: counters.commits.load(Ordering::Relaxed),
+            swaps: counters.swaps.load(Ordering::Relaxed),
+            removed: counters.removed.load(Ordering::Relaxed),
+            reopened: counters.reopened.load(Ordering::Relaxed),
+            queued: self.shared.jobs.len(),
+            file_bytes: self.backing.length().ok(),
+            free_bytes: self.backing.free().ok().flatten(),
+        }
+    }
+
+    /// Takes no more requests, finishes those that wait, and closes the file cleanly. Resolves
+    /// when another process can open it. Dropped early, all of that still happens.
+    pub fn close(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.shared.close();
+        let closed = self.shared.closed();
+        // The sender is dropped at the end: that is the news.
+        async move { closed.await.unwrap_or_default() }
+    }
+
+    fn start(
+        backing: Arc<dyn Backing>,
+        secret: Option<Secret>,
+        lock: Option<Arc<LockFile>>,
+        options: Options,
+    ) -> Result<Self, OpenError> {
+        let database =
+            database::open(&*backing, options.cache_bytes).map_err(OpenError::database)?;
+        let adopted = database::adopt(&database, &check(secret.as_ref()))?;
+        let epoch = Epoch { number: adopted.epoch, opened_at: options.clock.now() };
+        let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };
+        let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch));
+        let threads = |error| OpenError::io(&options.path, error);
+        // Dropped on an early return: the threads started so far then end.
+        let store = Self {
+            sealer: Sealer::new(secret.as_ref()),
+            shared,
+            backing,
+            secret,
+            entropy: options.entropy,
+            lock,
+            path: options.path.clone(),
+        };
+        let readers = (0..READERS)
+            .map(|_| store.spawn("hapax-embedded-read", |shared| reader::run(&shared)))
+            .collect::<io::Result<_>>()
+            .map_err(threads)?;
+        let writer = Writer {
+            shared: Arc::clone(&store.shared),
+            backing: Arc::clone(&store.backing),
+            cache_bytes: options.cache_bytes,
+            min_free_bytes: options.min_free_bytes,
+            quick_recovery_above: options.quick_recovery_above,
+            floor: adopted.floor,
+            readers,
+            lock: store.lock.clone(),
+            pending: Default::default(),
+            reaps: Default::default(),
+        };
+        store.spawn("hapax-embedded-write", |shared| writer.run(&End(shared))).map_err(threads)?;
+        Ok(store)
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        run: impl FnOnce(Arc<Shared>) + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new().name(name.into()).spawn(move || run(shared))
+    }
+
+    async fn read<T>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> ReadJob,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared
+            .reads
+            .push(job(reply), 0, Share::All)
+            .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::unavailable(EmbeddedError::Interrupted)))
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for EmbeddedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedStore")
+            .field("path", &self.path)
+            .field("epoch", &self.shared.epoch.number)
+            .field("sealer", &self.sealer)
+            .finish_non_exhaustive()
+    }
+}
+
+// Cancellation: each method does two things, it queues a job and it awaits the answer. Dropped
+// before the first, nothing happened; dropped after it, the thread does the whole job and drops
+// the answer. There is no third place.
+impl Store for EmbeddedStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            let Swap { key, expected, tag, draft } = swap;
+            // Here and not on the writer's thread: sealing goes on for many at once.
+            let sealed = self
+                .sealer
+                .seal(&key, tag, &draft.record, &*self.entropy)
+                .map_err(StoreError::unavailable)?;
+            let (reply, answer) = oneshot::channel();
+            let bytes = sealed.len();
+            let grace = draft.record.terms.lease;
+            let (stamp, lease, keep) = (draft.stamp, draft.lease, draft.keep);
+            let job = SwapJob { key, expected, tag, stamp, lease, keep, grace, sealed, reply };
+            let share = if expected.is_none() { Share::Most } else { Share::All };
+            self.shared
+                .jobs
+                .push(Job::Swap(job), bytes, share)
+                .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
+            // No answer: the thread broke off, and nobody knows before or after the commit.
+            let answer = answer
+                .await
+                .unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))?;
+            Ok(match answer {
+                Answer::Stored(stamped) => Swapped::Stored(stamped),
+                Answer::Conflict { now, cell } => {
+                    let open = |cell: crate::cell::RawCell| {
+                        cell.open(&key, now, self.shared.epoch, &self.sealer)
+                    };
+                    Swapped::Conflict(Snapshot { now, cell: cell.map(open).transpose()? })
+                }
+            })
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            let RawSnapshot { now, cell } =
+                self.read(|reply| ReadJob::Load { key: *key, reply }).await?;
+            let open = |cell: Result<crate::cell::RawCell, StoreError>| {
+                cell?.open(key, now, self.shared.epoch, &self.sealer)
+            };
+            Ok(Snapshot { now, cell: cell.map(open).transpose()? })
+        })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let job = Job::Reap { limit: limit.get(), reply };
+            self.shared
+                .jobs
+                .push(job, 0, Share::Most)
+                .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
+            answer.await.unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))
+        })
+    }
+}
+
+impl Inspect for EmbeddedStore {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            let limit = limit.get();
+            let RawPage { now, cells, more } =
+                self.read(|reply| ReadJob::Page { after, limit, reply }).await?;
+            let cells = cells.into_iter().map(|(key, cell)| {
+                let open = |cell: crate::cell::RawCell| {
+                    cell.open(&key, now, self.shared.epoch, &self.sealer)
+                };
+                (key, cell.and_then(open))
+            });
+            Ok(Page { now, cells: cells.collect(), more })
+        })
+    }
+}
+
+/// Makes an empty database under another name and renames it: the engine cannot open a file whose
+/// making was cut short, and a file that has the right name is whole. The caller holds the lock.
+fn create(path: &Path, secret: Option<&Secret>, cache_bytes: usize) -> Result<(), OpenError> {
+    let unfinished = with_suffix(path, ".new");
+    let failed = |error| OpenError::io(&unfinished, error);
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let database =
+        database::open(&FileBacking::new(&unfinished), cache_bytes).map_err(OpenError::database)?;
+    database::adopt(&database, &check(secret))?;
+    drop(database);
+    File::open(&unfinished).and_then(|file| file.sync_all()).map_err(failed)?;
+    std::fs::rename(&unfinished, path).map_err(failed)?;
+    sync_directory(path).map_err(|error| OpenError::io(path, error))
+}
+
+/// Tells a secret from others without telling it.
+fn check(secret: Option<&Secret>) -> Vec<u8> {
+    let Some(secret) = secret else { return Vec::new() };
+    let scope = Scope::of([("hapax-embedded", "secret check")]);
+    // The shortest of keys: any would do, within a scope that nobody else has.
+    let key = Key::new("-").ok();
+    key.map(|key| StoreKey::derive(Some(secret), &scope, &key).as_bytes().to_vec())
+        .unwrap_or_default()
+}

@@ -1,0 +1,359 @@
+//! The thread that writes: one transaction after another, each with all that is waiting.
+//!
+//! While one commit is on its way to the disk, requests queue; then all of them go into the next
+//! one. So a sync costs what it costs, however many share it.
+//!
+//! What callers hear:
+//! - Nobody is answered before the commit that holds its swap is durable, not even those whose
+//!   answer is a conflict: it may be a conflict with a swap of the same batch.
+//! - A failure before the commit began: the transaction is dropped, so nothing of it was written
+//!   and nothing will be: `Unavailable`.
+//! - A commit that failed may be on disk or not: every swap of it is `Ambiguous`. What waited
+//!   behind it was not looked at: `Unavailable`. Then the database is opened again, because the
+//!   engine no longer knows what is on disk, and neither does the kernel's cache.
+//! - A caller that went away changes nothing: its swap is done, the answer is dropped.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use hapax::StoreError;
+use hapax::store::Reaped;
+use redb::{Database, StorageError, WriteTransaction};
+
+use crate::backing::Backing;
+use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
+use crate::database;
+use crate::error::{EmbeddedError, unchanged};
+use crate::lock_file::LockFile;
+use crate::queue::Woken;
+use crate::shared::{Job, Shared, count};
+
+/// Swaps in one transaction.
+const MAX_SWAPS: usize = 512;
+/// Bytes of records in one transaction, written or read.
+const MAX_BYTES: usize = 16 << 20;
+/// Entries of the index of due cells that one transaction looks at: few, so that swaps which
+/// share the commit hardly notice.
+const MAX_DUE: u32 = 32;
+/// Between two attempts to open the database again.
+const REOPEN_AFTER: Duration = Duration::from_millis(100);
+
+pub(crate) struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) backing: Arc<dyn Backing>,
+    pub(crate) cache_bytes: usize,
+    pub(crate) min_free_bytes: u64,
+    pub(crate) quick_recovery_above: u64,
+    /// Larger than the fence of anything that was reaped.
+    pub(crate) floor: u64,
+    pub(crate) readers: Vec<JoinHandle<()>>,
+    pub(crate) lock: Option<Arc<LockFile>>,
+    /// Swaps to be done before those in the queue.
+    pub(crate) pending: VecDeque<SwapJob>,
+    pub(crate) reaps: VecDeque<Reap>,
+}
+
+/// A removal under way, over several commits.
+pub(crate) struct Reap {
+    left: u32,
+    removed: u32,
+    reply: oneshot::Sender<Result<Reaped, StoreError>>,
+}
+
+/// Swaps with their answers, which nobody has heard yet.
+type Answered = Vec<(SwapJob, Result<Answer, StoreError>)>;
+
+/// How a batch ended.
+enum Ended {
+    /// All of it is durable.
+    Committed { answered: Answered, removal: Option<Removal>, floor: u64 },
+    /// Nothing was written. One swap stumbled over damage; the others go again without it.
+    Stumbled { over: Option<SwapJob>, error: StorageError, again: Answered },
+    /// Nothing was written, and nothing more can be.
+    Failed { answered: Answered, error: redb::Error },
+    /// It may have been written.
+    InDoubt { answered: Answered, error: redb::Error },
+}
+
+impl Writer {
+    /// Works until the store is closed and everything queued is done. `_end` goes last.
+    pub(crate) fn run(mut self, _end: &End) {
+        loop {
+            if self.pending.is_empty() && self.reaps.is_empty() {
+                match self.shared.jobs.wait(None) {
+                    Woken::Closed => break,
+                    Woken::Item | Woken::TimedOut => {}
+                }
+            }
+            if !self.step() && !self.reopen() {
+                break;
+            }
+        }
+        self.finish();
+    }
+
+    /// One transaction. Whether the database is still good.
+    fn step(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let guard = shared.database();
+        let Some(database) = &*guard else { return false };
+        // Should the engine panic, the replies of the batch are dropped, which says `Ambiguous`.
+        match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
+            Ok(ended) => self.settle(ended),
+            Err(_) => false,
+        }
+    }
+
+    fn transact(&mut self, database: &Database) -> Ended {
+        let begun = database::begin(database, self.quick_recovery());
+        let transaction = match begun {
+            Ok(transaction) => transaction,
+            Err(error) => return Ended::Failed { answered: Vec::new(), error },
+        };
+        let filled = match self.fill(&transaction) {
+            Ok(filled) => filled,
+            Err(ended) => {
+                let ended = *ended;
+                // What an abort cannot undo it leaves to the repair at the next opening.
+                return match (transaction.abort(), ended) {
+                    (Err(error), Ended::Stumbled { over, again, .. }) => {
+                        Ended::Failed { answered: rejoin(over, again), error: error.into() }
+                    }
+                    (_, ended) => ended,
+                };
+            }
+        };
+        let Filled { answered, removal, floor, wrote } = filled;
+        if wrote {
+            if let Err(error) = transaction.commit() {
+                return Ended::InDoubt { answered, error: error.into() };
+            }
+            count(&self.shared.counters.commits, 1);
+        } else if let Err(error) = transaction.abort() {
+            return Ended::Failed { answered, error: error.into() };
+        }
+        Ended::Committed { answered, removal, floor }
+    }
+
+    /// Applies what is waiting.
+    fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<Ended>> {
+        let mut answered = Vec::new();
+        let mut batch =
+            Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
+        let terms = Terms { epoch: self.shared.epoch, full: self.full() };
+        let mut bytes = 0;
+        while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
+            let Some(job) = self.next() else { break };
+            match batch.apply(&job, self.shared.clock.now(), terms) {
+                Ok(answer) => {
+                    bytes += job.sealed.len() + weight(&answer);
+                    answered.push((job, answer));
+                }
+                Err(error @ StorageError::Corrupted(_)) => {
+                    let (over, again) = (Some(job), answered);
+                    return Err(Box::new(Ended::Stumbled { over, error, again }));
+                }
+                Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
+            }
+        }
+        let mut removal = None;
+        if let Some(reap) = self.reaps.front() {
+            match batch.remove_due(self.shared.clock.now(), reap.left.min(MAX_DUE)) {
+                Ok(removed) => removal = Some(removed),
+                Err(error @ StorageError::Corrupted(_)) => {
+                    let (over, again) = (None, answered);
+                    return Err(Box::new(Ended::Stumbled { over, error, again }));
+                }
+                Err(error) => return Err(failed(answered, error)),
+            }
+        }
+        Ok(Filled { answered, removal, floor: batch.floor(), wrote: batch.wrote() })
+    }
+
+    /// The next swap. Reaps that come along are put aside.
+    fn next(&mut self) -> Option<SwapJob> {
+        loop {
+            if let Some(job) = self.pending.pop_front() {
+                return Some(job);
+            }
+            match self.shared.jobs.pop()? {
+                Job::Swap(job) => return Some(job),
+                Job::Reap { limit, reply } => {
+                    self.reaps.push_back(Reap { left: limit, removed: 0, reply });
+                }
+            }
+        }
+    }
+
+    /// Answers. Whether the database is still good.
+    fn settle(&mut self, ended: Ended) -> bool {
+        match ended {
+            Ended::Committed { answered, removal, floor } => {
+                self.floor = floor;
+                count(&self.shared.counters.swaps, answered.len() as u64);
+                for (job, answer) in answered {
+                    job.reply.send(answer).ok();
+                }
+                if let Some(removal) = removal {
+                    self.removed(removal);
+                }
+                true
+            }
+            Ended::Stumbled { over, error, again } => {
+                // At least one request leaves the batch each time, so this comes to an end.
+                for (job, _) in again.into_iter().rev() {
+                    self.pending.push_front(job);
+                }
+                match (over, self.reaps.is_empty()) {
+                    (Some(job), _) => drop(job.reply.send(Err(unchanged(error)))),
+                    (None, false) => self.end_reap(Err(unchanged(error))),
+                    (None, true) => {}
+                }
+                true
+            }
+            Ended::Failed { answered, error } => {
+                let error = Arc::new(EmbeddedError::Engine(error));
+                for (job, _) in answered {
+                    job.reply.send(Err(StoreError::unavailable(Arc::clone(&error)))).ok();
+                }
+                self.refuse();
+                false
+            }
+            Ended::InDoubt { answered, error } => {
+                let error = Arc::new(EmbeddedError::Engine(error));
+                for (job, _) in answered {
+                    job.reply.send(Err(StoreError::ambiguous(Arc::clone(&error)))).ok();
+                }
+                self.refuse();
+                false
+            }
+        }
+    }
+
+    fn removed(&mut self, removal: Removal) {
+        count(&self.shared.counters.removed, removal.removed.into());
+        let Some(reap) = self.reaps.front_mut() else { return };
+        reap.removed += removal.removed;
+        reap.left -= removal.removed;
+        if !removal.more || reap.left == 0 {
+            let done = Reaped { removed: reap.removed, more: removal.more };
+            self.end_reap(Ok(done));
+        }
+    }
+
+    fn end_reap(&mut self, with: Result<Reaped, StoreError>) {
+        if let Some(reap) = self.reaps.pop_front() {
+            reap.reply.send(with).ok();
+        }
+    }
+
+    /// Tells everything that waits that it was not done.
+    fn refuse(&mut self) {
+        let reopening = || StoreError::unavailable(EmbeddedError::Reopening);
+        while let Some(job) = self.next() {
+            job.reply.send(Err(reopening())).ok();
+        }
+        while !self.reaps.is_empty() {
+            self.end_reap(Err(reopening()));
+        }
+    }
+
+    /// Opens the database again. Whether it could before the store was closed.
+    ///
+    /// The epoch stays: this process lives, and so do the leases it granted.
+    fn reopen(&mut self) -> bool {
+        drop(self.shared.database_alone().take());
+        loop {
+            if let Ok((database, floor)) = self.try_open() {
+                self.floor = floor;
+                *self.shared.database_alone() = Some(database);
+                count(&self.shared.counters.reopened, 1);
+                return true;
+            }
+            // Whoever asks meanwhile hears that it was not done, at once.
+            let last = self.shared.clock.now();
+            loop {
+                match self.shared.jobs.wait(Some(REOPEN_AFTER)) {
+                    Woken::Item => self.refuse(),
+                    Woken::Closed => return false,
+                    Woken::TimedOut => break,
+                }
+                if self.shared.clock.now().since(last) >= REOPEN_AFTER {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn try_open(&self) -> Result<(Database, u64), redb::Error> {
+        let open = || -> Result<_, redb::Error> {
+            let database = database::open(&*self.backing, self.cache_bytes)?;
+            let floor = database::floor(&database)?;
+            Ok((database, floor))
+        };
+        catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| Err(redb::Error::DatabaseClosed))
+    }
+
+    /// Everything is done: ends the readers, closes the database, and only then lets others in.
+    fn finish(mut self) {
+        self.refuse();
+        for reader in self.readers.drain(..) {
+            reader.join().ok();
+        }
+        drop(self.shared.database_alone().take());
+        if let Some(lock) = &self.lock {
+            lock.release();
+        }
+    }
+
+    fn quick_recovery(&self) -> bool {
+        // A size that cannot be told is taken for large: that costs time, never safety.
+        self.backing.length().map_or(true, |len| len >= self.quick_recovery_above)
+    }
+
+    fn full(&self) -> Option<DiskFull> {
+        let needed = self.min_free_bytes;
+        let free = self.backing.free().ok().flatten()?;
+        (free < needed).then_some(DiskFull { free, needed })
+    }
+}
+
+/// However the thread ends, nobody must wait for it for ever.
+pub(crate) struct End(pub(crate) Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.close();
+        while self.0.jobs.pop().is_some() {}
+        self.0.ended();
+    }
+}
+
+struct Filled {
+    answered: Answered,
+    removal: Option<Removal>,
+    floor: u64,
+    wrote: bool,
+}
+
+fn failed(answered: Answered, error: impl Into<redb::Error>) -> Box<Ended> {
+    Box::new(Ended::Failed { answered, error: error.into() })
+}
+
+/// Puts back a swap among those before it; its answer is not looked at.
+fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
+    let none = || Err(StoreError::unavailable(EmbeddedError::Reopening));
+    answered.extend(job.map(|job| (job, none())));
+    answered
+}
+
+fn weight(answer: &Result<Answer, StoreError>) -> usize {
+    match answer {
+        Ok(Answer::Conflict { cell: Some(cell), .. }) => cell.sealed.len(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,243 @@
+//! The files: made, locked, lost, damaged.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::machine::{Asked, Event, Step, step};
+use hapax::{Clock, Grant, Secret, Store, StoreError, Timestamp};
+use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
+use hapax_testkit::ManualClock;
+
+use crate::support::{LEASE, claim, complete, key, load, seen, stored};
+
+fn open(path: &Path) -> Result<EmbeddedStore, OpenError> {
+    EmbeddedStore::open(Options::new(path))
+}
+
+fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    (directory, path)
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_after_a_restart() {
+    let (_directory, path) = temporary();
+    let store = open(&path).unwrap();
+    let claimed = claim(1);
+    let first = stored(&store, &claimed).await;
+    stored(&store, &complete(&claimed, 2, b"answer")).await;
+    let before = load(&store, 1).await;
+    store.close().await;
+    let store = open(&path).unwrap();
+    let after = load(&store, 1).await.unwrap();
+    assert_eq!(after.fence, first.fence);
+    assert_eq!(Some(after.record), before.map(|cell| cell.record));
+}
+
+#[tokio::test]
+async fn a_store_that_is_dropped_is_finished_in_the_background() {
+    let (_directory, path) = temporary();
+    let store = open(&path).unwrap();
+    let closed = {
+        let store = store;
+        stored(&store, &claim(1)).await;
+        store.close()
+    };
+    closed.await;
+    assert!(load(&open(&path).unwrap(), 1).await.is_some());
+}
+
+#[tokio::test]
+async fn a_closed_store_refuses_and_says_that_nothing_happened() {
+    let (_directory, path) = temporary();
+    let store = open(&path).unwrap();
+    store.close().await;
+    assert!(matches!(store.swap(claim(1)).await, Err(StoreError::Unavailable(_))));
+    assert!(matches!(store.load(&key(1)).await, Err(StoreError::Unavailable(_))));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_second_store_hears_who_has_the_file() {
+    let (_directory, path) = temporary();
+    assert_eq!(EmbeddedStore::holder(&path).unwrap(), None);
+    let admin = "127.0.0.1:9090".parse().unwrap();
+    let store = EmbeddedStore::open(Options::new(&path).admin(admin)).unwrap();
+    let me = Some(std::process::id());
+    match open(&path) {
+        Err(OpenError::InUse { pid, admin: said, .. }) => {
+            assert_eq!((pid, said), (me, Some(admin)));
+        }
+        other => panic!("{other:?}"),
+    }
+    let elsewhere = "[::1]:1".parse().unwrap();
+    store.set_admin(Some(elsewhere)).unwrap();
+    let holder = Holder { pid: me, admin: Some(elsewhere) };
+    assert_eq!(EmbeddedStore::holder(&path).unwrap(), Some(holder));
+    store.set_admin(None).unwrap();
+    assert_eq!(EmbeddedStore::holder(&path).unwrap().unwrap().admin, None);
+    store.close().await;
+    assert_eq!(EmbeddedStore::holder(&path).unwrap(), None);
+    assert!(open(&path).is_ok());
+}
+
+#[tokio::test]
+async fn the_secret_is_made_once_and_for_the_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    let secret = store.secret().cloned();
+    assert!(secret.is_some());
+    store.close().await;
+    for file in std::fs::read_dir(directory.path()).unwrap() {
+        let mode = file.unwrap().metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    assert_eq!(open(&path).unwrap().secret(), secret.as_ref());
+}
+
+#[tokio::test]
+async fn a_lost_secret_is_never_replaced() {
+    let (directory, path) = temporary();
+    open(&path).unwrap().close().await;
+    let secret = directory.path().join("hapax.db.secret");
+    std::fs::remove_file(&secret).unwrap();
+    assert!(matches!(open(&path), Err(OpenError::SecretMissing { .. })));
+    assert!(!secret.exists());
+    std::fs::write(&secret, "not a secret").unwrap();
+    assert!(matches!(open(&path), Err(OpenError::SecretUnreadable { .. })));
+    std::fs::write(&secret, Secret::new([1; 32]).to_hex()).unwrap();
+    assert!(matches!(open(&path), Err(OpenError::OtherSecret)));
+    let none = Options::new(&path).secret(SecretSource::None);
+    assert!(matches!(EmbeddedStore::open(none), Err(OpenError::OtherSecret)));
+}
+
+#[tokio::test]
+async fn a_secret_without_a_database_is_used() {
+    let (directory, path) = temporary();
+    let secret = Secret::new([5; 32]);
+    std::fs::write(directory.path().join("hapax.db.secret"), secret.to_hex()).unwrap();
+    assert_eq!(open(&path).unwrap().secret(), Some(&secret));
+}
+
+#[tokio::test]
+async fn a_making_that_was_cut_short_is_begun_again() {
+    let (directory, path) = temporary();
+    std::fs::write(directory.path().join("hapax.db.new"), [0; 5000]).unwrap();
+    std::fs::write(directory.path().join("hapax.db.secret.new"), "ab").unwrap();
+    let store = open(&path).unwrap();
+    stored(&store, &claim(1)).await;
+}
+
+#[test]
+fn what_is_no_database_is_left_alone() {
+    let (_directory, path) = temporary();
+    std::fs::write(&path, b"somebody's notes").unwrap();
+    let given = Options::new(&path).secret(SecretSource::None);
+    assert!(matches!(EmbeddedStore::open(given), Err(OpenError::Database(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"somebody's notes");
+}
+
+#[tokio::test]
+async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
+    for set in [1_000_000_000, 3_000_000_000] {
+        let (_directory, path) = temporary();
+        let clock = Arc::new(ManualClock::at(Timestamp::from_micros(2_000_000_000)));
+        let options = Options::new(&path).clock(clock.clone());
+        let store = EmbeddedStore::open(options.clone()).unwrap();
+        let claimed = claim(1);
+        stored(&store, &claimed).await;
+        assert!(takes_over(&store, &claimed).await.is_none(), "the lease is live");
+        store.close().await;
+        clock.set(Timestamp::from_micros(set));
+        let store = EmbeddedStore::open(options).unwrap();
+        let taken = takes_over(&store, &claimed).await.expect("the lease has lapsed");
+        let (_, before) = seen(&store, 1).await;
+        assert!(stored(&store, &taken).await.fence > before.fence);
+        // What this opening granted holds.
+        assert!(takes_over(&store, &claimed).await.is_none());
+        clock.advance(LEASE);
+        assert!(takes_over(&store, &claimed).await.is_some());
+    }
+}
+
+/// What somebody else would write to take over, if `step` lets it.
+async fn takes_over(
+    store: &EmbeddedStore,
+    claimed: &hapax::store::Swap,
+) -> Option<hapax::store::Swap> {
+    let (snapshot, cell) = seen(store, 1).await;
+    let record = &claimed.draft.record;
+    let asked = Asked {
+        grant: Grant::from_bytes([9; 16]),
+        mine: &[],
+        scheme: &record.scheme,
+        fingerprint: &record.fingerprint,
+        terms: record.terms,
+        hook: None,
+    };
+    match step(&snapshot, &Event::Claim(asked)) {
+        Step::Execute(draft) => Some(hapax::store::Swap {
+            key: claimed.key,
+            expected: Some(cell.tag),
+            tag: crate::support::tag(99),
+            draft,
+        }),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_purged_key_gets_a_larger_fence_even_if_the_clock_was_set_back() {
+    let (_directory, path) = temporary();
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(9_000_000_000_000)));
+    let options = Options::new(&path).clock(clock.clone());
+    let store = EmbeddedStore::open(options.clone()).unwrap();
+    let before = stored(&store, &claim(1)).await.fence;
+    clock.advance(Duration::from_secs(1_000_000));
+    assert_eq!(store.reap(std::num::NonZeroU32::MAX).await.unwrap().removed, 1);
+    store.close().await;
+    clock.set(Timestamp::from_micros(1));
+    let store = EmbeddedStore::open(options).unwrap();
+    assert_eq!(clock.now().as_micros(), 1);
+    assert!(stored(&store, &claim(1)).await.fence > before);
+}
+
+#[tokio::test]
+async fn damage_in_the_file_is_an_error_for_its_key_alone() {
+    let (_directory, path) = temporary();
+    let options = Options::new(&path).secret(SecretSource::None);
+    let store = EmbeddedStore::open(options.clone()).unwrap();
+    for of in 1..=3 {
+        let claimed = claim(of);
+        stored(&store, &claimed).await;
+        stored(&store, &complete(&claimed, of + 10, format!("answer {of}").as_bytes())).await;
+    }
+    store.close().await;
+    flip(&path, b"answer 1");
+    // The tag stands in the columns: damage to a deadline is no different.
+    flip(&path, crate::support::tag(12).as_bytes());
+    let store = EmbeddedStore::open(options).unwrap();
+    for of in 1..=2 {
+        let loaded = store.load(&key(of)).await;
+        assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
+        let swapped = store.swap(claim(of)).await;
+        assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
+    }
+    assert!(load(&store, 3).await.is_some());
+    let limit = std::num::NonZeroU32::new(10).unwrap();
+    let page = hapax::Inspect::page(&store, None, limit).await.unwrap();
+    assert_eq!(page.cells.iter().filter(|(_, cell)| cell.is_err()).count(), 2);
+    assert_eq!(page.cells.len(), 3);
+}
+
+/// Flips a bit of `bytes` wherever they are in the file.
+fn flip(path: &Path, bytes: &[u8]) {
+    let mut file = std::fs::read(path).unwrap();
+    let at: Vec<_> = (0..file.len()).filter(|at| file[*at..].starts_with(bytes)).collect();
+    assert!(!at.is_empty(), "these bytes are nowhere");
+    at.into_iter().for_each(|at| file[at] ^= 1);
+    std::fs::write(path, file).unwrap();
+}

@@ -1,0 +1,11 @@
+//! The embedded store from outside.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod files;
+mod suite;
+mod support;

@@ -1,0 +1,71 @@
+//! What the tests write and read.
+
+use std::time::Duration;
+
+use hapax::store::{Cell, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreKey, Tag, Terms,
+};
+
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
+
+pub(crate) fn key(of: u64) -> StoreKey {
+    StoreKey::from_bytes(wide(of))
+}
+
+pub(crate) fn tag(of: u64) -> Tag {
+    Tag::from_bytes(wide(of))
+}
+
+/// A claim of key `of`, tagged `of`.
+pub(crate) fn claim(of: u64) -> Swap {
+    let grant = Grant::from_bytes(wide(of));
+    let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
+    let record = Record {
+        scheme: Scheme::new("test/1").unwrap(),
+        fingerprint: Fingerprint::from_bytes([7; 32]),
+        grant,
+        life: grant,
+        attempt: 1,
+        terms,
+        checkpoint: None,
+        state: State::InFlight,
+    };
+    let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
+    Swap { key: key(of), expected: None, tag: tag(of), draft }
+}
+
+/// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
+pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
+    let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
+    let record = Record { state, ..swap.draft.record.clone() };
+    let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
+    Swap { key: swap.key, expected: Some(swap.tag), tag: tag(next), draft }
+}
+
+pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
+    match store.swap(swap.clone()).await.unwrap() {
+        Swapped::Stored(stamped) => stamped,
+        Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
+    }
+}
+
+pub(crate) async fn load(store: &dyn Store, of: u64) -> Option<Cell> {
+    store.load(&key(of)).await.unwrap().cell
+}
+
+pub(crate) async fn seen(store: &dyn Store, of: u64) -> (Snapshot, Cell) {
+    let seen = store.load(&key(of)).await.unwrap();
+    let cell = seen.cell.clone().unwrap();
+    (seen, cell)
+}
+
+/// Spread over the key space as hashes are.
+fn wide<const N: usize>(of: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    let spread = of.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bytes[..8].copy_from_slice(&spread.to_be_bytes());
+    bytes[8..16].copy_from_slice(&of.to_be_bytes());
+    bytes
+}
