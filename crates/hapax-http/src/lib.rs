@@ -1,1 +1,18 @@
-//! Under construction.
+//! Idempotency over HTTP.
+//!
+//! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
+//! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
+//! - [`problem`]: refusals, as RFC 9457 problem details.
+//! - [`fingerprint`]: whether a retry is the same request.
+//! - [`classify`]: what a response means for its key.
+//! - [`stored`]: responses as outcomes.
+
+mod body;
+pub mod classify;
+pub mod fingerprint;
+pub mod header;
+pub mod problem;
+pub mod server;
+pub mod stored;
+
+pub use body::{Body, BoxError};

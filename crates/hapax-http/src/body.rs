@@ -1,0 +1,162 @@
+//! The one body type of this crate.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Any error of a body.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A body of any type.
+pub(crate) type Erased = UnsyncBoxBody<Bytes, BoxError>;
+
+pub(crate) fn erase<B>(body: B) -> Erased
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    body.map_err(Into::into).boxed_unsync()
+}
+
+/// A body: whole in memory, or streamed from elsewhere.
+///
+/// Handlers behind the layer get their requests with one, and its answers have one.
+pub struct Body {
+    /// What comes first.
+    read: Option<Bytes>,
+    /// What comes after it.
+    rest: Rest,
+    /// Its share of the memory for bodies, given back when it is dropped.
+    share: Option<OwnedSemaphorePermit>,
+}
+
+enum Rest {
+    Nothing,
+    Trailers(HeaderMap),
+    Stream(Erased),
+}
+
+impl Body {
+    /// A body without content.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { read: None, rest: Rest::Nothing, share: None }
+    }
+
+    /// A body that streams `body`.
+    pub fn new<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self::resumed(Bytes::new(), erase(body))
+    }
+
+    /// A body in memory, with its trailers.
+    #[must_use]
+    pub fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self {
+            read: some(bytes),
+            rest: trailers.map_or(Rest::Nothing, Rest::Trailers),
+            share: None,
+        }
+    }
+
+    /// What was read of a body already, and then what remains of it.
+    pub(crate) fn resumed(read: Bytes, body: Erased) -> Self {
+        Self { read: some(read), rest: Rest::Stream(body), share: None }
+    }
+
+    /// The same, with its share of the memory.
+    pub(crate) fn with_share(self, share: Option<OwnedSemaphorePermit>) -> Self {
+        Self { share, ..self }
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if let Some(chunk) = this.read.take() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        match &mut this.rest {
+            Rest::Nothing => Poll::Ready(None),
+            Rest::Trailers(trailers) => {
+                let trailers = std::mem::take(trailers);
+                this.rest = Rest::Nothing;
+                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+            }
+            Rest::Stream(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_none()
+            && match &self.rest {
+                Rest::Nothing => true,
+                Rest::Trailers(_) => false,
+                Rest::Stream(body) => body.is_end_stream(),
+            }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read = self.read.as_ref().map_or(0, Bytes::len) as u64;
+        let rest = match &self.rest {
+            Rest::Nothing => SizeHint::with_exact(0),
+            // Unsaid, so that HTTP/1.1 sends it in chunks: after a length there are no trailers.
+            Rest::Trailers(_) => SizeHint::new(),
+            Rest::Stream(body) => body.size_hint(),
+        };
+        let mut hint = SizeHint::new();
+        // Upper first: a hint's lower bound must never pass its upper one.
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(read)) {
+            hint.set_upper(upper);
+        }
+        hint.set_lower(rest.lower().saturating_add(read));
+        hint
+    }
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        Self::whole(bytes, None)
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.rest {
+            Rest::Nothing | Rest::Trailers(_) => "in memory",
+            Rest::Stream(_) => "streamed",
+        };
+        write!(
+            f,
+            "Body({kind}, {} shares)",
+            self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+        )
+    }
+}
+
+fn some(bytes: Bytes) -> Option<Bytes> {
+    (!bytes.is_empty()).then_some(bytes)
+}

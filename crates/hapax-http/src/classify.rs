@@ -1,0 +1,173 @@
+//! What a response means for its key.
+//!
+//! A response is *final* (kept, and replayed), *retryable* (the key is released) or *unknown* (it
+//! may or may not have happened). Which one, is decided in this order:
+//!
+//! 1. The handler's own word, through [`Execution::outcome`](crate::server::Execution::outcome).
+//! 2. [`Classified`] in the response's extensions: for a response that no handler gave.
+//! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
+//! 4. The route's own function.
+//! 5. For gRPC (`application/grpc`), the status in `grpc-status`.
+//! 6. The route's [`Profile`].
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
+
+/// What a response means for its key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Class {
+    /// Kept, and replayed until its retention ends.
+    Final,
+    /// Not kept: the next request executes.
+    Retryable,
+    /// It may or may not have happened.
+    Unknown,
+}
+
+impl Class {
+    /// The word on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Final => "final",
+            Self::Retryable => "retryable",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The class of this name.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        [Self::Final, Self::Retryable, Self::Unknown].into_iter().find(|it| it.as_str() == word)
+    }
+}
+
+/// A response extension: the class of a response that no handler gave. A proxy marks with it what
+/// it answers itself, such as *unknown* when the upstream broke off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Classified(pub Class);
+
+/// A whole table of classes by status.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Profile {
+    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, 503, which say that
+    /// nothing was done. Unknown: other 5xx.
+    #[default]
+    Standard,
+    /// Every status is final, 500 included; 409 and 429 are retryable.
+    StripeV1,
+    /// 2xx is final, anything else retryable: errors are never kept.
+    SuccessOnly,
+}
+
+impl Profile {
+    /// The class of a status that a handler gave.
+    #[must_use]
+    pub fn classify(self, status: StatusCode) -> Class {
+        match (self, status.as_u16()) {
+            (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429 | 503)
+            | (Self::StripeV1, 409 | 429) => Class::Retryable,
+            (Self::Standard, 500..) => Class::Unknown,
+            (Self::SuccessOnly, _) if !status.is_success() => Class::Retryable,
+            _ => Class::Final,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::StripeV1 => "stripe-v1",
+            Self::SuccessOnly => "success-only",
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = UnknownProfile;
+
+    fn from_str(name: &str) -> Result<Self, UnknownProfile> {
+        [Self::Standard, Self::StripeV1, Self::SuccessOnly]
+            .into_iter()
+            .find(|profile| profile.as_str() == name)
+            .ok_or(UnknownProfile)
+    }
+}
+
+/// There is no profile of this name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a profile is `standard`, `stripe-v1` or `success-only`")]
+pub struct UnknownProfile;
+
+/// What a response's headers say instead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Override {
+    /// Its class.
+    pub class: Option<Class>,
+    /// For how long it is kept, if it is final.
+    pub retention: Option<Duration>,
+    /// How many of the headers were ignored because their values are invalid.
+    pub invalid: u32,
+}
+
+impl Override {
+    /// Reads `Idempotency-Outcome` and `Idempotency-Retention`.
+    ///
+    /// A retention is 1 to 9,999,999,999 seconds; zero would forget what just happened.
+    #[must_use]
+    pub fn from_headers(headers: &HeaderMap) -> Self {
+        let mut found = Self::default();
+        found.class = found.read(headers, &IDEMPOTENCY_OUTCOME, Class::named);
+        found.retention = found.read(headers, &IDEMPOTENCY_RETENTION, |digits| {
+            let plain = digits.len() <= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let seconds = digits.parse().ok().filter(|seconds| plain && *seconds > 0)?;
+            Some(Duration::from_secs(seconds))
+        });
+        found
+    }
+
+    fn read<T>(
+        &mut self,
+        headers: &HeaderMap,
+        name: &HeaderName,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        let mut lines = headers.get_all(name).iter();
+        let line = lines.next()?;
+        let one = lines.next().is_none().then_some(line);
+        let value = one.and_then(|line| parse(line.to_str().ok()?));
+        self.invalid += u32::from(value.is_none());
+        value
+    }
+}
+
+/// Whether messages with these headers are gRPC.
+#[must_use]
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    kind.strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
+}
+
+/// The class of a unary gRPC answer: *resource exhausted* (8) and *unavailable* (14) say that
+/// nothing was done; 2, 4, 13 and 15 leave it open, and so does an answer without a status.
+#[must_use]
+pub fn classify_grpc(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> Class {
+    let status = trailers.and_then(|map| map.get("grpc-status")).or(headers.get("grpc-status"));
+    match status.map(HeaderValue::as_bytes) {
+        Some(b"8" | b"14") => Class::Retryable,
+        None | Some(b"2" | b"4" | b"13" | b"15") => Class::Unknown,
+        Some(_) => Class::Final,
+    }
+}

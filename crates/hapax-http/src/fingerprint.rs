@@ -1,0 +1,266 @@
+//! Whether two requests are the same request.
+//!
+//! 1. Method and path count as received, byte by byte.
+//! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
+//!    their order.
+//! 3. Chosen headers count with all their values.
+//! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`)
+//!    is compared by [`hapax::canonicalize`] and `multipart/form-data` without its boundary, which
+//!    clients make anew for every attempt. What has no canonical form, and any other body, is
+//!    compared by its bytes.
+//!
+//! A canonical body and the same bytes compared raw never give the same fingerprint.
+
+use std::borrow::Cow;
+
+use hapax::{Fingerprint, FingerprintBuilder, Scheme, SchemeTooLong};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Uri};
+
+/// How the body counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BodyForm {
+    /// JSON and form data by what they say, anything else by its bytes.
+    #[default]
+    Canonical,
+    /// By its bytes, whatever it is.
+    Raw,
+    /// Not at all.
+    Ignored,
+}
+
+/// What of a request counts. Its name, stored with each record, says all of it, so that a retry
+/// is compared as the first request was, whatever is configured by then.
+///
+/// ```
+/// use hapax_http::fingerprint::{BodyForm, HttpScheme};
+/// let scheme = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?;
+/// assert_eq!(scheme.name().as_str(), "http/1;body=canonical;headers=x-tenant");
+/// assert_eq!(HttpScheme::named(scheme.name()), Some(scheme));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HttpScheme {
+    body: BodyForm,
+    headers: Vec<HeaderName>,
+    name: Scheme,
+}
+
+impl HttpScheme {
+    /// A scheme by which these headers count, and the body in this form.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] if the names of the headers do not fit.
+    pub fn new(
+        body: BodyForm,
+        headers: impl IntoIterator<Item = HeaderName>,
+    ) -> Result<Self, SchemeTooLong> {
+        let mut headers: Vec<_> = headers.into_iter().collect();
+        headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+        headers.dedup();
+        let mut name = format!("http/1;body={}", body.word());
+        if !headers.is_empty() {
+            let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
+            name += &format!(";headers={}", names.join(","));
+        }
+        Ok(Self { body, headers, name: Scheme::new(name)? })
+    }
+
+    /// The scheme of this name; `None` if it is not one that this version knows.
+    #[must_use]
+    pub fn named(name: &Scheme) -> Option<Self> {
+        let rest = name.as_str().strip_prefix("http/1;body=")?;
+        let (body, headers) = match rest.split_once(";headers=") {
+            Some((body, headers)) => (body, headers.split(',').map(str::parse).collect()),
+            None => (rest, Ok(Vec::new())),
+        };
+        let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
+        let body = forms.into_iter().find(|form| form.word() == body)?;
+        let scheme = Self::new(body, headers.ok()?).ok()?;
+        // Names have one form: another spelling is not ours.
+        (scheme.name == *name).then_some(scheme)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &Scheme {
+        &self.name
+    }
+
+    /// The fingerprint of a request.
+    #[must_use]
+    pub fn fingerprint(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Fingerprint {
+        let (domain, body) = self.body_fields(headers, body);
+        let mut fields = Fingerprint::builder(domain)
+            .field(method.as_str().as_bytes())
+            .field(uri.path().as_bytes());
+        fields = list(fields, &pairs(uri.query()));
+        for name in &self.headers {
+            let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            fields = list(fields.field(name.as_str().as_bytes()), &values);
+        }
+        let body: Vec<_> = body.iter().map(AsRef::as_ref).collect();
+        list(fields, &body).finish()
+    }
+
+    /// The domain to hash in, and the body as fields.
+    fn body_fields<'a>(
+        &self,
+        headers: &HeaderMap,
+        body: &'a [u8],
+    ) -> (&'static str, Vec<Cow<'a, [u8]>>) {
+        let raw = || ("http/1 raw", vec![Cow::Borrowed(body)]);
+        match self.body {
+            BodyForm::Ignored => ("http/1 no body", Vec::new()),
+            BodyForm::Raw => raw(),
+            BodyForm::Canonical => {
+                let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+                let kind = kind.unwrap_or_default();
+                if is_json(kind) {
+                    return match hapax::canonicalize(body) {
+                        Ok(json) => ("http/1 json", vec![json.into()]),
+                        Err(_) => raw(),
+                    };
+                }
+                match boundary(kind).and_then(|boundary| form_parts(body, &boundary)) {
+                    Some(parts) => ("http/1 form data", parts),
+                    None => raw(),
+                }
+            }
+        }
+    }
+}
+
+impl Default for HttpScheme {
+    /// Canonical bodies, no headers.
+    fn default() -> Self {
+        let name = Scheme::new("http/1;body=canonical");
+        #[allow(clippy::unreachable, reason = "the name is shorter than any limit")]
+        let Ok(name) = name else { unreachable!() };
+        Self { body: BodyForm::Canonical, headers: Vec::new(), name }
+    }
+}
+
+impl BodyForm {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Canonical => "canonical",
+            Self::Raw => "raw",
+            Self::Ignored => "none",
+        }
+    }
+}
+
+/// A request as it is claimed: what counts of it, and by which scheme.
+#[derive(Clone, Debug)]
+pub struct Asked<'a> {
+    /// The scheme in force.
+    pub scheme: &'a HttpScheme,
+    /// The method.
+    pub method: &'a Method,
+    /// The target; its path and query count.
+    pub uri: &'a Uri,
+    /// The headers, from which the scheme chooses.
+    pub headers: &'a HeaderMap,
+    /// The whole body.
+    pub body: &'a [u8],
+}
+
+impl hapax::Request for Asked<'_> {
+    fn scheme(&self) -> Scheme {
+        self.scheme.name().clone()
+    }
+
+    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+        let Self { method, uri, headers, body, .. } = self;
+        if scheme == self.scheme.name() {
+            return Some(self.scheme.fingerprint(method, uri, headers, body));
+        }
+        Some(HttpScheme::named(scheme)?.fingerprint(method, uri, headers, body))
+    }
+}
+
+/// Adds a list so that it cannot be taken for a longer or a shorter one.
+fn list(fields: FingerprintBuilder, items: &[&[u8]]) -> FingerprintBuilder {
+    let fields = fields.field(&(items.len() as u64).to_be_bytes());
+    items.iter().fold(fields, |fields, item| fields.field(item))
+}
+
+fn pairs(query: Option<&str>) -> Vec<&[u8]> {
+    let mut pairs: Vec<_> = query.into_iter().flat_map(|query| query.split('&')).collect();
+    // Stable: values of one name keep their order.
+    pairs.sort_by_key(|pair| pair.split_once('=').map_or(*pair, |(name, _)| name));
+    pairs.into_iter().map(str::as_bytes).collect()
+}
+
+fn is_json(kind: &str) -> bool {
+    let media = kind.split(';').next().unwrap_or_default().trim();
+    media.eq_ignore_ascii_case("application/json")
+        || media.len() > 5 && media.as_bytes()[media.len() - 5..].eq_ignore_ascii_case(b"+json")
+}
+
+/// The boundary of `multipart/form-data`.
+fn boundary(kind: &str) -> Option<String> {
+    let (media, mut rest) = kind.split_once(';')?;
+    if !media.trim().eq_ignore_ascii_case("multipart/form-data") {
+        return None;
+    }
+    loop {
+        let (name, value) = rest.split_once('=')?;
+        let (text, after) = parameter(value)?;
+        if name.trim().eq_ignore_ascii_case("boundary") {
+            // RFC 2046: 1 to 70 characters.
+            return (1..=70).contains(&text.len()).then_some(text);
+        }
+        rest = after;
+    }
+}
+
+/// A parameter's value, a token or a quoted string, and what follows its semicolon.
+fn parameter(value: &str) -> Option<(String, &str)> {
+    let Some(quoted) = value.trim_start().strip_prefix('"') else {
+        let (text, after) = value.split_once(';').unwrap_or((value, ""));
+        return Some((text.trim().to_owned(), after));
+    };
+    let mut text = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => {
+                let after = quoted[at + 1..].trim_start();
+                return Some((text, after.strip_prefix(';').unwrap_or(after)));
+            }
+            '\\' => text.push(characters.next()?.1),
+            _ => text.push(character),
+        }
+    }
+    None
+}
+
+/// The parts between the boundaries, heads included; `None` unless the body is nothing else.
+fn form_parts<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<Cow<'a, [u8]>>> {
+    let delimiter = format!("\r\n--{boundary}").into_bytes();
+    // The first delimiter has no line before it.
+    let mut rest = body.strip_prefix(&delimiter[2..])?;
+    let mut parts = Vec::new();
+    loop {
+        if let Some(end) = rest.strip_prefix(b"--") {
+            return (end.is_empty() || end == b"\r\n").then_some(parts);
+        }
+        rest = rest.strip_prefix(b"\r\n")?;
+        let end = find(rest, &delimiter)?;
+        parts.push(Cow::Borrowed(&rest[..end]));
+        rest = &rest[end + delimiter.len()..];
+    }
+}
+
+/// Where `needle`, which begins with its only carriage return, first occurs in `text`.
+fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+    text.windows(needle.len()).position(|window| window == needle)
+}

@@ -1,0 +1,266 @@
+//! Refusals: RFC 9457 problem details.
+//!
+//! Every answer that is not a handler's is one of these. Its [`Code`] is for programs, its
+//! `detail` for people; neither ever holds a key, a scope or a body.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde_json::{Map, Value};
+
+/// Why a request was refused, or what became of it instead of an answer.
+///
+/// All but [`Superseded`](Self::Superseded), [`OutcomePending`](Self::OutcomePending) and the
+/// last four executed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Code {
+    /// `invalid-key`, 400: `Idempotency-Key` holds no key.
+    InvalidKey,
+    /// `missing-key`, 400: the route needs a key.
+    MissingKey,
+    /// `missing-scope`, 400: a header that names the caller is missing.
+    MissingScope,
+    /// `unstable-scope`, 400: the credentials change with every request, so that a retry would be
+    /// somebody else's.
+    UnstableScope,
+    /// `malformed-request`, 400: the body broke off, or a header is abused.
+    MalformedRequest,
+    /// `in-flight`, 409: the first request with this key is still running.
+    InFlight,
+    /// `outcome-unknown`, 409: it may have happened, and must not run again by itself.
+    OutcomeUnknown,
+    /// `superseded`, 409: another execution took over; whether this one had an effect is for the
+    /// downstream system's fence to say.
+    Superseded,
+    /// `response-not-retained`, 409: it happened; the response was not kept.
+    ResponseNotRetained,
+    /// `body-too-large`, 413: the request's body is over the limit.
+    BodyTooLarge,
+    /// `key-reused`, 422: the key belongs to another request.
+    KeyReused,
+    /// `store-unavailable`, 503: nothing can be promised now.
+    StoreUnavailable,
+    /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store.
+    OutcomePending,
+    /// `draining`, 503: this server is going away.
+    Draining,
+    /// `overloaded`, 503: too much is under way here already.
+    Overloaded,
+    /// `handler-failed`, 500: the handler panicked; it may have happened.
+    HandlerFailed,
+    /// `upstream-unreachable`, 502: nothing was sent; the key is free again.
+    UpstreamUnreachable,
+    /// `upstream-broken`, 502: the answer broke off; it may have happened.
+    UpstreamBroken,
+    /// `upstream-timeout`, 504: no answer in time; it may have happened.
+    UpstreamTimeout,
+}
+
+impl Code {
+    /// All of them, in the order of their documentation.
+    pub const ALL: [Self; 19] = [
+        Self::InvalidKey,
+        Self::MissingKey,
+        Self::MissingScope,
+        Self::UnstableScope,
+        Self::MalformedRequest,
+        Self::InFlight,
+        Self::OutcomeUnknown,
+        Self::Superseded,
+        Self::ResponseNotRetained,
+        Self::BodyTooLarge,
+        Self::KeyReused,
+        Self::StoreUnavailable,
+        Self::OutcomePending,
+        Self::Draining,
+        Self::Overloaded,
+        Self::HandlerFailed,
+        Self::UpstreamUnreachable,
+        Self::UpstreamBroken,
+        Self::UpstreamTimeout,
+    ];
+
+    /// The word on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        self.words().0
+    }
+
+    /// One line for people, the same for every occurrence.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        self.words().1
+    }
+
+    /// The status it is answered with.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidKey
+            | Self::MissingKey
+            | Self::MissingScope
+            | Self::UnstableScope
+            | Self::MalformedRequest => StatusCode::BAD_REQUEST,
+            Self::InFlight
+            | Self::OutcomeUnknown
+            | Self::Superseded
+            | Self::ResponseNotRetained => StatusCode::CONFLICT,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::StoreUnavailable | Self::OutcomePending | Self::Draining | Self::Overloaded => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::HandlerFailed => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
+            Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::InvalidKey => ("invalid-key", "The idempotency key is not valid"),
+            Self::MissingKey => ("missing-key", "An idempotency key is required"),
+            Self::MissingScope => ("missing-scope", "The caller cannot be told"),
+            Self::UnstableScope => ("unstable-scope", "The caller's credentials change by request"),
+            Self::MalformedRequest => ("malformed-request", "The request is malformed"),
+            Self::InFlight => ("in-flight", "A request with this key is still running"),
+            Self::OutcomeUnknown => {
+                ("outcome-unknown", "Whether this request took effect is not known")
+            }
+            Self::Superseded => ("superseded", "Another execution took over"),
+            Self::ResponseNotRetained => {
+                ("response-not-retained", "The request took effect, its response was not kept")
+            }
+            Self::BodyTooLarge => ("body-too-large", "The request body is too large"),
+            Self::KeyReused => ("key-reused", "The key was used for another request"),
+            Self::StoreUnavailable => ("store-unavailable", "Idempotency cannot be ensured now"),
+            Self::OutcomePending => ("outcome-pending", "The outcome is not recorded yet"),
+            Self::Draining => ("draining", "The server is shutting down"),
+            Self::Overloaded => ("overloaded", "Too much is under way"),
+            Self::HandlerFailed => ("handler-failed", "The handler failed"),
+            Self::UpstreamUnreachable => {
+                ("upstream-unreachable", "The upstream could not be reached")
+            }
+            Self::UpstreamBroken => ("upstream-broken", "The upstream broke off its answer"),
+            Self::UpstreamTimeout => ("upstream-timeout", "The upstream did not answer in time"),
+        }
+    }
+}
+
+/// A refusal in the making.
+///
+/// ```
+/// use hapax_http::problem::{Code, Problem};
+/// let response = Problem::new(Code::MissingKey, "POST /orders needs one").response(None);
+/// assert_eq!(response.status(), 400);
+/// assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// let body = std::str::from_utf8(response.body())?;
+/// assert!(body.contains(r#""type":"urn:hapax:problem:missing-key""#));
+/// # Ok::<(), std::str::Utf8Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Problem {
+    code: Code,
+    detail: String,
+    retry_after: Option<u64>,
+    original_status: Option<StatusCode>,
+}
+
+impl Problem {
+    /// A refusal for this reason, with a sentence about this occurrence.
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), retry_after: None, original_status: None }
+    }
+
+    /// Says when to come again, in whole seconds, rounded up, at least 1: as the header
+    /// `Retry-After`, and for [`Code::InFlight`] as the member `retry_after` too.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        self.retry_after = Some(seconds.max(1));
+        self
+    }
+
+    /// Says with which status the operation was answered, as the member `original_status`.
+    pub fn original_status(mut self, status: StatusCode) -> Self {
+        self.original_status = Some(status);
+        self
+    }
+
+    /// Why.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The response. With `docs`, its `type` and a `Link` lead to the documentation.
+    #[must_use]
+    pub fn response(&self, docs: Option<&DocsUrl>) -> Response<Bytes> {
+        let code = self.code;
+        let name = match docs {
+            Some(DocsUrl { url, .. }) => format!("{url}#{}", code.as_str()),
+            None => format!("urn:hapax:problem:{}", code.as_str()),
+        };
+        let mut members = Map::new();
+        members.insert("type".into(), name.into());
+        members.insert("title".into(), code.title().into());
+        members.insert("status".into(), code.status().as_u16().into());
+        members.insert("detail".into(), self.detail.as_str().into());
+        members.insert("code".into(), code.as_str().into());
+        if let (Code::InFlight, Some(seconds)) = (code, self.retry_after) {
+            members.insert("retry_after".into(), seconds.into());
+        }
+        if let Some(status) = self.original_status {
+            members.insert("original_status".into(), status.as_u16().into());
+        }
+        let mut response = Response::new(Bytes::from(Value::Object(members).to_string()));
+        *response.status_mut() = code.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        if let Some(docs) = docs {
+            headers.insert(LINK, docs.link.clone());
+        }
+        response
+    }
+}
+
+/// Where an API documents its refusals.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DocsUrl {
+    url: String,
+    link: HeaderValue,
+}
+
+impl DocsUrl {
+    /// The URL without a fragment: `#CODE` is added to it.
+    ///
+    /// # Errors
+    /// [`BadDocsUrl`] if it is not an absolute URI that fits between `<` and `>`.
+    pub fn new(url: impl Into<String>) -> Result<Self, BadDocsUrl> {
+        let url = url.into();
+        let absolute = url.parse::<http::Uri>().is_ok_and(|uri| uri.scheme().is_some());
+        if !absolute || url.contains(['#', '<', '>', '"']) {
+            return Err(BadDocsUrl);
+        }
+        let link = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\""));
+        Ok(Self { link: link.map_err(|_| BadDocsUrl)?, url })
+    }
+}
+
+/// Not a URL that documentation can be found at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the documentation URL must be absolute, without a fragment")]
+pub struct BadDocsUrl;
+
+/// When a copy of a request in flight should come again: what remains of the lease, but no later
+/// than the first has been running for. So it doubles while the first runs on, and ends with it.
+#[must_use]
+pub fn come_again(elapsed: Duration, remaining: Duration) -> Duration {
+    elapsed.min(remaining).max(Duration::from_secs(1))
+}

@@ -1,0 +1,97 @@
+//! What a handler may know and say of its execution.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::{FencingToken, FinishError, LeaseHandle};
+
+use crate::classify::Class;
+
+/// A request extension: the execution that a handler is.
+///
+/// ```
+/// use hapax_http::classify::Class;
+/// use hapax_http::server::Execution;
+/// fn handler(request: &http::Request<hapax_http::Body>) {
+///     if let Some(execution) = request.extensions().get::<Execution>() {
+///         println!("run {} under fence {}", execution.attempt(), execution.fence());
+///         execution.outcome(Class::Final);
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Execution {
+    lease: LeaseHandle,
+    checkpoint: Option<Bytes>,
+    said: Arc<Mutex<Said>>,
+}
+
+/// What the handler said of its outcome.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Said {
+    pub(super) class: Option<Class>,
+    pub(super) retention: Option<Duration>,
+}
+
+impl Execution {
+    pub(super) fn new(lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
+        Self { lease, checkpoint, said: Arc::default() }
+    }
+
+    /// The fencing token: downstream systems refuse what bears a smaller one than they have seen.
+    #[must_use]
+    pub fn fence(&self) -> FencingToken {
+        self.lease.fence()
+    }
+
+    /// Which execution of the record it is, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.lease.attempt()
+    }
+
+    /// Resolves when another execution may have taken over: work that can stop should.
+    pub async fn lost(&self) {
+        self.lease.lost().await;
+    }
+
+    /// Whether another execution may have taken over.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lease.is_lost()
+    }
+
+    /// The recovery point that an earlier execution of the record left.
+    #[must_use]
+    pub const fn checkpoint(&self) -> Option<&Bytes> {
+        self.checkpoint.as_ref()
+    }
+
+    /// Saves a recovery point for later executions of the record.
+    ///
+    /// # Errors
+    /// [`FinishError`]; after `Pending` it may have been saved.
+    pub async fn save(&self, checkpoint: Bytes) -> Result<(), FinishError> {
+        self.lease.save(checkpoint).await
+    }
+
+    /// Says what the response will mean, whatever its status.
+    pub fn outcome(&self, class: Class) {
+        self.lock().class = Some(class);
+    }
+
+    /// Says for how long the response is kept, if it is final.
+    pub fn retention(&self, retention: Duration) {
+        self.lock().retention = Some(retention);
+    }
+
+    pub(super) fn said(&self) -> Said {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Said> {
+        // Held for an assignment only.
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,82 @@
+//! Who is inside, and the way out: draining.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Counts the requests inside, and keeps new ones out once it is draining.
+#[derive(Debug)]
+pub(super) struct Gate {
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    inside: usize,
+    draining: bool,
+    stopping: bool,
+}
+
+/// What was left when a drain ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "work that was cut off left outcomes that nobody knows"]
+pub struct Drained {
+    /// Requests that did not end within the grace and were cut off.
+    pub cut_off: usize,
+}
+
+impl Gate {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { state: watch::Sender::default() })
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.state.borrow().draining
+    }
+
+    /// Lets a request in; `None` once it is draining. One look and one count under one lock: a
+    /// drain that begins later waits for it.
+    pub(super) fn enter(self: &Arc<Self>) -> Option<Pass> {
+        let entered = self.state.send_if_modified(|state| {
+            state.inside += usize::from(!state.draining);
+            !state.draining
+        });
+        entered.then(|| Pass(Arc::clone(self)))
+    }
+
+    /// Resolves when what is inside must end.
+    pub(super) async fn stopping(&self) {
+        // The sender is `self`: it outlives the wait.
+        let _ = self.state.subscribe().wait_for(|state| state.stopping).await;
+    }
+
+    pub(super) async fn drain(&self, grace: Duration) -> Drained {
+        self.state.send_modify(|state| state.draining = true);
+        let mut state = self.state.subscribe();
+        if timeout(grace, state.wait_for(|state| state.inside == 0)).await.is_ok() {
+            return Drained { cut_off: 0 };
+        }
+        let cut_off = self.state.borrow().inside;
+        self.state.send_modify(|state| state.stopping = true);
+        let _ = state.wait_for(|state| state.inside == 0).await;
+        Drained { cut_off }
+    }
+}
+
+/// A place inside; given up when dropped.
+#[derive(Debug)]
+pub(super) struct Pass(Arc<Gate>);
+
+impl Pass {
+    pub(super) fn gate(&self) -> &Gate {
+        &self.0
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.inside -= 1);
+    }
+}

@@ -1,0 +1,258 @@
+//! A request with a key, from its body to its answer.
+//!
+//! Everything here runs on the client's connection and may be dropped at any await. Before the
+//! claim there is nothing to undo. While claiming, the engine releases what was claimed for
+//! nobody. From the moment a lease is held, the work is on a task of its own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax::machine::Verdict;
+use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Body as _;
+use tokio::sync::OwnedSemaphorePermit;
+use tower_service::Service;
+
+use super::gate::Pass;
+use super::gather::{Gathered, gather};
+use super::layer::IdempotencyLayer;
+use super::memory::shrink;
+use super::observe::Event;
+use super::policy::{COME_BACK, Doubt, Reconciled, RoutePolicy, StoreOutage};
+use super::service::{Ticket, draining};
+use super::work::{Work, catch};
+use crate::body::{Body, BoxError, erase};
+use crate::fingerprint::Asked;
+use crate::header::{
+    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_REPLAYED,
+};
+use crate::problem::{Code, Problem, come_again};
+use crate::stored::{Stored, Whole};
+
+pub(super) async fn guard<S, Q, B>(
+    layer: Arc<IdempotencyLayer>,
+    ticket: Ticket,
+    mut inner: S,
+    mut parts: Parts,
+    body: Q,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let Ticket { policy, key, scope, pass } = ticket;
+    // A client's word for these would be taken for ours.
+    parts.headers.remove(IDEMPOTENCY_FENCE);
+    parts.headers.remove(IDEMPOTENCY_ATTEMPT);
+
+    let claimed = {
+        let claiming = async {
+            let (body, trailers, share) = read(&layer, &policy, body).await?;
+            let target = policy.options.target.as_ref().map(|target| target(&parts));
+            let asked = Asked {
+                scheme: &policy.options.fingerprint,
+                method: &parts.method,
+                uri: target.as_ref().unwrap_or(&parts.uri),
+                headers: &parts.headers,
+                body: &body,
+            };
+            let engine = &layer.engine;
+            let mut claim = engine.claim(&scope, &key, &asked, &policy.options.policy).await;
+            while let Ok(Claim::Ask(question)) = claim {
+                layer.observe(&policy, Event::Asked);
+                claim = ask(&policy, &key, &parts, question, &asked).await;
+            }
+            Ok((claim, body, trailers, share))
+        };
+        tokio::select! {
+            claimed = claiming => claimed,
+            () = pass.gate().stopping() => Err(draining()),
+        }
+    };
+    let (claim, body, trailers, share) = match claimed {
+        Ok(claimed) => claimed,
+        Err(problem) => return Ok(layer.refuse(&policy, &problem)),
+    };
+    let request = Request::from_parts(parts, Body::whole(body, trailers).with_share(share));
+    match settle(&layer, &policy, claim) {
+        Settled::Answer(response) => Ok(response),
+        // No await since the claim was granted: it cannot be dropped in between.
+        Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
+        Settled::Unprotected => {
+            layer.observe(&policy, Event::Unprotected);
+            let mut response = inner.call(request).await?.map(Body::new);
+            header::strip(response.headers_mut());
+            response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
+            Ok(response)
+        }
+    }
+}
+
+type Read = (Bytes, Option<HeaderMap>, Option<OwnedSemaphorePermit>);
+
+async fn read<Q>(layer: &IdempotencyLayer, policy: &RoutePolicy, body: Q) -> Result<Read, Problem>
+where
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+{
+    let limit = policy.options.max_request_body;
+    let mut body = erase(body);
+    let mut share = layer.memory.requests.share(body.size_hint(), limit).await;
+    match gather(&mut body, limit).await {
+        Gathered::Whole { body, trailers } => {
+            shrink(&mut share, body.len());
+            Ok((body, trailers, share))
+        }
+        Gathered::TooLarge { .. } => {
+            let detail = format!("A request with a key has at most {limit} bytes of body.");
+            Err(Problem::new(Code::BodyTooLarge, detail))
+        }
+        Gathered::Broken(error) => {
+            tracing::debug!(error, "a request body broke off");
+            Err(Problem::new(Code::MalformedRequest, "The request body broke off."))
+        }
+    }
+}
+
+/// Asks the hook. Dropped, the question lapses, and a later claim asks again.
+async fn ask(
+    policy: &RoutePolicy,
+    key: &Key,
+    parts: &Parts,
+    question: Question,
+    asked: &Asked<'_>,
+) -> Result<Claim, ClaimError> {
+    let options = &policy.options;
+    let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
+        return question.answer(Verdict::CannotSay, asked).await;
+    };
+    let doubt = Doubt { fence: question.fence(), key: key.clone(), request: parts.clone() };
+    // In one future, so that a panic in making the answer counts like one in awaiting it.
+    let answer = catch(async { reconcile.reconcile(doubt).await });
+    let verdict = match tokio::time::timeout(hook.timeout, answer).await {
+        Ok(Ok(Reconciled::Happened(response))) => {
+            let whole = Whole::of(&response, None, options.cookies);
+            Verdict::Happened(Stored::Whole(whole).outcome())
+        }
+        Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
+        Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
+        Ok(Err(_)) | Err(_) => {
+            tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
+            Verdict::CannotSay
+        }
+    };
+    question.answer(verdict, asked).await
+}
+
+enum Settled {
+    Answer(Response<Body>),
+    Execute(Lease),
+    Unprotected,
+}
+
+fn settle(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    claim: Result<Claim, ClaimError>,
+) -> Settled {
+    let problem = match claim {
+        Ok(Claim::Execute(lease)) => return Settled::Execute(lease),
+        Ok(Claim::Replay(replay)) => match Stored::from_outcome(&replay.outcome) {
+            Ok(Stored::Whole(whole)) => {
+                layer.observe(policy, Event::Replayed { expires_in: replay.expires_in });
+                return Settled::Answer(replayed(whole));
+            }
+            Ok(Stored::NotRetained { status }) => Problem::new(
+                Code::ResponseNotRetained,
+                "The request took effect. Its response was too large to keep, or was streamed.",
+            )
+            .original_status(status),
+            Err(error) => {
+                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+                Problem::new(
+                    Code::ResponseNotRetained,
+                    "The request took effect. What was kept of it is no HTTP response.",
+                )
+            }
+        },
+        Ok(Claim::InFlight { elapsed, remaining }) => {
+            Problem::new(Code::InFlight, "The first request with this key has no outcome yet.")
+                .retry_after(come_again(elapsed, remaining))
+        }
+        Ok(Claim::Mismatch) => Problem::new(
+            Code::KeyReused,
+            "A request that differs in method, target or content came with this key before.",
+        ),
+        Ok(Claim::Unknown | Claim::Ask(_)) => Problem::new(
+            Code::OutcomeUnknown,
+            "An earlier request with this key may have taken effect. It is not run again until \
+             that is known.",
+        ),
+        Err(error) => match outage(policy, &error) {
+            Some(problem) => problem,
+            None => return Settled::Unprotected,
+        },
+    };
+    Settled::Answer(layer.refuse(policy, &problem))
+}
+
+/// The refusal, or `None` where the route executes without a record. Only where the store is
+/// away: a record that is there but cannot be read may be that of a first execution.
+fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
+    tracing::warn!(error = error as &dyn std::error::Error, "no claim could be made");
+    let away = matches!(
+        error,
+        ClaimError::Overloaded
+            | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
+    );
+    if away && policy.options.store_outage == StoreOutage::Open {
+        return None;
+    }
+    let detail = "Whether this request was made before cannot be told now. Nothing was executed.";
+    Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
+}
+
+fn replayed(whole: Whole) -> Response<Body> {
+    let Whole { status, headers, body, trailers } = whole;
+    let mut response = Response::new(Body::whole(body, trailers));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+/// Runs the work on a task of its own, and waits for its answer as long as the client does.
+async fn detach<S, B>(
+    layer: Arc<IdempotencyLayer>,
+    policy: Arc<RoutePolicy>,
+    pass: Pass,
+    inner: S,
+    request: Request<Body>,
+    lease: Lease,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let work = Work { layer: Arc::clone(&layer), policy: Arc::clone(&policy), pass };
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        // Nobody listens any more: the outcome is recorded all the same.
+        drop(answer.send(work.run(lease, inner, request).await));
+    });
+    answered.await.unwrap_or_else(|_| {
+        // The task ends without an answer only when the runtime shuts down.
+        let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
+        Ok(layer.refuse(&policy, &problem))
+    })
+}

@@ -1,0 +1,138 @@
+//! The layer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::Idempotency;
+use http::Response;
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::gate::{Drained, Gate};
+use super::memory::Memory;
+use super::observe::{Event, Nobody, Observer};
+use super::policy::RoutePolicy;
+use super::service::IdempotencyService;
+use crate::body::Body;
+use crate::problem::{DocsUrl, Problem};
+
+/// Makes every service it wraps idempotent. See the [module](super) for what that means.
+///
+/// Clones, and all services they wrap, share one engine and drain together.
+#[derive(Clone, Debug)]
+pub struct IdempotencyLayer {
+    pub(super) engine: Idempotency,
+    pub(super) routes: Routes,
+    docs: Option<DocsUrl>,
+    observer: Arc<dyn Observer>,
+    pub(super) memory: Memory,
+    pub(super) gate: Arc<Gate>,
+}
+
+impl IdempotencyLayer {
+    /// A layer under which one policy holds for every request.
+    #[must_use]
+    pub fn new(engine: Idempotency, policy: RoutePolicy) -> Self {
+        Self::with(engine, Routes::One(Arc::new(policy)))
+    }
+
+    /// A layer that asks `route` for the policy of each request; without one it passes through.
+    #[must_use]
+    pub fn routed(
+        engine: Idempotency,
+        route: impl Fn(&Parts) -> Option<Arc<RoutePolicy>> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with(engine, Routes::ByRequest(Arc::new(route)))
+    }
+
+    fn with(engine: Idempotency, routes: Routes) -> Self {
+        Self {
+            engine,
+            routes,
+            docs: None,
+            observer: Arc::new(Nobody),
+            memory: Memory::unbounded(),
+            gate: Gate::new(),
+        }
+    }
+
+    /// Where refusals are documented. Default: nowhere, their type is a URN.
+    #[must_use]
+    pub fn docs(mut self, docs: DocsUrl) -> Self {
+        self.docs = Some(docs);
+        self
+    }
+
+    /// Who counts. Default: nobody.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// How many bytes of bodies are held in memory at one time: half for requests, half for
+    /// responses. A request, or a response, for which there is no room waits. Default: no bound
+    /// but the limits of each.
+    ///
+    /// At least 2 MiB, and never less than one body of each kind at its route's limit.
+    #[must_use]
+    pub fn body_memory(mut self, bytes: usize) -> Self {
+        self.memory = Memory::bounded(bytes);
+        self
+    }
+
+    /// Ends the layer's work: new requests get 503 `draining`; what is inside may end within
+    /// `grace`; then it is cut off, and its outcomes are recorded as unknown.
+    ///
+    /// Resolves when nothing is inside. What is held back for a store that is away is a matter for
+    /// [`Idempotency::drain`]. Dropping this stops waiting, not draining.
+    pub async fn drain(&self, grace: Duration) -> Drained {
+        self.gate.drain(grace).await
+    }
+
+    pub(super) fn observe(&self, policy: &RoutePolicy, event: Event) {
+        self.observer.observe(&policy.options.name, event);
+    }
+
+    /// Answers with a problem.
+    pub(super) fn refuse(&self, policy: &RoutePolicy, problem: &Problem) -> Response<Body> {
+        self.observe(policy, Event::Refused(problem.code()));
+        problem.response(self.docs.as_ref()).map(Body::from)
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = IdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> IdempotencyService<S> {
+        IdempotencyService::new(Arc::new(self.clone()), inner)
+    }
+}
+
+type RouteFn = dyn Fn(&Parts) -> Option<Arc<RoutePolicy>> + Send + Sync;
+
+/// Which policy holds for a request.
+#[derive(Clone)]
+pub(super) enum Routes {
+    One(Arc<RoutePolicy>),
+    ByRequest(Arc<RouteFn>),
+}
+
+impl Routes {
+    pub(super) fn policy(&self, parts: &Parts) -> Option<Arc<RoutePolicy>> {
+        match self {
+            Self::One(policy) => Some(Arc::clone(policy)),
+            Self::ByRequest(route) => route(parts),
+        }
+    }
+}
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(policy) => policy.fmt(f),
+            Self::ByRequest(_) => f.write_str("by request"),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The tower layer.
+//!
+//! 1. A request is protected if its route has a policy, its method is among the policy's, and it
+//!    has an `Idempotency-Key` (or needs one). Any other passes through untouched.
+//! 2. Its body is read, up to a limit, before anything is claimed. A bad key or an unknown caller
+//!    is refused before that.
+//! 3. From the claim on, the handler runs on a task of its own: a client that hangs up neither
+//!    cancels it nor loses its outcome. The handler finds an [`Execution`] in the request's
+//!    extensions.
+//! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only
+//!    then does the client get it. One that is too large, or a stream, is final without its body
+//!    before the client gets any of it; a client that hangs up after that does cancel the stream.
+//! 5. The handler's own errors are untouched. What they mean for the key is *unknown*.
+//!
+//! A layer inside of a router that strips a path prefix sees the stripped path: give
+//! [`RouteOptions::target`] there, or two routes may count as one.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
+//! use hapax_http::server::{
+//!     IdempotencyLayer, KeyRule, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
+//! };
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+//! let engine = Idempotency::builder(Arc::new(store)).build();
+//! let caller = ScopeSource::headers([http::header::AUTHORIZATION], MissingScope::Reject);
+//! let options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
+//! let layer = IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?);
+//!
+//! let app: axum::Router = axum::Router::new()
+//!     .route("/orders", axum::routing::post(|| async { "ordered" }))
+//!     .layer(layer);
+//! # drop(app);
+//! # Ok(())
+//! # }
+//! ```
+
+mod execution;
+mod future;
+mod gate;
+mod gather;
+mod guard;
+mod layer;
+mod memory;
+mod observe;
+mod policy;
+mod scope;
+mod service;
+mod work;
+
+pub use execution::Execution;
+pub use future::ResponseFuture;
+pub use gate::Drained;
+pub use layer::IdempotencyLayer;
+pub use observe::{Event, Observer, Recorded};
+pub use policy::{
+    ClassifyFn, CompletionOutage, Doubt, KeyRule, Reconcile, Reconciled, RouteError, RouteOptions,
+    RoutePolicy, StoreOutage, TargetFn,
+};
+pub use scope::{MissingScope, ScopeRefused, ScopeSource};
+pub use service::IdempotencyService;

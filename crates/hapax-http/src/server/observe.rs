@@ -1,0 +1,69 @@
+//! What an operator may count.
+//!
+//! A trait of one method, not a metrics facade: a facade's recorder is global, so that two layers
+//! of a process, or two tests, could not be told apart, and every user would carry it. Each
+//! exporter is a few lines on top.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::classify::Class;
+use crate::problem::Code;
+
+/// Something that happened to a request with a key, or without one that needs it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A handler ran and its outcome was decided.
+    Executed {
+        /// What its response means.
+        class: Class,
+        /// Whether the store has it.
+        recorded: Recorded,
+        /// Which execution of the record it was, from 1.
+        attempt: u32,
+        /// How long the handler took, its response included.
+        took: Duration,
+    },
+    /// A kept answer was given again.
+    Replayed {
+        /// For how long it is still kept, where that is known. Retries that come close to its end
+        /// say that the retention is too short.
+        expires_in: Option<Duration>,
+    },
+    /// An answer that is not a handler's.
+    Refused(Code),
+    /// The store is away and the route is *open*: a handler runs unprotected.
+    Unprotected,
+    /// A response was too large, or streamed, and only its status is kept.
+    NotRetained,
+    /// A handler's override header had an invalid value and was ignored.
+    InvalidOverride,
+    /// A hook was asked about an unknown outcome.
+    Asked,
+}
+
+/// Whether the store has an outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Recorded {
+    /// It has.
+    Stored,
+    /// It will, when it returns.
+    Pending,
+    /// It never will: another execution took over, or the record is gone.
+    Lost,
+}
+
+/// Hears of everything. Called on the path of requests: it counts, and returns.
+pub trait Observer: fmt::Debug + Send + Sync + 'static {
+    /// `route` is the name in the route's options.
+    fn observe(&self, route: &str, event: Event);
+}
+
+/// Hears nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Nobody;
+
+impl Observer for Nobody {
+    fn observe(&self, _: &str, _: Event) {}
+}

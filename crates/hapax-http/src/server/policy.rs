@@ -1,0 +1,242 @@
+//! What holds for a route.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::machine::Hook;
+use hapax::store::BoxFuture;
+use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError};
+use http::request::Parts;
+use http::{Method, Response, Uri};
+
+use super::scope::ScopeSource;
+use crate::classify::{Class, Profile};
+use crate::fingerprint::HttpScheme;
+use crate::header::Grammar;
+use crate::stored::Cookies;
+
+/// Whether a protected request needs a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum KeyRule {
+    /// Without one it passes through, untouched and unprotected.
+    #[default]
+    Optional,
+    /// Without one it is refused: 400 `missing-key`.
+    Required,
+}
+
+/// What becomes of a request while the store is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StoreOutage {
+    /// It is refused: 503 `store-unavailable`.
+    #[default]
+    Closed,
+    /// It executes unprotected, and the answer says `Idempotency-Protected: false`.
+    Open,
+}
+
+/// What the client gets when the store goes away between execution and completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CompletionOutage {
+    /// The answer, with `Idempotency-Recorded: pending`.
+    #[default]
+    Deliver,
+    /// 503 `outcome-pending`: an answer that could be forgotten is not given.
+    Withhold,
+}
+
+/// Finds a request's target in its head.
+pub type TargetFn = dyn Fn(&Parts) -> Uri + Send + Sync;
+
+/// Finds a class in a response's head.
+pub type ClassifyFn = dyn Fn(&http::response::Parts) -> Option<Class> + Send + Sync;
+
+/// The options of a route. Start from `RouteOptions::default()`.
+#[derive(Clone)]
+pub struct RouteOptions {
+    /// The route's name in metrics; of a fixed set, since each is a label. Default: empty.
+    pub name: Arc<str>,
+    /// Whether a key is needed. Default: optional.
+    pub key: KeyRule,
+    /// Which values are keys. Default: lenient.
+    pub grammar: Grammar,
+    /// Protected methods; requests with others pass through. Default: POST and PATCH.
+    pub methods: Vec<Method>,
+    /// Lease, retention, unknown outcomes, copies in flight.
+    pub policy: Policy,
+    /// Who is asked under [`OnUnknown::Reconcile`]; when is said by `policy.hook`.
+    pub reconcile: Option<Arc<dyn Reconcile>>,
+    /// What of a request counts when it is compared with a retry.
+    pub fingerprint: HttpScheme,
+    /// The request's target as clients know it, where the layer sees a shortened one: inside of a
+    /// router that strips a prefix. Default: the request's own.
+    pub target: Option<Arc<TargetFn>>,
+    /// What a status means. Default: standard.
+    pub profile: Profile,
+    /// What a response means, where its status does not say it; `None` leaves it to the profile.
+    pub classify: Option<Arc<ClassifyFn>>,
+    /// Whether `Set-Cookie` is kept and replayed. Default: it is not.
+    pub cookies: Cookies,
+    /// Responses are streamed, not kept: a key is final at the headers. Default: only for
+    /// `text/event-stream`.
+    pub stream: bool,
+    /// The largest body of a request with a key, in bytes. Default: 1 MiB.
+    pub max_request_body: usize,
+    /// The largest body of a response that is kept, in bytes. Default: 1 MiB; at most
+    /// [`RouteOptions::MAX_RESPONSE_BODY`].
+    pub max_response_body: usize,
+    /// What becomes of a request while the store is away. Default: refused.
+    pub store_outage: StoreOutage,
+    /// What the client gets when the store goes away in between. Default: the answer.
+    pub completion_outage: CompletionOutage,
+}
+
+impl RouteOptions {
+    /// The largest response body that fits into a record together with a head, in bytes.
+    pub const MAX_RESPONSE_BODY: usize = hapax::codec::MAX_OUTCOME - (1 << 20);
+}
+
+impl Default for RouteOptions {
+    fn default() -> Self {
+        Self {
+            name: Arc::from(""),
+            key: KeyRule::default(),
+            grammar: Grammar::default(),
+            methods: vec![Method::POST, Method::PATCH],
+            policy: Policy::default(),
+            reconcile: None,
+            fingerprint: HttpScheme::default(),
+            target: None,
+            profile: Profile::default(),
+            classify: None,
+            cookies: Cookies::default(),
+            stream: false,
+            max_request_body: 1 << 20,
+            max_response_body: 1 << 20,
+            store_outage: StoreOutage::default(),
+            completion_outage: CompletionOutage::default(),
+        }
+    }
+}
+
+impl fmt::Debug for RouteOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouteOptions")
+            .field("name", &self.name)
+            .field("key", &self.key)
+            .field("methods", &self.methods)
+            .field("policy", &self.policy)
+            .field("fingerprint", &self.fingerprint.name())
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What holds for a route: a scope, and options that go together.
+#[derive(Clone, Debug)]
+pub struct RoutePolicy {
+    pub(super) scope: ScopeSource,
+    pub(super) options: RouteOptions,
+}
+
+impl RoutePolicy {
+    /// Checks that the options go together.
+    ///
+    /// # Errors
+    /// [`RouteError`] says what would break a promise in production.
+    pub fn new(scope: ScopeSource, options: RouteOptions) -> Result<Self, RouteError> {
+        options.policy.check()?;
+        let block = options.policy.terms.on_unknown == OnUnknown::Block;
+        if block && options.store_outage == StoreOutage::Open {
+            return Err(RouteError::OpenBlock);
+        }
+        match (&options.reconcile, options.policy.hook) {
+            (Some(_), None) => return Err(RouteError::NoHookTimes),
+            (None, Some(Hook { .. })) => return Err(RouteError::NoReconcile),
+            _ => {}
+        }
+        if options.max_response_body > RouteOptions::MAX_RESPONSE_BODY {
+            return Err(RouteError::LargeResponses);
+        }
+        if options.methods.is_empty() {
+            return Err(RouteError::NoMethods);
+        }
+        Ok(Self { scope, options })
+    }
+
+    /// The route's options.
+    #[must_use]
+    pub const fn options(&self) -> &RouteOptions {
+        &self.options
+    }
+}
+
+/// Options that do not go together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// The engine's part of the policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// *Open* executes what *block* promises never to execute twice.
+    #[error("`open` breaks the promise of `block`: it executes without a record")]
+    OpenBlock,
+    /// There is somebody to ask, but not when.
+    #[error("a reconcile hook needs `policy.hook`: when it may be asked, and for how long")]
+    NoHookTimes,
+    /// There are times to ask at, but nobody to ask.
+    #[error("`policy.hook` needs a reconcile hook to ask")]
+    NoReconcile,
+    /// Larger than a record may be.
+    #[error("responses above 63 MiB cannot be kept")]
+    LargeResponses,
+    /// Nothing would be protected.
+    #[error("no method is protected")]
+    NoMethods,
+}
+
+/// An execution that nobody knows the outcome of.
+#[derive(Clone, Debug)]
+pub struct Doubt {
+    /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
+    /// refused from then on.
+    pub fence: FencingToken,
+    /// The key it had.
+    pub key: Key,
+    /// The head of the retry; it has the same fingerprint.
+    pub request: Parts,
+}
+
+/// What became of an execution.
+#[derive(Debug)]
+pub enum Reconciled {
+    /// It happened, and this is its response.
+    Happened(Response<Bytes>),
+    /// It did not happen, and never will under that fence: the retry executes.
+    DidNotHappen,
+    /// Nobody can say yet: the retry gets 409 `outcome-unknown`.
+    CannotSay,
+}
+
+/// Who is asked what became of an execution. Asynchronous functions of a [`Doubt`] are.
+///
+/// An answer that takes longer than `policy.hook.timeout`, or a panic, is *cannot say*.
+pub trait Reconcile: Send + Sync + 'static {
+    /// Finds out.
+    fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled>;
+}
+
+impl<F, A> Reconcile for F
+where
+    F: Fn(Doubt) -> A + Send + Sync + 'static,
+    A: Future<Output = Reconciled> + Send + 'static,
+{
+    fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled> {
+        Box::pin(self(doubt))
+    }
+}
+
+/// How long a client should wait before it comes again where nothing better is known.
+pub(super) const COME_BACK: Duration = Duration::from_secs(1);

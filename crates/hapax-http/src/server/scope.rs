@@ -1,0 +1,137 @@
+//! Whose key it is.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hapax::Scope;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+
+use crate::problem::{Code, Problem};
+
+/// Where the scope of a key comes from. There is no default: two callers in one scope can see
+/// each other's answers.
+///
+/// A replay does not check credentials again. With credentials as the scope, whoever can present
+/// them gets the answer, even after they were revoked.
+#[derive(Clone)]
+pub struct ScopeSource(Source);
+
+#[derive(Clone)]
+enum Source {
+    Shared,
+    Headers { names: Arc<[HeaderName]>, missing: MissingScope },
+    Function(Arc<ScopeFn>),
+}
+
+type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeRefused> + Send + Sync;
+
+/// What becomes of a request without one of the headers that name the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MissingScope {
+    /// It is refused: 400 `missing-scope`.
+    #[default]
+    Reject,
+    /// A header that is not there is a caller of its own: all who send none share a scope.
+    Shared,
+}
+
+/// Why a request has no scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScopeRefused {
+    /// It does not say who the caller is: 400 `missing-scope`.
+    Missing,
+    /// It says it in a way that changes with every request: 400 `unstable-scope`.
+    Unstable,
+}
+
+impl ScopeSource {
+    /// One scope for every caller. Only right where all callers trust each other.
+    #[must_use]
+    pub const fn shared() -> Self {
+        Self(Source::Shared)
+    }
+
+    /// All values of these headers together.
+    ///
+    /// `Authorization` schemes that sign each request (Digest, AWS4, Signature, DPoP) are refused:
+    /// under them every retry would come from another caller.
+    #[must_use]
+    pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
+        Self(Source::Headers { names: names.into_iter().collect(), missing })
+    }
+
+    /// What a function of the request's head says: an authenticated user out of the extensions,
+    /// say. It must be the same for every attempt of the same caller.
+    #[must_use]
+    pub fn function(
+        scope: impl Fn(&Parts) -> Result<Scope, ScopeRefused> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Source::Function(Arc::new(scope)))
+    }
+
+    pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Problem> {
+        let refused = match &self.0 {
+            Source::Shared => return Ok(Scope::shared()),
+            Source::Function(scope) => scope(parts),
+            Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
+        };
+        refused.map_err(|refused| match refused {
+            ScopeRefused::Missing => {
+                Problem::new(Code::MissingScope, "The request does not say who the caller is.")
+            }
+            ScopeRefused::Unstable => Problem::new(
+                Code::UnstableScope,
+                "These credentials change with every request, so that a retry could not be told \
+                 from another caller's request.",
+            ),
+        })
+    }
+
+    /// The headers it reads.
+    pub(super) fn names(&self) -> &[HeaderName] {
+        match &self.0 {
+            Source::Headers { names, .. } => names,
+            Source::Shared | Source::Function(_) => &[],
+        }
+    }
+}
+
+impl fmt::Debug for ScopeSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Shared => f.write_str("ScopeSource(shared)"),
+            Source::Headers { names, missing } => {
+                f.debug_tuple("ScopeSource").field(names).field(missing).finish()
+            }
+            Source::Function(_) => f.write_str("ScopeSource(function)"),
+        }
+    }
+}
+
+fn from_headers(
+    headers: &HeaderMap,
+    names: &[HeaderName],
+    missing: MissingScope,
+) -> Result<Scope, ScopeRefused> {
+    let mut parts = Vec::new();
+    for name in names {
+        let before = parts.len();
+        for value in headers.get_all(name) {
+            if *name == AUTHORIZATION && changes_by_request(value) {
+                return Err(ScopeRefused::Unstable);
+            }
+            parts.push((name.as_str(), value.as_bytes()));
+        }
+        if parts.len() == before && missing == MissingScope::Reject {
+            return Err(ScopeRefused::Missing);
+        }
+    }
+    Ok(Scope::of(parts))
+}
+
+fn changes_by_request(credentials: &HeaderValue) -> bool {
+    let scheme = credentials.as_bytes().trim_ascii_start().split(|byte| *byte == b' ').next();
+    let scheme = scheme.unwrap_or_default().to_ascii_lowercase();
+    scheme.starts_with(b"aws4") || matches!(&scheme[..], b"digest" | b"signature" | b"dpop")
+}

@@ -1,0 +1,139 @@
+//! The service: what is let through, refused, or guarded, by a request's head alone.
+
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hapax::{Key, Scope};
+use http::request::Parts;
+use http::{HeaderName, Request, Response};
+use tower_service::Service;
+
+use super::future::ResponseFuture;
+use super::gate::Pass;
+use super::guard::guard;
+use super::layer::IdempotencyLayer;
+use super::policy::{COME_BACK, KeyRule, RoutePolicy};
+use crate::body::{Body, BoxError};
+use crate::header::{self, IDEMPOTENCY_KEY};
+use crate::problem::{Code, Problem};
+use crate::stored::named_by_connection;
+
+/// A service behind an [`IdempotencyLayer`].
+#[derive(Clone, Debug)]
+pub struct IdempotencyService<S> {
+    layer: Arc<IdempotencyLayer>,
+    inner: S,
+}
+
+impl<S> IdempotencyService<S> {
+    pub(super) const fn new(layer: Arc<IdempotencyLayer>, inner: S) -> Self {
+        Self { layer, inner }
+    }
+}
+
+impl<S, Q, B> Service<Request<Q>> for IdempotencyService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        // The one that is ready is called; a clone of it need not be.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let (parts, body) = request.into_parts();
+        match admit(&self.layer, &parts) {
+            Admission::Pass => {
+                let request = Request::from_parts(parts, Body::new(body));
+                ResponseFuture::passing(inner.call(request))
+            }
+            Admission::Refuse(response) => ResponseFuture::refused(response),
+            Admission::Guard(ticket) => {
+                let layer = Arc::clone(&self.layer);
+                ResponseFuture::guarded(Box::pin(guard(layer, ticket, inner, parts, body)))
+            }
+        }
+    }
+}
+
+enum Admission {
+    /// Not ours: untouched and unmarked.
+    Pass,
+    Refuse(Response<Body>),
+    Guard(Ticket),
+}
+
+/// A request that has a key and a scope.
+pub(super) struct Ticket {
+    pub(super) policy: Arc<RoutePolicy>,
+    pub(super) key: Key,
+    pub(super) scope: Scope,
+    pub(super) pass: Pass,
+}
+
+fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
+    let Some(policy) = layer.routes.policy(parts) else {
+        return Admission::Pass;
+    };
+    if layer.gate.is_draining() {
+        return Admission::Refuse(layer.refuse(&policy, &draining()));
+    }
+    let options = &policy.options;
+    if !options.methods.contains(&parts.method) {
+        return Admission::Pass;
+    }
+    let key = match header::key(&parts.headers, options.grammar) {
+        Ok(Some(key)) => key,
+        Ok(None) if options.key == KeyRule::Optional => return Admission::Pass,
+        Ok(None) => {
+            let detail = format!("{} requests here need an Idempotency-Key.", parts.method);
+            let problem = Problem::new(Code::MissingKey, detail);
+            return Admission::Refuse(layer.refuse(&policy, &problem));
+        }
+        Err(error) => {
+            let problem = Problem::new(Code::InvalidKey, format!("{error}."));
+            return Admission::Refuse(layer.refuse(&policy, &problem));
+        }
+    };
+    let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
+    match scope {
+        Err(problem) => Admission::Refuse(layer.refuse(&policy, &problem)),
+        Ok(scope) => match layer.gate.enter() {
+            None => Admission::Refuse(layer.refuse(&policy, &draining())),
+            Some(pass) => Admission::Guard(Ticket { policy, key, scope, pass }),
+        },
+    }
+}
+
+/// A sender that has the key or its scope removed on the way would have it mean something else
+/// here than behind the next hop.
+fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
+    let named = named_by_connection(&parts.headers);
+    let ours = |name: &HeaderName| *name == IDEMPOTENCY_KEY || policy.scope.names().contains(name);
+    match named.iter().find(|name| ours(name)) {
+        Some(name) => {
+            let detail = format!("Connection must not name {name}.");
+            Err(Problem::new(Code::MalformedRequest, detail))
+        }
+        None => Ok(()),
+    }
+}
+
+pub(super) fn draining() -> Problem {
+    Problem::new(Code::Draining, "This server is shutting down; another one may answer.")
+        .retry_after(COME_BACK)
+}

@@ -1,0 +1,204 @@
+//! Responses as outcomes: what is kept of them, and in which bytes.
+//!
+//! 1. Kept: status, headers, body and trailers. Not kept: hop-by-hop headers, those that
+//!    `Connection` names, `Date`, every `Idempotency-*`, and `Set-Cookie` unless asked for: a
+//!    cookie may be a credential of one attempt.
+//! 2. The bytes (format [`FORMAT`]) are length-prefixed, big-endian:
+//!    `form u8` (0 whole, 1 not retained), `status u16`; if whole: headers, `body`, trailers. A map
+//!    is `count u32`, then name and value of each line; a text is `length u32` and that many bytes.
+//! 3. Any bytes decode to a response or an error.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hapax::Outcome;
+use http::header::{
+    CONNECTION, DATE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+    SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{Response, StatusCode};
+
+use crate::header::{is_ours, retain};
+
+/// The name of the format in a record's outcome.
+pub const FORMAT: &str = "http/1";
+
+const WHOLE: u8 = 0;
+const NOT_RETAINED: u8 = 1;
+
+/// What is kept of a response.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// All of it.
+    Whole(Whole),
+    /// That it was given, not what it said: it was too large, or streamed.
+    NotRetained {
+        /// The status it was given with.
+        status: StatusCode,
+    },
+}
+
+/// A whole response.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Whole {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers, without those that belong to one connection or one attempt.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+    /// Its trailers.
+    pub trailers: Option<HeaderMap>,
+}
+
+impl Whole {
+    /// What is to be kept of a response.
+    #[must_use]
+    pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
+        let named = named_by_connection(response.headers());
+        let keep = |name: &HeaderName, _: &HeaderValue| {
+            !(is_ours(name)
+                || hop_by_hop(name)
+                || named.contains(name)
+                || *name == DATE
+                || (*name == SET_COOKIE && cookies == Cookies::Drop))
+        };
+        Self {
+            status: response.status(),
+            headers: retain(response.headers(), keep),
+            body: response.body().clone(),
+            trailers: trailers.cloned(),
+        }
+    }
+}
+
+/// Whether `Set-Cookie` is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cookies {
+    /// It is not.
+    #[default]
+    Drop,
+    /// It is, and every replay sets the same cookie.
+    Keep,
+}
+
+impl Stored {
+    /// As a record keeps it.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        Outcome::new(FORMAT, self.encode())
+    }
+
+    /// As a record kept it.
+    ///
+    /// # Errors
+    /// [`NotStored`] if the record is another door's, or damaged.
+    pub fn from_outcome(outcome: &Outcome) -> Result<Self, NotStored> {
+        if outcome.format() == FORMAT { Self::decode(outcome.bytes()) } else { Err(NotStored) }
+    }
+
+    /// The status.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Self::Whole(whole) => whole.status,
+            Self::NotRetained { status } => *status,
+        }
+    }
+
+    fn encode(&self) -> Bytes {
+        let mut out = BytesMut::new();
+        match self {
+            Self::NotRetained { status } => {
+                out.put_u8(NOT_RETAINED);
+                out.put_u16(status.as_u16());
+            }
+            Self::Whole(Whole { status, headers, body, trailers }) => {
+                out.reserve(body.len() + 1024);
+                out.put_u8(WHOLE);
+                out.put_u16(status.as_u16());
+                put_map(&mut out, headers);
+                put(&mut out, body);
+                out.put_u8(u8::from(trailers.is_some()));
+                if let Some(trailers) = trailers {
+                    put_map(&mut out, trailers);
+                }
+            }
+        }
+        out.freeze()
+    }
+
+    fn decode(bytes: &Bytes) -> Result<Self, NotStored> {
+        let mut rest = bytes.clone();
+        let form = rest.try_get_u8().map_err(|_| NotStored)?;
+        let status = rest.try_get_u16().map_err(|_| NotStored)?;
+        let status = StatusCode::from_u16(status).map_err(|_| NotStored)?;
+        let stored = match form {
+            NOT_RETAINED => Self::NotRetained { status },
+            WHOLE => {
+                let headers = take_map(&mut rest)?;
+                let body = take(&mut rest)?;
+                let trailers = match rest.try_get_u8() {
+                    Ok(0) => None,
+                    Ok(1) => Some(take_map(&mut rest)?),
+                    _ => return Err(NotStored),
+                };
+                Self::Whole(Whole { status, headers, body, trailers })
+            }
+            _ => return Err(NotStored),
+        };
+        if rest.is_empty() { Ok(stored) } else { Err(NotStored) }
+    }
+}
+
+/// The bytes are not a stored response.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the outcome is not a stored HTTP response")]
+pub struct NotStored;
+
+/// Whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
+#[must_use]
+pub fn hop_by_hop(name: &HeaderName) -> bool {
+    [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION]
+        .contains(name)
+        || matches!(name.as_str(), "keep-alive" | "proxy-connection")
+}
+
+/// The headers that `Connection` says belong to one connection.
+#[must_use]
+pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .collect()
+}
+
+fn put(out: &mut BytesMut, bytes: &[u8]) {
+    // Nothing here comes near 4 GiB: bodies have a limit, and so have the heads of messages.
+    out.put_u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+    out.put_slice(bytes);
+}
+
+fn put_map(out: &mut BytesMut, map: &HeaderMap) {
+    out.put_u32(u32::try_from(map.len()).unwrap_or(u32::MAX));
+    for (name, value) in map {
+        put(out, name.as_str().as_bytes());
+        put(out, value.as_bytes());
+    }
+}
+
+fn take(rest: &mut Bytes) -> Result<Bytes, NotStored> {
+    let length = rest.try_get_u32().map_err(|_| NotStored)? as usize;
+    if length > rest.len() { Err(NotStored) } else { Ok(rest.split_to(length)) }
+}
+
+fn take_map(rest: &mut Bytes) -> Result<HeaderMap, NotStored> {
+    let count = rest.try_get_u32().map_err(|_| NotStored)?;
+    let mut map = HeaderMap::new();
+    for _ in 0..count {
+        let name = HeaderName::from_bytes(&take(rest)?).map_err(|_| NotStored)?;
+        let value = HeaderValue::from_maybe_shared(take(rest)?).map_err(|_| NotStored)?;
+        map.try_append(name, value).map_err(|_| NotStored)?;
+    }
+    Ok(map)
+}

@@ -1,0 +1,108 @@
+use std::time::Duration;
+
+use hapax_http::classify::{Class, Override, Profile, classify_grpc, is_grpc};
+use http::StatusCode;
+use http::header::{HeaderMap, HeaderValue};
+
+fn classes(profile: Profile, class: Class) -> Vec<u16> {
+    (200..600).filter(|status| profile.classify(code(*status)) == class).collect()
+}
+
+fn code(status: u16) -> StatusCode {
+    StatusCode::from_u16(status).unwrap()
+}
+
+#[test]
+fn wire_14_the_standard_table() {
+    let retryable = [401, 403, 408, 413, 421, 425, 429, 503];
+    assert_eq!(classes(Profile::Standard, Class::Retryable), retryable);
+    let unknown: Vec<_> = (500..600).filter(|status| *status != 503).collect();
+    assert_eq!(classes(Profile::Standard, Class::Unknown), unknown);
+    let kept: Vec<_> = (200..500).filter(|status| !retryable.contains(status)).collect();
+    assert_eq!(classes(Profile::Standard, Class::Final), kept);
+}
+
+#[test]
+fn wire_16_stripe_v1_keeps_all_but_409_and_429() {
+    assert_eq!(classes(Profile::StripeV1, Class::Retryable), [409, 429]);
+    assert_eq!(classes(Profile::StripeV1, Class::Unknown), [0; 0]);
+}
+
+#[test]
+fn wire_16_success_only_keeps_2xx() {
+    assert_eq!(classes(Profile::SuccessOnly, Class::Final), Vec::from_iter(200..300));
+    assert_eq!(classes(Profile::SuccessOnly, Class::Unknown), [0; 0]);
+}
+
+#[test]
+fn wire_16_profiles_are_one_word() {
+    for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
+        assert_eq!(profile.to_string().parse(), Ok(profile));
+    }
+    assert!("Standard".parse::<Profile>().is_err());
+}
+
+fn said(lines: &[(&'static str, &'static str)]) -> Override {
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines {
+        headers.append(*name, HeaderValue::from_static(value));
+    }
+    Override::from_headers(&headers)
+}
+
+#[test]
+fn wire_16_a_response_overrides_by_headers() {
+    for class in [Class::Final, Class::Retryable, Class::Unknown] {
+        let found = said(&[("idempotency-outcome", class.as_str())]);
+        assert_eq!(found, Override { class: Some(class), ..Override::default() });
+    }
+    let found = said(&[("idempotency-retention", "3600")]);
+    let hour = Some(Duration::from_secs(3600));
+    assert_eq!(found, Override { retention: hour, ..Override::default() });
+}
+
+#[test]
+fn wire_23_an_invalid_override_is_ignored_and_counted() {
+    for value in ["", "Final", "final, final", "final;x"] {
+        let found = said(&[("idempotency-outcome", value)]);
+        assert_eq!(found, Override { invalid: 1, ..Override::default() }, "{value}");
+    }
+    for value in ["", "0", "-1", "+1", "1.5", "1h", "99999999999", " 1x"] {
+        let found = said(&[("idempotency-retention", value)]);
+        assert_eq!(found, Override { invalid: 1, ..Override::default() }, "{value}");
+    }
+    let twice = said(&[("idempotency-outcome", "final"), ("idempotency-outcome", "final")]);
+    assert_eq!(twice, Override { invalid: 1, ..Override::default() });
+}
+
+#[test]
+fn wire_16_grpc_goes_by_its_own_status() {
+    let with = |status: &'static str| {
+        let mut map = HeaderMap::new();
+        map.insert("grpc-status", HeaderValue::from_static(status));
+        map
+    };
+    let none = HeaderMap::new();
+    for status in 0..17u8 {
+        let expected = match status {
+            8 | 14 => Class::Retryable,
+            2 | 4 | 13 | 15 => Class::Unknown,
+            _ => Class::Final,
+        };
+        let status: &'static str = status.to_string().leak();
+        assert_eq!(classify_grpc(&none, Some(&with(status))), expected, "{status}");
+        assert_eq!(classify_grpc(&with(status), None), expected, "{status}");
+    }
+    assert_eq!(classify_grpc(&none, None), Class::Unknown);
+    for (kind, grpc) in [
+        ("application/grpc", true),
+        ("application/grpc+proto", true),
+        ("application/grpc;x", true),
+        ("application/grpc-web", false),
+        ("application/json", false),
+    ] {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", HeaderValue::from_static(kind));
+        assert_eq!(is_grpc(&headers), grpc, "{kind}");
+    }
+}

@@ -1,0 +1,126 @@
+use bytes::Bytes;
+use hapax::Outcome;
+use hapax_http::stored::{Cookies, FORMAT, NotStored, Stored, Whole};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use proptest::prelude::*;
+
+fn headers() -> impl Strategy<Value = HeaderMap> {
+    let name = "[a-z][a-z0-9-]{0,8}".prop_map(|name| HeaderName::try_from(name).unwrap());
+    let value = prop::collection::vec(prop_oneof![Just(b'\t'), 0x20..=0x7eu8, 0x80u8..], 0..12)
+        .prop_map(|value| HeaderValue::from_bytes(&value).unwrap());
+    prop::collection::vec((name, value), 0..8).prop_map(|lines| {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(name, value);
+        }
+        map
+    })
+}
+
+fn stored() -> impl Strategy<Value = Stored> {
+    let status = || (100u16..1000).prop_map(|status| StatusCode::from_u16(status).unwrap());
+    let body = prop::collection::vec(any::<u8>(), 0..64).prop_map(Bytes::from);
+    let whole = (status(), headers(), body, prop::option::of(headers()));
+    prop_oneof![
+        1 => status().prop_map(|status| Stored::NotRetained { status }),
+        4 => whole.prop_map(|(status, headers, body, trailers)| {
+            Stored::Whole(Whole { status, headers, body, trailers })
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn wire_17_what_is_stored_is_read_back(stored in stored()) {
+        prop_assert_eq!(Stored::from_outcome(&stored.outcome()), Ok(stored));
+    }
+
+    #[test]
+    fn any_bytes_are_a_response_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        if let Ok(stored) = Stored::from_outcome(&Outcome::new(FORMAT, bytes.clone())) {
+            let again = stored.outcome();
+            prop_assert_eq!(Stored::from_outcome(&again), Ok(stored));
+        }
+    }
+
+    #[test]
+    fn a_changed_or_missing_byte_never_panics(
+        stored in stored(),
+        at in any::<prop::sample::Index>(),
+        to: u8,
+    ) {
+        let bytes = stored.outcome().bytes().to_vec();
+        let at = at.index(bytes.len());
+        let cut = Outcome::new(FORMAT, bytes[..at].to_vec());
+        prop_assert_eq!(Stored::from_outcome(&cut), Err(NotStored));
+        let mut changed = bytes;
+        changed[at] = to;
+        let _ = Stored::from_outcome(&Outcome::new(FORMAT, changed));
+    }
+}
+
+#[test]
+fn another_doors_outcome_is_not_read() {
+    let bytes = Stored::NotRetained { status: StatusCode::OK }.outcome().bytes().clone();
+    assert_eq!(Stored::from_outcome(&Outcome::new("http/2", bytes)), Err(NotStored));
+}
+
+/// The bytes of a record outlive a version: they must not change.
+#[test]
+fn the_format_stays() {
+    let mut headers = HeaderMap::new();
+    headers.append("a", HeaderValue::from_static("1"));
+    headers.append("a", HeaderValue::from_static(""));
+    let mut trailers = HeaderMap::new();
+    trailers.append("t", HeaderValue::from_static("2"));
+    let whole = Whole {
+        status: StatusCode::CREATED,
+        headers,
+        body: Bytes::from_static(b"xyz"),
+        trailers: Some(trailers),
+    };
+    let expected = [
+        &[0, 0, 201, 0, 0, 0, 2][..],
+        &[0, 0, 0, 1, b'a', 0, 0, 0, 1, b'1', 0, 0, 0, 1, b'a', 0, 0, 0, 0],
+        &[0, 0, 0, 3, b'x', b'y', b'z', 1, 0, 0, 0, 1, 0, 0, 0, 1, b't', 0, 0, 0, 1, b'2'],
+    ]
+    .concat();
+    assert_eq!(Stored::Whole(whole).outcome().bytes(), &expected);
+    let unkept = Stored::NotRetained { status: StatusCode::OK }.outcome();
+    assert_eq!(unkept.bytes(), &[1, 0, 200][..]);
+}
+
+#[test]
+fn a_count_of_four_billion_allocates_nothing() {
+    let bytes = [0, 0, 200, 255, 255, 255, 255, 255, 255, 255, 255];
+    assert_eq!(Stored::from_outcome(&Outcome::new(FORMAT, bytes.to_vec())), Err(NotStored));
+}
+
+#[test]
+fn wire_17_what_belongs_to_a_connection_or_an_attempt_is_not_kept() {
+    let response = Response::builder()
+        .header("connection", "close, X-Hop")
+        .header("x-hop", "1")
+        .header("transfer-encoding", "chunked")
+        .header("keep-alive", "timeout=5")
+        .header("date", "Thu, 01 Jan 1970 00:00:00 GMT")
+        .header("set-cookie", "a=1")
+        .header("idempotency-replayed", "false")
+        .header("idempotency-outcome", "final")
+        .header("x-b", "2")
+        .header("x-a", "1")
+        .header("x-b", "3")
+        .header("trailer", "x-t")
+        .body(Bytes::from_static(b"body"))
+        .unwrap();
+    let lines = |whole: &Whole| -> Vec<String> {
+        let line =
+            |(name, value): (_, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+        whole.headers.iter().map(line).collect()
+    };
+    let kept = Whole::of(&response, None, Cookies::Drop);
+    assert_eq!(lines(&kept), ["x-b: 2", "x-b: 3", "x-a: 1", "trailer: x-t"]);
+    let kept = Whole::of(&response, None, Cookies::Keep);
+    assert_eq!(lines(&kept), ["set-cookie: a=1", "x-b: 2", "x-b: 3", "x-a: 1", "trailer: x-t"]);
+}
