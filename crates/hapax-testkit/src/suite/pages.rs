@@ -39,6 +39,7 @@ where
             assert!(cells.len() <= limit as usize, "{} cells of {limit}", cells.len());
             assert!(!(cells.is_empty() && more), "an empty page that is not the last");
             found.extend(cells);
+            assert!(found.len() <= all.len(), "pages of {limit} hold a cell twice");
             if !more {
                 break;
             }

@@ -7,5 +7,6 @@
     reason = "tests fail by panicking"
 )]
 
+mod broken;
 mod history;
 mod memory;

@@ -1,0 +1,309 @@
+//! The suite finds stores that break its rules: each bug fails at least one of them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{Clock, FencingToken, Inspect, State, Store, StoreError, StoreKey, Timestamp};
+use hapax_testkit::ManualClock;
+use hapax_testkit::suite::{ClockFixture, Fixture, clock_rules, inspect_rules, store_rules};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Bug {
+    None,
+    ChecksThenSets,
+    RepeatsConflict,
+    RepeatsWriteAgain,
+    ConflictsWrite,
+    ConflictsBringNothing,
+    WritesInTwoSteps,
+    SharesCellsOfSimilarKeys,
+    TruncatesOutcomes,
+    ForgetsWhetherAsking,
+    ForgetsTheCheckpoint,
+    FencesAreTheClock,
+    FencesGrowWithEveryWrite,
+    ReleasesForgetTheFence,
+    LeasesCountFromZero,
+    DeadlinesWrap,
+    ExpiredIsAbsent,
+    ReapsAtTheKeep,
+    ReapsByTheLease,
+    ReapsWhatIsKeptForEver,
+    ReapsByTheFirstWrite,
+    ReapsPastTheLimit,
+    ReapSaysThereIsNoMore,
+    PagesRepeatTheirFirstKey,
+    PagesLeaveOutTheExpired,
+    PagesSayThereIsNoMore,
+    FencesForgetTheLast,
+}
+
+#[derive(Debug)]
+struct Broken {
+    clock: Arc<ManualClock>,
+    bug: Bug,
+    cells: Mutex<BTreeMap<StoreKey, (Cell, Timestamp)>>,
+}
+
+impl Broken {
+    fn name(&self, key: StoreKey) -> StoreKey {
+        let mut bytes = *key.as_bytes();
+        if self.bug == Bug::SharesCellsOfSimilarKeys {
+            bytes[31] = 0;
+        }
+        StoreKey::from_bytes(bytes)
+    }
+
+    async fn swap(&self, swap: Swap) -> Swapped {
+        let key = self.name(swap.key);
+        if self.bug == Bug::ChecksThenSets {
+            let before = self.cells.lock().unwrap().get(&key).cloned();
+            tokio::task::yield_now().await;
+            let (answer, after) = self.decide(before, &swap);
+            after.and_then(|after| self.cells.lock().unwrap().insert(key, after));
+            return answer;
+        }
+        if self.bug == Bug::WritesInTwoSteps {
+            self.tear(&key, &swap);
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        let mut cells = self.cells.lock().unwrap();
+        let (answer, after) = self.decide(cells.get(&key).cloned(), &swap);
+        after.and_then(|after| cells.insert(key, after));
+        answer
+    }
+
+    /// Writes the outcome, and leaves the tag to the second step.
+    fn tear(&self, key: &StoreKey, swap: &Swap) {
+        if let Some((cell, _)) = self.cells.lock().unwrap().get_mut(key)
+            && Some(cell.tag) == swap.expected
+        {
+            cell.record.state = swap.draft.record.state.clone();
+        }
+    }
+
+    /// What to answer, and what to write if anything.
+    fn decide(
+        &self,
+        before: Option<(Cell, Timestamp)>,
+        swap: &Swap,
+    ) -> (Swapped, Option<(Cell, Timestamp)>) {
+        let now = self.clock.now();
+        let first = before.as_ref().map_or(now, |(_, first)| *first);
+        let found = before.map(|(cell, _)| cell);
+        let after = self.write(now, found.as_ref(), swap);
+        if let Some(cell) = &found
+            && cell.tag == swap.tag
+            && self.bug != Bug::RepeatsConflict
+        {
+            let again = (self.bug == Bug::RepeatsWriteAgain).then_some((after, first));
+            return (Swapped::Stored(stamped(now, cell)), again);
+        }
+        if found.as_ref().map(|cell| cell.tag) != swap.expected {
+            let cell = found.filter(|_| self.bug != Bug::ConflictsBringNothing);
+            let written = (self.bug == Bug::ConflictsWrite).then_some((after, first));
+            return (Swapped::Conflict(Snapshot { now, cell }), written);
+        }
+        (Swapped::Stored(stamped(now, &after)), Some((after, first)))
+    }
+
+    fn write(&self, now: Timestamp, found: Option<&Cell>, swap: &Swap) -> Cell {
+        let last = found.map(|cell| cell.fence);
+        let mut record = swap.draft.record.clone();
+        if let State::Done(outcome) = &record.state
+            && self.bug == Bug::TruncatesOutcomes
+        {
+            let short = outcome.bytes().slice(..outcome.bytes().len().min(65_536));
+            record.state = State::Done(hapax::Outcome::new(outcome.format(), short));
+        }
+        if let State::Unknown { asking, .. } = &mut record.state {
+            *asking &= self.bug != Bug::ForgetsWhetherAsking;
+        }
+        if self.bug == Bug::ForgetsTheCheckpoint {
+            record.checkpoint = None;
+        }
+        let released = record.state == State::Released && self.bug == Bug::ReleasesForgetTheFence;
+        let fence = match (swap.draft.stamp, last, self.bug) {
+            _ if released => FencingToken::new(0),
+            (Stamp::NextFence, _, Bug::FencesAreTheClock) => FencingToken::new(now.as_micros()),
+            (Stamp::NextFence, Some(_), Bug::FencesForgetTheLast) => {
+                FencingToken::next(Some(FencingToken::new(0)), now)
+            }
+            (Stamp::Keep, Some(last), bug) if bug != Bug::FencesGrowWithEveryWrite => last,
+            _ => FencingToken::next(last, now),
+        };
+        let from = if self.bug == Bug::LeasesCountFromZero { Timestamp::default() } else { now };
+        let after = |duration: Duration| match self.bug {
+            Bug::DeadlinesWrap => {
+                Timestamp::from_micros(from.as_micros().wrapping_add(duration.as_micros() as u64))
+            }
+            _ => from.after(duration),
+        };
+        Cell {
+            tag: swap.tag,
+            fence,
+            lease_until: after(swap.draft.lease),
+            keep_until: swap.draft.keep.map(after),
+            record,
+        }
+    }
+
+    fn due(&self, cell: &Cell, first: Timestamp) -> Timestamp {
+        let lease = cell.record.terms.lease;
+        match self.bug {
+            Bug::ReapsAtTheKeep => cell.keep_until.unwrap_or(Timestamp::MAX),
+            Bug::ReapsByTheLease => cell.lease_until.after(lease),
+            Bug::ReapsWhatIsKeptForEver => cell.keep_until.unwrap_or_default().after(lease),
+            Bug::ReapsByTheFirstWrite => first.after(Duration::from_millis(300)),
+            _ => cell.keep_until.map_or(Timestamp::MAX, |until| until.after(lease)),
+        }
+    }
+
+    fn reap(&self, limit: usize) -> Reaped {
+        let now = self.clock.now();
+        let mut cells = self.cells.lock().unwrap();
+        let due = |(_, (cell, first)): &(&_, &(Cell, Timestamp))| self.due(cell, *first) <= now;
+        let limit = if self.bug == Bug::ReapsPastTheLimit { usize::MAX } else { limit };
+        let keys: Vec<_> = cells.iter().filter(due).map(|(key, _)| *key).collect();
+        keys.iter().take(limit).for_each(|key| drop(cells.remove(key)));
+        Reaped {
+            removed: keys.len().min(limit) as u32,
+            more: keys.len() > limit && self.bug != Bug::ReapSaysThereIsNoMore,
+        }
+    }
+}
+
+fn stamped(now: Timestamp, cell: &Cell) -> Stamped {
+    Stamped { now, fence: cell.fence, lease_until: cell.lease_until }
+}
+
+impl Store for Broken {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move { Ok(self.swap(swap).await) })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        let now = self.clock.now();
+        let cell = self.cells.lock().unwrap().get(&self.name(*key)).map(|(cell, _)| cell.clone());
+        let expired = |cell: &Cell| cell.keep_until.is_some_and(|until| until <= now);
+        let cell = cell.filter(|cell| self.bug != Bug::ExpiredIsAbsent || !expired(cell));
+        Box::pin(async move { Ok(Snapshot { now, cell }) })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move { Ok(self.reap(limit.get() as usize)) })
+    }
+}
+
+impl Inspect for Broken {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        let now = self.clock.now();
+        let after = |key: &StoreKey| match after {
+            Some(after) if self.bug == Bug::PagesRepeatTheirFirstKey => *key >= after,
+            Some(after) => *key > after,
+            None => true,
+        };
+        let shown = |cell: &Cell| {
+            self.bug != Bug::PagesLeaveOutTheExpired || cell.keep_until.is_none_or(|end| end > now)
+        };
+        let cells = self.cells.lock().unwrap();
+        let mut rest: Vec<_> = cells
+            .iter()
+            .filter(|(key, (cell, _))| after(key) && shown(cell))
+            .map(|(key, (cell, _))| (*key, Ok(cell.clone())))
+            .collect();
+        let limit = limit.get() as usize;
+        let more = rest.len() > limit && self.bug != Bug::PagesSayThereIsNoMore;
+        rest.truncate(limit);
+        Box::pin(async move { Ok(Page { now, cells: rest, more }) })
+    }
+}
+
+struct Suspect(Bug, Arc<ManualClock>);
+
+impl Fixture for Suspect {
+    type Store = Broken;
+
+    const EXPIRES_BY_ITSELF: bool = false;
+
+    async fn open(&self) -> Arc<Broken> {
+        let Self(bug, clock) = self;
+        Arc::new(Broken { clock: clock.clone(), bug: *bug, cells: Mutex::default() })
+    }
+
+    async fn pass(&self, _: &Broken, by: Duration) {
+        self.1.advance(by);
+    }
+}
+
+impl ClockFixture for Suspect {
+    async fn step_back(&self, _: &Broken, by: Duration) {
+        let now = self.1.now().as_micros();
+        self.1.set(Timestamp::from_micros(now - by.as_micros() as u64));
+    }
+}
+
+/// Whether every rule holds for a store with this bug.
+async fn passes(bug: Bug) -> bool {
+    let suspect = Suspect(bug, Arc::default());
+    let rules = async move {
+        store_rules(&suspect).await;
+        inspect_rules(&suspect).await;
+        clock_rules(&suspect).await;
+    };
+    // A rule that never ends, a page that repeats for ever, has found its bug as well.
+    let rules = tokio::time::timeout(Duration::from_secs(20), rules);
+    matches!(tokio::spawn(rules).await, Ok(Ok(())))
+}
+
+macro_rules! found {
+    ($($name:ident: $bug:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $name() {
+                assert!(!passes(Bug::$bug).await, "{:?} keeps every rule", Bug::$bug);
+            }
+        )*
+    };
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn finds_nothing_where_there_is_nothing() {
+    assert!(passes(Bug::None).await);
+}
+
+found! {
+    finds_a_check_before_a_set: ChecksThenSets
+    finds_repeats_that_conflict: RepeatsConflict
+    finds_repeats_that_write_again: RepeatsWriteAgain
+    finds_conflicts_that_write: ConflictsWrite
+    finds_conflicts_that_bring_nothing: ConflictsBringNothing
+    finds_a_write_in_two_steps: WritesInTwoSteps
+    finds_shared_cells: SharesCellsOfSimilarKeys
+    finds_truncated_outcomes: TruncatesOutcomes
+    finds_a_forgotten_question: ForgetsWhetherAsking
+    finds_a_forgotten_checkpoint: ForgetsTheCheckpoint
+    finds_fences_of_the_clock_alone: FencesAreTheClock
+    finds_fences_of_any_write: FencesGrowWithEveryWrite
+    finds_a_fence_lost_by_a_release: ReleasesForgetTheFence
+    finds_leases_from_zero: LeasesCountFromZero
+    finds_deadlines_that_wrap: DeadlinesWrap
+    finds_expired_cells_that_are_hidden: ExpiredIsAbsent
+    finds_reaping_at_the_keep: ReapsAtTheKeep
+    finds_reaping_by_the_lease: ReapsByTheLease
+    finds_reaping_of_what_has_no_end: ReapsWhatIsKeptForEver
+    finds_reaping_by_the_first_write: ReapsByTheFirstWrite
+    finds_reaping_past_the_limit: ReapsPastTheLimit
+    finds_reaping_that_stops_too_soon: ReapSaysThereIsNoMore
+    finds_pages_that_overlap: PagesRepeatTheirFirstKey
+    finds_pages_without_the_expired: PagesLeaveOutTheExpired
+    finds_pages_that_end_too_soon: PagesSayThereIsNoMore
+    finds_fences_that_forget_the_last: FencesForgetTheLast
+}
