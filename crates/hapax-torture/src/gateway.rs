@@ -1,0 +1,124 @@
+//! The gateway as a process: started, waited for, killed.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::dice::Dice;
+use crate::{Fault, Policy};
+
+/// How long a gateway may take to open its file and listen.
+const START: Duration = Duration::from_secs(20);
+
+/// How to start a gateway; the same for each of its lives but for the upstream's port.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) program: PathBuf,
+    pub(crate) store: String,
+    pub(crate) policy: Policy,
+    pub(crate) port: u16,
+    /// Where standard error goes: the last life's alone.
+    pub(crate) log: PathBuf,
+}
+
+/// A gateway that runs.
+pub(crate) struct Gateway {
+    child: Child,
+    plan: Plan,
+}
+
+impl Plan {
+    pub(crate) fn start(&self, upstream: u16) -> io::Result<Gateway> {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("gateway")
+            .args(["--listen", &format!("127.0.0.1:{}", self.port), "--admin", "off"])
+            .args(["--upstream", &format!("http://127.0.0.1:{upstream}")])
+            .args(["--store", &self.store])
+            .args(["--on-unknown", &self.policy.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&self.log)?)
+            .kill_on_drop(true);
+        match self.policy {
+            Policy::Reexecute => {
+                command.args(["--in-flight", "wait", "--wait-for", "2s"]);
+            }
+            Policy::Block => {}
+            Policy::Reconcile => {
+                // The hook is asked one upstream time-out after the lapse.
+                let url = format!("http://127.0.0.1:{upstream}/outcome");
+                command.args(["--reconcile-url", &url, "--upstream-timeout", "1s"]);
+            }
+        }
+        Ok(Gateway { child: command.spawn()?, plan: self.clone() })
+    }
+}
+
+impl Gateway {
+    /// Waits until it listens. Its file is open then: it opens it first.
+    pub(crate) async fn ready(&mut self) -> Result<(), Fault> {
+        let deadline = Instant::now() + START;
+        while TcpStream::connect(("127.0.0.1", self.plan.port)).await.is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(self.failure(&format!("ended by itself with {status}")));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failure(&format!("was not ready after {START:?}")));
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+
+    /// SIGKILL, and waits until the process is gone.
+    pub(crate) async fn kill(&mut self) -> Result<(), Fault> {
+        if let Some(status) = self.child.try_wait()? {
+            return Err(self.failure(&format!("ended by itself with {status}")));
+        }
+        Ok(self.child.kill().await?)
+    }
+
+    /// SIGTERM; it must finish what it has in hand and end well.
+    pub(crate) async fn terminate(mut self) -> Result<(), Fault> {
+        let Some(id) = self.child.id() else {
+            return Err(self.failure("ended by itself"));
+        };
+        Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
+        let ended = timeout(START, self.child.wait()).await;
+        match ended {
+            Ok(Ok(status)) if ExitStatus::success(&status) => Ok(()),
+            Ok(Ok(status)) => Err(self.failure(&format!("answered SIGTERM with {status}"))),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(self.failure(&format!("had not ended {START:?} after SIGTERM"))),
+        }
+    }
+
+    fn failure(&self, what: &str) -> Fault {
+        let log = std::fs::read_to_string(&self.plan.log).unwrap_or_default();
+        let last: Vec<&str> = log.lines().rev().take(5).collect();
+        let last: String = last.into_iter().rev().map(|line| format!("\n    {line}")).collect();
+        Fault(format!("{}: the gateway {what}{last}", self.plan.policy))
+    }
+}
+
+/// A port below those that the system gives to clients: while the gateway is dead, nobody else is
+/// given its port, and no client connects to itself.
+pub(crate) fn free_port(dice: &mut Dice) -> Result<u16, Fault> {
+    let port = || 20_000 + (dice.below(10_000) as u16);
+    std::iter::repeat_with(port)
+        .take(100)
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .ok_or_else(|| Fault("no free port between 20000 and 30000".into()))
+}
+
+/// `file:` and the path of a new file in `folder`.
+pub(crate) fn store_in(folder: &Path) -> String {
+    format!("file:{}", folder.join("hapax.db").display())
+}

@@ -1,0 +1,145 @@
+//! Every rule of the judge, broken once.
+
+use super::*;
+
+const KEY: &str = "key";
+
+/// An upstream and a client that write into a ledger.
+struct Play(Ledger);
+
+impl Play {
+    fn new(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(policy);
+        ledger.asked_for(KEY);
+        Self(ledger)
+    }
+
+    fn executes(mut self, fence: u64, life: u64) -> Self {
+        self.0.begin(KEY, fence, life);
+        self.0.take_effect(KEY, fence);
+        self
+    }
+
+    fn declines(mut self, fence: u64, life: u64) -> Self {
+        self.0.begin(KEY, fence, life);
+        self.0.decline(KEY, fence);
+        self
+    }
+
+    fn answers(self, fence: u64, replayed: bool) -> Self {
+        let effect = Effect::of(KEY, fence);
+        self.answers_with(Answer { effect, fence: Some(fence), replayed })
+    }
+
+    fn answers_with(mut self, answer: Answer) -> Self {
+        self.0.answer(KEY, &answer);
+        self
+    }
+
+    fn unknown(mut self) -> Self {
+        self.0.unknown(KEY);
+        self
+    }
+
+    #[track_caller]
+    fn fine(mut self) -> Counts {
+        let (counts, violations) = self.0.verdict();
+        assert_eq!(violations, [""; 0]);
+        counts
+    }
+
+    #[track_caller]
+    fn breaks(mut self, promise: &str) {
+        let (_, violations) = self.0.verdict();
+        assert_eq!(violations.len(), 1, "{violations:?}");
+        assert!(violations[0].contains(promise), "{violations:?}");
+    }
+}
+
+#[test]
+fn an_answer_and_its_replays_are_fine_under_every_policy() {
+    for policy in Policy::ALL {
+        let counts = Play::new(policy).executes(1, 0).answers(1, false).answers(1, true).fine();
+        assert_eq!((counts.answered, counts.replays, counts.duplicates), (1, 1, 0));
+        Play::new(policy).declines(1, 0).executes(2, 0).answers(2, false).fine();
+    }
+}
+
+#[test]
+fn reexecute_may_execute_again_in_the_next_life_only() {
+    let again = || Play::new(Policy::Reexecute).executes(1, 0);
+    let counts = again().executes(2, 1).answers(2, false).fine();
+    assert_eq!((counts.executed_again, counts.answers_lost, counts.duplicates), (1, 1, 1));
+    again().executes(2, 0).breaks("though the gateway lived");
+}
+
+#[test]
+fn block_never_executes_again() {
+    Play::new(Policy::Block).executes(1, 0).unknown().fine();
+    let mut play = Play::new(Policy::Block);
+    play.0.begin(KEY, 1, 0);
+    play.0.begin(KEY, 2, 1);
+    play.breaks("again under block");
+}
+
+#[test]
+fn reconcile_takes_effect_once() {
+    let mut play = Play::new(Policy::Reconcile).executes(1, 0);
+    assert_eq!(play.0.reconcile(KEY, 1), Some(1));
+    play.answers(1, true).fine();
+    Play::new(Policy::Reconcile).executes(1, 0).executes(2, 1).breaks("took effect twice");
+}
+
+#[test]
+fn what_the_hook_ruled_out_takes_no_effect_later() {
+    let mut play = Play::new(Policy::Reconcile);
+    play.0.begin(KEY, 1, 0);
+    assert_eq!(play.0.reconcile(KEY, 1), None);
+    play.0.begin(KEY, 2, 1);
+    assert!(play.0.take_effect(KEY, 2));
+    assert!(!play.0.take_effect(KEY, 1));
+    play.answers(2, false).fine();
+}
+
+#[test]
+fn nothing_executes_after_an_answer() {
+    Play::new(Policy::Reexecute)
+        .executes(1, 0)
+        .answers(1, false)
+        .executes(2, 1)
+        .breaks("executed after it was answered");
+}
+
+#[test]
+fn fences_grow() {
+    Play::new(Policy::Reexecute).declines(2, 0).declines(2, 1).breaks("does not follow");
+    Play::new(Policy::Reexecute).declines(2, 0).declines(1, 1).breaks("does not follow");
+}
+
+#[test]
+fn an_answer_stays_as_it_was() {
+    let answered = || Play::new(Policy::Reexecute).executes(1, 0).executes(2, 1).answers(2, false);
+    answered().answers(1, true).breaks("answered for fence 2, then for 1");
+    answered().answers(2, false).breaks("not marked");
+    let mut effect = Effect::of(KEY, 2);
+    effect.body.push(0);
+    answered().answers_with(Answer { effect, fence: Some(2), replayed: true }).breaks("changed");
+    let mut effect = Effect::of(KEY, 2);
+    effect.status += 1;
+    answered().answers_with(Answer { effect, fence: Some(2), replayed: true }).breaks("changed");
+}
+
+#[test]
+fn an_answer_comes_from_an_effect() {
+    Play::new(Policy::Block).declines(1, 0).answers(1, false).breaks("took no effect");
+}
+
+#[test]
+fn unknown_is_said_where_it_may_be() {
+    Play::new(Policy::Reexecute).executes(1, 0).unknown().breaks("unknown under reexecute");
+    Play::new(Policy::Block)
+        .executes(1, 0)
+        .answers(1, false)
+        .unknown()
+        .breaks("after it was answered");
+}

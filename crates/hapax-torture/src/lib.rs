@@ -1,0 +1,150 @@
+//! Kills a gateway again and again under load, and checks that no promise breaks.
+//!
+//! For each `on_unknown` policy there is a world of its own: a real gateway process on a file, an
+//! upstream that counts executions by key and fence, and clients that retry with the same key.
+//! The gateway gets SIGKILL at random instants, some of them while it recovers from the last one.
+//! At the end every answer that a client ever received is asked for again.
+//!
+//! What must hold is listed in `ledger.rs`. What SIGKILL cannot show is what a power failure
+//! loses: the system keeps what was written but never synced. Images of the file show that.
+
+mod client;
+mod dice;
+mod effect;
+mod gateway;
+mod ledger;
+mod upstream;
+mod world;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use ledger::Counts;
+
+use dice::Dice;
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The program `hapax`.
+    pub gateway: PathBuf,
+    /// How often to kill, over all policies.
+    pub kills: u64,
+    /// From which the instants and the clients' choices follow.
+    pub seed: u64,
+    /// Concurrent clients of each gateway.
+    pub clients: u64,
+    /// A store other than a new file for each gateway: `memory:`, to see this fail.
+    pub store: Option<String>,
+}
+
+/// A gateway's `--on-unknown`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// Executes again.
+    Reexecute,
+    /// Never executes again by itself.
+    Block,
+    /// Asks first.
+    Reconcile,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Reexecute, Self::Block, Self::Reconcile];
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Reexecute => "reexecute",
+            Self::Block => "block",
+            Self::Reconcile => "reconcile",
+        })
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What each policy's world saw.
+    pub counts: Vec<(Policy, Counts)>,
+    /// Promises that were broken, the first few of each world.
+    pub violations: Vec<String>,
+}
+
+/// The run could not go on: a gateway did not start, or ended by itself.
+#[derive(Debug)]
+pub struct Fault(pub(crate) String);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl From<std::io::Error> for Fault {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Runs the worlds of all policies at once, and judges them.
+///
+/// # Errors
+/// [`Fault`] when a gateway does not come up again or ends by itself: a broken promise as well.
+pub async fn run(options: &Options) -> Result<Report, Fault> {
+    let folder = tempfile::tempdir()?;
+    let mut dice = Dice::new(options.seed);
+    let share = options.kills / Policy::ALL.len() as u64;
+    let rest = options.kills - share * Policy::ALL.len() as u64;
+    let mut world = |policy, kills| world::run(options, policy, kills, folder.path(), dice.split());
+    let (one, two, three) = tokio::try_join!(
+        world(Policy::Reexecute, share),
+        world(Policy::Block, share + rest),
+        world(Policy::Reconcile, share),
+    )?;
+    let mut report = Report { counts: Vec::new(), violations: Vec::new() };
+    for (policy, (counts, violations)) in Policy::ALL.into_iter().zip([one, two, three]) {
+        report.counts.push((policy, counts));
+        report.violations.extend(violations);
+    }
+    Ok(report)
+}
+
+/// Faults that a long run must have met, in a sentence for each that it did not.
+#[must_use]
+pub fn missing(report: &Report) -> Vec<String> {
+    let mut missing = Vec::new();
+    for (policy, counts) in &report.counts {
+        let mut want = |what: &str, count: u64| {
+            if count == 0 {
+                missing.push(format!("{policy}: no {what}"));
+            }
+        };
+        want("kill in mid-request", counts.kills_in_execution);
+        want("kill during a start", counts.kills_in_start);
+        want("replay", counts.replays);
+        match policy {
+            Policy::Reexecute => {
+                want("second execution", counts.executed_again);
+                want("answer that was lost", counts.answers_lost);
+            }
+            Policy::Block => want("unknown outcome", counts.unknown),
+            Policy::Reconcile => {
+                want("answer of the hook that it happened", counts.hook_happened);
+                want("answer of the hook that it did not", counts.hook_did_not);
+                want("answer of the hook that it cannot say", counts.hook_cannot_say);
+            }
+        }
+    }
+    missing
+}
+
+/// A poisoned lock's data is as good as any: the panic is reported where it happened.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
