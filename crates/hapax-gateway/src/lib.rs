@@ -1,1 +1,51 @@
-//! Under construction.
+//! Idempotency in front of any HTTP service, in any language.
+//!
+//! A reverse proxy around the layer of [`hapax_http`]: what the layer promises holds for the service
+//! behind it, which need not know. What it adds:
+//!
+//! 1. Requests that could be read in two ways are refused before anything is claimed.
+//! 2. Of a request without an answer it knows whether anything of it was sent. If nothing was, the
+//!    key is free again; if anything was, the outcome is unknown.
+//! 3. Operators see and resolve keys on a listener of their own.
+//! 4. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
+//!    unknown.
+//!
+//! It is not a load balancer (one upstream), it does not cache (only requests with keys are
+//! remembered), and it never changes a body.
+//!
+//! ```
+//! use hapax_gateway::{Config, Gateway, StoreUrl};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut config = Config::new("http://127.0.0.1:3000".parse()?);
+//! config.listen = "127.0.0.1:0".parse()?;
+//! config.admin = None;
+//! config.store = StoreUrl::Memory;
+//! let gateway = Gateway::start(config).await?;
+//! println!("listening on {}", gateway.local_addr());
+//! gateway.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod admin;
+mod config;
+mod front;
+mod gateway;
+mod guard;
+pub mod keys;
+mod listener;
+mod memory;
+mod metrics;
+mod proxy;
+mod reconcile;
+mod store;
+mod units;
+mod upstream;
+mod work;
+
+pub use config::{Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
+pub use gateway::{Ended, Gateway, Running, StartError};
+pub use store::{Opened, StoreOpenError};
+pub use units::{Size, UnitError, parse_duration};

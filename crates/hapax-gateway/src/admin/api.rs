@@ -1,0 +1,204 @@
+//! The API: JSON in, JSON out.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hapax::{ClaimError, Key, StoreError, StoreKey};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Admin;
+use crate::keys::{Became, Decision, KeysError, List};
+
+type Shared = State<Arc<Admin>>;
+
+pub(super) fn routes() -> Router<Arc<Admin>> {
+    Router::new()
+        .route("/stats", get(stats))
+        .route("/keys", get(list))
+        .route("/keys/lookup", post(lookup))
+        .route("/keys/{id}", get(show))
+        .route("/keys/{id}/release", post(release))
+        .route("/keys/{id}/resolve", post(resolve))
+}
+
+/// An error as JSON.
+pub(super) fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    (status, Json(json!({ "code": code, "error": message }))).into_response()
+}
+
+async fn stats(State(admin): Shared) -> Response {
+    let engine = admin.engine.stats();
+    Json(json!({
+        "now": {
+            "requests": admin.work.in_hand(),
+            "in_flight": engine.in_flight,
+            "waiting": engine.waiting,
+            "held_back": engine.held_back,
+            "held_back_bytes": engine.held_back_bytes,
+            "store_up": admin.store_up.load(Ordering::Relaxed),
+        },
+        "since_start": admin.metrics.totals(),
+    }))
+    .into_response()
+}
+
+async fn list(State(admin): Shared, list: Result<Query<List>, QueryRejection>) -> Response {
+    match list {
+        Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
+        Ok(Query(list)) => answer(admin.keys.list(list).await),
+    }
+}
+
+async fn show(State(admin): Shared, Path(id): Path<String>) -> Response {
+    match StoreKey::from_hex(&id) {
+        None => bad_id(),
+        Some(id) => answer(admin.keys.show(&id).await),
+    }
+}
+
+/// Which key: in a body, so that neither key nor scope is in the log of any proxy.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lookup {
+    key: String,
+    /// The value of the one header that names the caller, or each by its name.
+    #[serde(default)]
+    scope: Option<ScopeText>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ScopeText {
+    Value(String),
+    Headers(Vec<(String, String)>),
+}
+
+async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>) -> Response {
+    let Lookup { key, scope } = match body {
+        Ok(Json(lookup)) => lookup,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    let key = match Key::new(&key) {
+        Ok(key) => key,
+        Err(invalid) => {
+            return error(StatusCode::BAD_REQUEST, "bad-request", &invalid.to_string());
+        }
+    };
+    let Some(scope) = headers(&admin.scope, scope) else {
+        let message = "`scope` is the value of the header that names the caller, or a list of \
+                       [header, value]";
+        return error(StatusCode::BAD_REQUEST, "bad-request", message);
+    };
+    answer(admin.keys.show(&admin.keys.id(&scope, &key)).await)
+}
+
+/// In the order in which the gateway reads them.
+fn headers(
+    names: &[HeaderName],
+    scope: Option<ScopeText>,
+) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let given = match scope {
+        None => return Some(Vec::new()),
+        Some(ScopeText::Value(value)) => {
+            let [name] = names else { return None };
+            return Some(vec![(name.clone(), HeaderValue::from_str(&value).ok()?)]);
+        }
+        Some(ScopeText::Headers(given)) => given,
+    };
+    let mut left = given.len();
+    let mut found = Vec::new();
+    for name in names {
+        for (_, value) in given.iter().filter(|(it, _)| name.as_str().eq_ignore_ascii_case(it)) {
+            found.push((name.clone(), HeaderValue::from_str(value).ok()?));
+            left -= 1;
+        }
+    }
+    (left == 0).then_some(found)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Release {
+    fence: u64,
+    #[serde(default)]
+    force: bool,
+}
+
+async fn release(
+    State(admin): Shared,
+    Path(id): Path<String>,
+    body: Result<Json<Release>, JsonRejection>,
+) -> Response {
+    let Release { fence, force } = match body {
+        Ok(Json(release)) => release,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    let decision = Decision {
+        fence,
+        force,
+        outcome: Became::DidNotHappen,
+        status: None,
+        headers: Vec::new(),
+        body: None,
+        body_base64: None,
+    };
+    decide(&admin, &id, decision).await
+}
+
+async fn resolve(
+    State(admin): Shared,
+    Path(id): Path<String>,
+    body: Result<Json<Decision>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(Json(decision)) => decide(&admin, &id, decision).await,
+        Err(rejected) => bad_body(&rejected),
+    }
+}
+
+async fn decide(admin: &Admin, id: &str, decision: Decision) -> Response {
+    let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
+    let (fence, outcome) = (decision.fence, decision.outcome);
+    let decided = admin.keys.resolve(&id, decision).await;
+    if decided.is_ok() {
+        tracing::info!(%id, fence, ?outcome, "an operator decided what became of a key");
+    }
+    answer(decided.map(|()| json!({ "id": id.to_string() })))
+}
+
+fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
+    let refused = match result {
+        Ok(value) => return Json(value).into_response(),
+        Err(refused) => refused,
+    };
+    let (status, code) = match &refused {
+        KeysError::NotFound => (StatusCode::NOT_FOUND, "not-found"),
+        KeysError::InFlight => (StatusCode::CONFLICT, "in-flight"),
+        KeysError::Changed => (StatusCode::CONFLICT, "changed"),
+        KeysError::Contended => (StatusCode::CONFLICT, "contended"),
+        KeysError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad-request"),
+        KeysError::Store(StoreError::Corrupt(_))
+        | KeysError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "corrupt")
+        }
+        KeysError::Store(_) | KeysError::Engine(_) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable")
+        }
+    };
+    error(status, code, &refused.to_string())
+}
+
+fn bad_id() -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", "an id has 64 hexadecimal digits")
+}
+
+fn bad_body(rejected: &JsonRejection) -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text())
+}

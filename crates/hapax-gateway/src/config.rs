@@ -1,0 +1,355 @@
+//! What a gateway is told, and what is refused before anything starts.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use hapax::machine::Hook;
+use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
+use hapax_http::classify::Profile;
+use hapax_http::problem::DocsUrl;
+use hapax_http::server::{KeyRule, MissingScope, RouteError, StoreOutage};
+use hapax_http::stored::hop_by_hop;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderName, Method, Uri};
+
+/// Everything a gateway is told. [`Config::new`] has the defaults.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where clients connect. Default `127.0.0.1:8080`.
+    pub listen: SocketAddr,
+    /// The service to protect: `http://HOST[:PORT]`.
+    pub upstream: Uri,
+    /// The operators' listener; `None` for none. Default `127.0.0.1:9090`.
+    pub admin: Option<SocketAddr>,
+    /// What operators must show as `Authorization: Bearer`; needed unless `admin` is on loopback.
+    pub admin_token: Option<String>,
+    /// Where records are kept. Default `file:./hapax.db`.
+    pub store: StoreUrl,
+    /// The file of the secret, 64 hexadecimal digits. A `file:` store makes its own beside it.
+    pub secret_file: Option<PathBuf>,
+    /// Whether protected methods need a key. Default: optional.
+    pub key: KeyRule,
+    /// Which methods are protected. Default POST and PATCH.
+    pub methods: Vec<Method>,
+    /// Who the caller is. Default: `authorization` on a loopback listener; elsewhere there is none.
+    pub scope: Option<Callers>,
+    /// What a request without its scope headers gets. Default: [`MissingScope::Shared`] with the
+    /// default scope, else [`MissingScope::Reject`].
+    pub scope_missing: Option<MissingScope>,
+    /// How long a dead process blocks its key. Default 30 s.
+    pub lease: Duration,
+    /// How long an outcome is replayed. Default 24 h.
+    pub retention: Duration,
+    /// What a copy of a request in flight gets. Default: it is rejected.
+    pub in_flight: InFlight,
+    /// What a retry of an unknown outcome gets. Default: it is executed again.
+    pub on_unknown: OnUnknown,
+    /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH`; for
+    /// [`OnUnknown::Reconcile`].
+    pub reconcile_url: Option<Uri>,
+    /// What statuses mean. Default [`Profile::Standard`].
+    pub profile: Profile,
+    /// Whether requests are executed unprotected while the store is away. Default: they are not.
+    pub store_outage: StoreOutage,
+    /// The largest request body with a key, in bytes. Default 1 MiB.
+    pub max_request_body: usize,
+    /// The largest response body that is kept, in bytes. Default 1 MiB.
+    pub max_response_body: usize,
+    /// After which silence of the upstream an outcome is unknown. Default 60 s.
+    pub upstream_timeout: Duration,
+    /// After which silence the store counts as unreachable. Default 2 s.
+    pub store_timeout: Duration,
+    /// How many copies of one key may wait. Default 100.
+    pub max_waiters: usize,
+    /// Where the API documents its refusals.
+    pub docs_url: Option<DocsUrl>,
+    /// Whether `Set-Cookie` is replayed. Default `false`.
+    pub replay_set_cookie: bool,
+    /// How long work in hand may take to finish at the end. Default 25 s.
+    pub drain_timeout: Duration,
+    /// How much is served and held at once.
+    pub limits: Limits,
+}
+
+/// How much a gateway serves and holds at once, and how slow its clients may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Connections of clients; further ones wait to be accepted. Default 4,096.
+    pub connections: usize,
+    /// Bytes of memory held for the bodies of requests and responses under protection. A request
+    /// waits for its share as long as a slow body may take, then it is refused. Default 256 MiB.
+    pub body_memory: usize,
+    /// How long a client may take to send a request's head; also how long a connection may be
+    /// idle. Default 30 s.
+    pub head_timeout: Duration,
+    /// How long a client may be silent in the middle of a body, or take nothing of an answer.
+    /// Default 30 s.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            body_memory: 256 << 20,
+            head_timeout: Duration::from_secs(30),
+            stall: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, in front of `upstream`.
+    #[must_use]
+    pub fn new(upstream: Uri) -> Self {
+        let Terms { lease, retention, on_unknown } = Policy::default().terms;
+        Self {
+            listen: (Ipv4Addr::LOCALHOST, 8080).into(),
+            upstream,
+            admin: Some((Ipv4Addr::LOCALHOST, 9090).into()),
+            admin_token: None,
+            store: StoreUrl::File("./hapax.db".into()),
+            secret_file: None,
+            key: KeyRule::Optional,
+            methods: vec![Method::POST, Method::PATCH],
+            scope: None,
+            scope_missing: None,
+            lease,
+            retention,
+            in_flight: InFlight::Reject,
+            on_unknown,
+            reconcile_url: None,
+            profile: Profile::Standard,
+            store_outage: StoreOutage::Closed,
+            max_request_body: 1 << 20,
+            max_response_body: 1 << 20,
+            upstream_timeout: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(2),
+            max_waiters: 100,
+            docs_url: None,
+            replay_set_cookie: false,
+            drain_timeout: Duration::from_secs(25),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Settles what depends on each other, and refuses what would only show in production.
+    pub(crate) fn settle(&self) -> Result<Settled, ConfigError> {
+        let upstream = authority(&self.upstream).ok_or(ConfigError::Upstream)?;
+        if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
+            return Err(ConfigError::UpstreamPath);
+        }
+        let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
+        if self.methods.is_empty() {
+            return Err(ConfigError::NoMethods);
+        }
+        let (callers, missing) = self.callers()?;
+        for (name, value) in [
+            ("--upstream-timeout", self.upstream_timeout),
+            ("--store-timeout", self.store_timeout),
+            ("--head-timeout", self.limits.head_timeout),
+            ("--body-timeout", self.limits.stall),
+        ] {
+            if value.is_zero() {
+                return Err(ConfigError::ZeroTimeout(name));
+            }
+        }
+        if let InFlight::Wait(patience) = self.in_flight
+            && patience.is_zero()
+        {
+            return Err(ConfigError::ZeroTimeout("--wait-for"));
+        }
+        // Requests and responses have a half each.
+        if self.max_request_body.max(self.max_response_body) > self.limits.body_memory / 2 {
+            return Err(ConfigError::BodyMemory);
+        }
+        if self.store_outage == StoreOutage::Open && self.on_unknown == OnUnknown::Block {
+            return Err(ConfigError::OpenBlock);
+        }
+        if let Some(admin) = self.admin
+            && !admin.ip().is_loopback()
+            && self.admin_token.is_none()
+        {
+            return Err(ConfigError::AdminToken(admin));
+        }
+        if self.admin_token.as_ref().is_some_and(|token| !is_token(token)) {
+            return Err(ConfigError::TokenText);
+        }
+        Ok(Settled { upstream, reconcile, callers, missing, policy: self.policy()? })
+    }
+
+    fn policy(&self) -> Result<Policy, ConfigError> {
+        let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
+        let hook = self
+            .reconcile_url
+            .is_some()
+            // What the dead owner sent may run for as long as an upstream may be silent.
+            .then_some(Hook { after: upstream_timeout, timeout: ANSWER });
+        let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
+        match policy.check() {
+            Ok(()) => Ok(policy),
+            Err(PolicyError::NoHook) => Err(ConfigError::ReconcileUrl),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn callers(&self) -> Result<(Callers, MissingScope), ConfigError> {
+        let Some(scope) = &self.scope else {
+            if !self.listen.ip().is_loopback() {
+                return Err(ConfigError::Scope(self.listen));
+            }
+            let missing = self.scope_missing.unwrap_or(MissingScope::Shared);
+            return Ok((Callers::Headers(vec![http::header::AUTHORIZATION]), missing));
+        };
+        if let Callers::Headers(names) = scope {
+            if names.is_empty() {
+                return Err(ConfigError::NoScopeHeaders);
+            }
+            // What the proxy strips or sets itself says nothing of the caller.
+            let useless = |name: &&HeaderName| {
+                hop_by_hop(name)
+                    || name.as_str().starts_with("idempotency-")
+                    || matches!(name.as_str(), "expect" | "content-length")
+            };
+            if let Some(name) = names.iter().find(useless) {
+                return Err(ConfigError::StrippedScope(name.clone()));
+            }
+        }
+        Ok((scope.clone(), self.scope_missing.unwrap_or(MissingScope::Reject)))
+    }
+}
+
+/// How long the upstream may take to say what became of an operation.
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// What follows from a [`Config`].
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) upstream: Authority,
+    pub(crate) reconcile: Option<(Authority, PathAndQuery)>,
+    pub(crate) callers: Callers,
+    pub(crate) missing: MissingScope,
+    pub(crate) policy: Policy,
+}
+
+/// Where records are kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoreUrl {
+    /// `memory:`: forgotten when the process ends.
+    Memory,
+    /// `file:PATH`: a durable file of one process.
+    File(PathBuf),
+}
+
+impl FromStr for StoreUrl {
+    type Err = StoreUrlError;
+
+    fn from_str(text: &str) -> Result<Self, StoreUrlError> {
+        match text.split_once(':') {
+            Some(("memory", "")) => Ok(Self::Memory),
+            Some(("file", path)) if !path.is_empty() => {
+                Ok(Self::File(path.strip_prefix("//").unwrap_or(path).into()))
+            }
+            Some((scheme @ ("redis" | "rediss" | "postgres" | "postgresql"), _)) => {
+                Err(StoreUrlError::NotInThisBuild(scheme.into()))
+            }
+            _ => Err(StoreUrlError::Unknown),
+        }
+    }
+}
+
+/// Not a store that can be opened.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreUrlError {
+    /// A kind of store that this program was built without.
+    #[error("`{0}:` stores are not in this build; there are `memory:` and `file:PATH`")]
+    NotInThisBuild(Box<str>),
+    /// No kind of store.
+    #[error("a store is `memory:` or `file:PATH`")]
+    Unknown,
+}
+
+/// Who the caller is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Callers {
+    /// The values of these headers, together.
+    Headers(Vec<HeaderName>),
+    /// Everyone is the same caller.
+    Everyone,
+}
+
+impl Callers {
+    /// The headers that name the caller.
+    #[must_use]
+    pub fn headers(&self) -> &[HeaderName] {
+        match self {
+            Self::Headers(names) => names,
+            Self::Everyone => &[],
+        }
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each says itself what it is")]
+pub enum ConfigError {
+    #[error("--upstream must be a URL like http://127.0.0.1:3000 (https is not in this build)")]
+    Upstream,
+    #[error("--upstream must not have a path: paths are forwarded as they came")]
+    UpstreamPath,
+    #[error(
+        "--reconcile-url must be a URL like http://127.0.0.1:3000/outcome (https is not in this build)"
+    )]
+    ReconcileTarget,
+    #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
+    ReconcileUrl,
+    #[error("--methods names no method")]
+    NoMethods,
+    #[error("--scope names no header; `none` makes one scope for everyone")]
+    NoScopeHeaders,
+    #[error("--scope cannot be `{0}`: the gateway strips that header or sets it itself")]
+    StrippedScope(HeaderName),
+    #[error(
+        "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
+    )]
+    Scope(SocketAddr),
+    #[error("{0} is zero: nothing could ever happen in time")]
+    ZeroTimeout(&'static str),
+    #[error("--max-body-memory must be at least twice the largest body")]
+    BodyMemory,
+    #[error(
+        "--store-outage open contradicts --on-unknown block: what runs unprotected could run twice"
+    )]
+    OpenBlock,
+    #[error("--admin-token is required when --admin ({0}) is not on loopback")]
+    AdminToken(SocketAddr),
+    #[error("--admin-token must be visible ASCII, at least one character")]
+    TokenText,
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+fn authority(uri: &Uri) -> Option<Authority> {
+    if uri.scheme() != Some(&Scheme::HTTP) {
+        return None;
+    }
+    let authority = uri.authority()?;
+    // `user@host` would send credentials nobody asked for.
+    (!authority.host().is_empty() && !authority.as_str().contains('@')).then(|| authority.clone())
+}
+
+fn reconcile_target(uri: &Uri) -> Result<(Authority, PathAndQuery), ConfigError> {
+    let authority = authority(uri).ok_or(ConfigError::ReconcileTarget)?;
+    let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    Ok((authority, path))
+}
+
+fn is_token(token: &str) -> bool {
+    !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())
+}

@@ -1,0 +1,370 @@
+//! A gateway's life: start, run, drain, end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hapax::{Idempotency, Inspect, Store};
+use hapax_http::server::{
+    IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+};
+use hapax_http::stored::Cookies;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tower_layer::Layer;
+
+use crate::admin::{self, Admin};
+use crate::config::{Callers, Config, ConfigError, Settled};
+use crate::front::Front;
+use crate::keys::Keys;
+use crate::listener;
+use crate::memory::Memory;
+use crate::metrics::Metrics;
+use crate::proxy::Proxy;
+use crate::reconcile::Asker;
+use crate::store::{Opened, StoreOpenError};
+use crate::upstream::Upstream;
+use crate::work::{Phase, Work};
+
+/// How many requests to the upstream may be under way: those of all connections, and executions
+/// whose clients have hung up.
+const PER_CONNECTION: usize = 2;
+
+/// How often expired records are looked for, how many are removed at once, and the pause between
+/// rounds while there are more: the store's other callers go first.
+const REAP_EVERY: Duration = Duration::from_secs(10);
+const REAP_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+const REAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// How often idle upstream connections are looked through.
+const PRUNE_EVERY: Duration = Duration::from_millis(500);
+
+/// How long connections may take to write their last answers.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// Starts gateways.
+#[derive(Clone, Copy, Debug)]
+pub struct Gateway;
+
+/// A gateway that runs. Dropping it stops it at once, as a crash would.
+#[derive(Debug)]
+pub struct Running {
+    local_addr: SocketAddr,
+    admin_addr: Option<SocketAddr>,
+    layer: IdempotencyLayer,
+    engine: Idempotency,
+    upstreams: Vec<Upstream>,
+    opened: Opened,
+    work: Work,
+    store_timeout: Duration,
+    drain_timeout: Duration,
+    listener: Task,
+    admin: Option<Task>,
+    housekeeping: Task,
+}
+
+/// What a drain left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ended {
+    /// Requests that did not end in time: what was sent is recorded as unknown.
+    pub cut_off: usize,
+    /// Outcomes that the store did not take in time. They are lost; their leases lapse.
+    pub not_recorded: usize,
+}
+
+/// Why a gateway did not start. Nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// It was told something that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address could not be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The store did not open.
+    #[error(transparent)]
+    Store(#[from] StoreOpenError),
+}
+
+impl From<RouteError> for StartError {
+    fn from(error: RouteError) -> Self {
+        Self::Config(error.into())
+    }
+}
+
+impl Gateway {
+    /// Starts a gateway as `config` says. It must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(config: Config) -> Result<Running, StartError> {
+        let settled = config.settle()?;
+        let listeners = Listeners::bind(&config).await?;
+        let secret_file = config.secret_file.as_deref();
+        let opened = Opened::open(&config.store, secret_file, listeners.admin_addr()?).await?;
+        run(&config, settled, listeners, opened)
+    }
+
+    /// Starts a gateway on a store that is open already; `config.store` is ignored.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_on(config: Config, opened: Opened) -> Result<Running, StartError> {
+        let settled = config.settle()?;
+        let listeners = Listeners::bind(&config).await?;
+        run(&config, settled, listeners, opened)
+    }
+}
+
+impl Running {
+    /// Where clients connect.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Where operators connect.
+    #[must_use]
+    pub const fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin_addr
+    }
+
+    /// The engine, and what it has in hand.
+    #[must_use]
+    pub const fn engine(&self) -> &Idempotency {
+        &self.engine
+    }
+
+    /// Drains and ends.
+    ///
+    /// 1. No new connections; new requests on those that are there get 503 `draining`.
+    /// 2. What is in hand may end within `drain_timeout`, and is recorded.
+    /// 3. What has not ended then is cut off. Of what was sent to the upstream the outcome is
+    ///    recorded as unknown; what was not sent is released.
+    /// 4. What is held back for the store gets one more store time-out; then everything is closed.
+    pub async fn shutdown(mut self) -> Ended {
+        tracing::info!(requests = self.work.in_hand(), "draining");
+        self.work.enter(Phase::Draining);
+        let (work, engine) = (self.work.clone(), self.engine.clone());
+        let idle = || work.in_hand() == 0 && engine.stats().in_flight == 0;
+        let in_time = listener::settled(self.drain_timeout, idle).await;
+        let mut ended = Ended::default();
+        if !in_time {
+            ended.cut_off = work.in_hand().max(engine.stats().in_flight);
+            for upstream in &self.upstreams {
+                upstream.cut();
+            }
+        }
+        // What the cut ended is recorded now; what hangs elsewhere is unknown.
+        let drained = self.layer.drain(self.store_timeout).await;
+        ended.cut_off = ended.cut_off.max(drained.cut_off);
+        if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
+            ended.not_recorded = self.engine.stats().held_back;
+        }
+        self.work.enter(Phase::Closing);
+        self.listener.join(CLOSE).await;
+        if let Some(admin) = &mut self.admin {
+            admin.join(CLOSE).await;
+        }
+        self.housekeeping.0.abort();
+        self.opened.close().await;
+        tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
+        ended
+    }
+}
+
+/// A task that ends with its owner.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Task {
+    async fn join(&mut self, limit: Duration) {
+        if timeout(limit, &mut self.0).await.is_err() {
+            self.0.abort();
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Listeners {
+    data: TcpListener,
+    admin: Option<TcpListener>,
+}
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, StartError> {
+        let data = bind(config.listen).await?;
+        let admin = match config.admin {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        Ok(Self { data, admin })
+    }
+
+    /// With the port that the kernel chose, where it was to choose one.
+    fn admin_addr(&self) -> Result<Option<SocketAddr>, StartError> {
+        self.admin.as_ref().map(local_addr).transpose()
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+}
+
+fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    let unbound = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+    listener.local_addr().map_err(|source| StartError::Listen { address: unbound, source })
+}
+
+fn run(
+    config: &Config,
+    settled: Settled,
+    listeners: Listeners,
+    opened: Opened,
+) -> Result<Running, StartError> {
+    let engine = engine(config, &opened);
+    let scope_headers = settled.callers.headers().to_vec();
+    let asker = settled.reconcile.map(|target| {
+        let timeout = config.upstream_timeout;
+        Asker::new(target, scope_headers.clone(), config.max_response_body, timeout)
+    });
+    let concurrent = config.limits.connections.saturating_mul(PER_CONNECTION);
+    let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
+    let upstreams = std::iter::once(&upstream)
+        .chain(asker.as_ref().map(Asker::upstream))
+        .cloned()
+        .collect::<Vec<_>>();
+
+    let options = RouteOptions {
+        key: config.key,
+        methods: config.methods.clone(),
+        policy: settled.policy,
+        reconcile: asker.map(|asker| Arc::new(asker) as _),
+        profile: config.profile,
+        cookies: if config.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
+        max_request_body: config.max_request_body,
+        max_response_body: config.max_response_body,
+        store_outage: config.store_outage,
+        ..RouteOptions::default()
+    };
+    let scope = match &settled.callers {
+        Callers::Everyone => ScopeSource::shared(),
+        Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
+    };
+    let metrics = Arc::new(Metrics::new(config.retention));
+    let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
+        .observer(Arc::clone(&metrics) as _);
+    if let Some(docs) = &config.docs_url {
+        layer = layer.docs(docs.clone());
+    }
+
+    let work = Work::new();
+    let (requests, responses) = Memory::halves(config.limits.body_memory);
+    let proxy = Proxy {
+        upstream,
+        memory: responses,
+        max_response_body: config.max_response_body,
+        docs: config.docs_url.clone(),
+    };
+    let front = Arc::new(Front {
+        service: layer.layer(proxy),
+        work: work.clone(),
+        memory: requests,
+        methods: config.methods.clone(),
+        max_request_body: config.max_request_body,
+        stall: config.limits.stall,
+        docs: config.docs_url.clone(),
+    });
+    let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
+    let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
+    let admin = Arc::new(Admin {
+        keys,
+        engine: engine.clone(),
+        metrics: Arc::clone(&metrics),
+        work: work.clone(),
+        token: config.admin_token.clone(),
+        scope: scope_headers,
+        store_up: AtomicBool::new(true),
+    });
+    warn(config, &opened);
+    Ok(Running {
+        local_addr,
+        admin_addr,
+        layer,
+        engine,
+        housekeeping: Task(tokio::spawn(housekeeping(
+            Arc::clone(&opened.store),
+            metrics,
+            upstreams.clone(),
+        ))),
+        upstreams,
+        opened,
+        work,
+        store_timeout: config.store_timeout,
+        drain_timeout: config.drain_timeout,
+        listener: Task(tokio::spawn(listener::serve(listeners.data, front, config.limits))),
+        admin: listeners.admin.map(|listener| Task(tokio::spawn(admin::serve(listener, admin)))),
+    })
+}
+
+fn engine(config: &Config, opened: &Opened) -> Idempotency {
+    let store = Arc::clone(&opened.store) as Arc<dyn Store>;
+    let limits = hapax::Limits { waiters_per_key: config.max_waiters, ..hapax::Limits::default() };
+    let mut builder =
+        Idempotency::builder(store).store_timeout(config.store_timeout).limits(limits);
+    if let Some(secret) = &opened.secret {
+        builder = builder.secret(secret.clone());
+    }
+    builder.build()
+}
+
+fn warn(config: &Config, opened: &Opened) {
+    if opened.secret.is_none() {
+        tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
+    }
+    if config.store_outage == StoreOutage::Open {
+        tracing::warn!("while the store is away, requests are executed unprotected");
+    }
+}
+
+/// What is done now and then, on a task that ends with the gateway.
+async fn housekeeping(store: Arc<dyn Inspect>, metrics: Arc<Metrics>, upstreams: Vec<Upstream>) {
+    let mut prune = interval(PRUNE_EVERY);
+    prune.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let pruning = async {
+        loop {
+            prune.tick().await;
+            upstreams.iter().for_each(Upstream::prune);
+        }
+    };
+    let reaping = async {
+        loop {
+            match store.reap(REAP_LIMIT).await {
+                Ok(reaped) => {
+                    metrics.reaped.fetch_add(reaped.removed.into(), Ordering::Relaxed);
+                    sleep(if reaped.more { REAP_PAUSE } else { REAP_EVERY }).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "expired records could not be removed");
+                    sleep(REAP_EVERY).await;
+                }
+            }
+        }
+    };
+    tokio::join!(pruning, reaping);
+}

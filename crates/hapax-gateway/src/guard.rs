@@ -1,0 +1,198 @@
+//! A guard between the socket and hyper that refuses requests which could be read in two ways.
+//!
+//! hyper resolves some ambiguities silently, and a service behind it cannot see that they were
+//! there: of a `Content-Length` beside a `Transfer-Encoding` the length is dropped, equal lengths
+//! become one, a coding before `chunked` passes, lines may end in a bare line feed. A proxy in
+//! front that decided otherwise sees other requests than we do, and a key could then guard what
+//! its sender never sent. So every head is read here first, as bytes.
+//!
+//! 1. A head is withheld from hyper until it is complete and found unambiguous.
+//! 2. In the place of one that is not, hyper gets [`STAND_IN`], and no byte after it. hyper asks
+//!    the service once for each head, in order; so the service knows by counting which request is
+//!    the stand-in ([`Heads::refusal`]), and answers it with the reason. Answers to requests before
+//!    it are not disturbed.
+//! 3. A connection whose peer takes nothing for [`Limits::stall`](crate::Limits::stall) while there is
+//!    something to write fails.
+
+mod head;
+mod scan;
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+pub(crate) use head::Refusal;
+use scan::{Scanner, Verdict};
+
+/// The largest request head, in bytes.
+pub(crate) const MAX_HEAD: usize = 32 * 1024;
+
+const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+
+/// How much is read from the socket at once.
+const READ: usize = 16 * 1024;
+
+/// What the guard tells the service of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Heads {
+    served: AtomicU64,
+    refused: OnceLock<(u64, Refusal)>,
+}
+
+impl Heads {
+    /// Why the request that hyper hands over now must be refused. To be called once for each.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        let this = self.served.fetch_add(1, Ordering::Relaxed);
+        self.refused.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
+    }
+}
+
+/// A connection under guard.
+#[derive(Debug)]
+pub(crate) struct Guarded<S> {
+    io: S,
+    scanner: Scanner,
+    heads: Arc<Heads>,
+    passed: u64,
+    /// What was read; hyper may have the first `cleared` bytes.
+    inbox: BytesMut,
+    cleared: usize,
+    refused: bool,
+    stall: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
+    /// Guards `io`; a write that gets nowhere for `stall` fails.
+    pub(crate) fn new(io: S, stall: Duration) -> Self {
+        Self {
+            io,
+            scanner: Scanner::new(),
+            heads: Arc::default(),
+            passed: 0,
+            inbox: BytesMut::new(),
+            cleared: 0,
+            refused: false,
+            stall,
+            stalled: None,
+        }
+    }
+
+    pub(crate) fn heads(&self) -> Arc<Heads> {
+        Arc::clone(&self.heads)
+    }
+
+    /// The connection itself.
+    pub(crate) fn into_inner(self) -> S {
+        self.io
+    }
+
+    /// Judges what was read; whether hyper may have any of it.
+    fn judge(&mut self) -> io::Result<bool> {
+        if self.inbox.is_empty() || self.refused {
+            return Ok(false);
+        }
+        match self.scanner.judge(&self.inbox) {
+            Verdict::Pass(count) => self.cleared = count,
+            Verdict::Head(count) => {
+                self.passed += 1;
+                self.cleared = count;
+            }
+            Verdict::More => return Ok(false),
+            Verdict::Refuse(refusal) => {
+                // Set before hyper sees the stand-in, so before the service asks.
+                let _ = self.heads.refused.set((self.passed, refusal));
+                self.refused = true;
+                self.inbox = BytesMut::from(STAND_IN);
+                self.cleared = STAND_IN.len();
+            }
+            Verdict::BrokenChunk => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "broken chunked coding"));
+            }
+        }
+        Ok(true)
+    }
+
+    /// A write's outcome, or an error once there was none for too long.
+    fn unless_stalled(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stall = self.stall;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(stall)));
+        ready!(timer.as_mut().poll(cx));
+        timer.as_mut().reset(Instant::now() + stall);
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        while this.cleared == 0 && !this.judge()? {
+            if this.refused {
+                // hyper closes after it has answered the stand-in, and waits for nothing here.
+                return Poll::Pending;
+            }
+            this.inbox.reserve(READ);
+            // Dropped while pending, a read has taken nothing.
+            if ready!(pin!(this.io.read_buf(&mut this.inbox)).poll(cx))? == 0 {
+                // Half a head is no request; for half a body hyper knows what to do.
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let count = this.cleared.min(buf.remaining());
+        buf.put_slice(&this.inbox[..count]);
+        this.inbox.advance(count);
+        this.cleared -= count;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.unless_stalled(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.unless_stalled(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,220 @@
+//! What one request head says about where its body ends, and whether it says it twice.
+
+/// Where the body of a request ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Framing {
+    /// There is none.
+    Empty,
+    /// After so many bytes, at least one.
+    Length(u64),
+    /// At its last chunk.
+    Chunked,
+}
+
+/// Why a request head is not let through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("a line of the request head ends without a carriage return")]
+    BareLineFeed,
+    #[error("a header field is folded over several lines")]
+    Folded,
+    #[error("there is white space between a header field's name and its colon")]
+    SpaceBeforeColon,
+    #[error("a header field has no valid name")]
+    FieldName,
+    #[error("a header field's value has control characters")]
+    FieldValue,
+    #[error("the request line is not a method, a target and HTTP/1.0 or HTTP/1.1")]
+    RequestLine,
+    #[error("the method CONNECT is not served")]
+    Connect,
+    #[error("there is more than one Content-Length")]
+    TwoLengths,
+    #[error("the Content-Length is not a number")]
+    Length,
+    #[error("there are both a Content-Length and a Transfer-Encoding")]
+    LengthWithCoding,
+    #[error("a Transfer-Encoding has no meaning in HTTP/1.0")]
+    CodingInHttp10,
+    #[error("the only Transfer-Encoding that is understood is chunked, once")]
+    Coding,
+    #[error("a request has exactly one Host")]
+    Host,
+    #[error("the request head is larger than {} bytes", super::MAX_HEAD)]
+    TooLarge,
+}
+
+/// Reads a head that ends with its empty line, each line ended by CR LF.
+///
+/// The grammar is a subset of what hyper's parser takes, so that for every head that passes, both
+/// agree on where the body ends; what hyper resolves by itself (equal lengths, a length beside a
+/// coding, several codings of which the last is chunked) is refused.
+pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
+    let mut lines = head.split(|byte| *byte == b'\n').map(|line| match line {
+        [line @ .., b'\r'] => line,
+        line => line,
+    });
+    let minor = request_line(lines.next().unwrap_or_default())?;
+    let mut length = None;
+    let mut coding = false;
+    let mut hosts = 0;
+    for line in lines.take_while(|line| !line.is_empty()) {
+        let (name, value) = field(line)?;
+        if name.eq_ignore_ascii_case(b"content-length") {
+            if length.replace(number(value).ok_or(Refusal::Length)?).is_some() {
+                return Err(Refusal::TwoLengths);
+            }
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if minor == 0 {
+                return Err(Refusal::CodingInHttp10);
+            }
+            if coding || !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(Refusal::Coding);
+            }
+            coding = true;
+        } else if name.eq_ignore_ascii_case(b"host") {
+            hosts += 1;
+        }
+    }
+    if hosts > 1 || (hosts == 0 && minor == 1) {
+        return Err(Refusal::Host);
+    }
+    match (length, coding) {
+        (Some(_), true) => Err(Refusal::LengthWithCoding),
+        (None, true) => Ok(Framing::Chunked),
+        (None | Some(0), false) => Ok(Framing::Empty),
+        (Some(length), false) => Ok(Framing::Length(length)),
+    }
+}
+
+/// The minor version.
+fn request_line(line: &[u8]) -> Result<u8, Refusal> {
+    let mut parts = line.split(|byte| *byte == b' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(Refusal::RequestLine);
+    };
+    if !is_token(method) || target.is_empty() || target.iter().any(u8::is_ascii_control) {
+        return Err(Refusal::RequestLine);
+    }
+    if method == b"CONNECT" {
+        return Err(Refusal::Connect);
+    }
+    match version {
+        b"HTTP/1.1" => Ok(1),
+        b"HTTP/1.0" => Ok(0),
+        _ => Err(Refusal::RequestLine),
+    }
+}
+
+fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
+    if line.first().is_some_and(|byte| is_space(*byte)) {
+        return Err(Refusal::Folded);
+    }
+    let colon = line.iter().position(|byte| *byte == b':').ok_or(Refusal::FieldName)?;
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    if name.last().is_some_and(|byte| is_space(*byte)) {
+        return Err(Refusal::SpaceBeforeColon);
+    }
+    if !is_token(name) {
+        return Err(Refusal::FieldName);
+    }
+    if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+        return Err(Refusal::FieldValue);
+    }
+    Ok((name, trim(value)))
+}
+
+/// RFC 9110 5.6.2.
+fn is_token(bytes: &[u8]) -> bool {
+    !bytes.is_empty()
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+}
+
+/// Digits only: no sign, no list, no white space within.
+fn number(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+fn trim(mut value: &[u8]) -> &[u8] {
+    while let [first, rest @ ..] = value
+        && is_space(*first)
+    {
+        value = rest;
+    }
+    while let [rest @ .., last] = value
+        && is_space(*last)
+    {
+        value = rest;
+    }
+    value
+}
+
+const fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(fields: &str) -> Result<Framing, Refusal> {
+        framing(format!("POST /a HTTP/1.1\r\nhost: a\r\n{fields}\r\n").as_bytes())
+    }
+
+    #[test]
+    fn one_way_to_say_where_the_body_ends_passes() {
+        assert_eq!(of(""), Ok(Framing::Empty));
+        assert_eq!(of("content-length: 0\r\n"), Ok(Framing::Empty));
+        assert_eq!(of("Content-Length:\t17 \r\n"), Ok(Framing::Length(17)));
+        assert_eq!(of("Transfer-Encoding: Chunked\r\n"), Ok(Framing::Chunked));
+    }
+
+    #[test]
+    fn two_ways_are_refused() {
+        assert_eq!(of("content-length: 1\r\ncontent-length: 1\r\n"), Err(Refusal::TwoLengths));
+        assert_eq!(of("content-length: 1, 1\r\n"), Err(Refusal::Length));
+        assert_eq!(of("content-length: +1\r\n"), Err(Refusal::Length));
+        assert_eq!(of("content-length: 18446744073709551616\r\n"), Err(Refusal::Length));
+        let both = "content-length: 1\r\ntransfer-encoding: chunked\r\n";
+        assert_eq!(of(both), Err(Refusal::LengthWithCoding));
+        let both = "transfer-encoding: chunked\r\ncontent-length: 1\r\n";
+        assert_eq!(of(both), Err(Refusal::LengthWithCoding));
+        assert_eq!(of("transfer-encoding: gzip, chunked\r\n"), Err(Refusal::Coding));
+        let twice = "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n";
+        assert_eq!(of(twice), Err(Refusal::Coding));
+        let old = b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(framing(old), Err(Refusal::CodingInHttp10));
+    }
+
+    #[test]
+    fn fields_are_taken_strictly() {
+        assert_eq!(of("a: b\r\n c\r\n"), Err(Refusal::Folded));
+        assert_eq!(of("a : b\r\n"), Err(Refusal::SpaceBeforeColon));
+        assert_eq!(of("no colon\r\n"), Err(Refusal::FieldName));
+        assert_eq!(of(": b\r\n"), Err(Refusal::FieldName));
+        assert_eq!(of("a: b\rc\r\n"), Err(Refusal::FieldValue));
+        assert_eq!(of("a: \0\r\n"), Err(Refusal::FieldValue));
+        assert_eq!(of("host: b\r\n"), Err(Refusal::Host));
+        assert_eq!(framing(b"GET / HTTP/1.1\r\n\r\n"), Err(Refusal::Host));
+        assert_eq!(framing(b"GET / HTTP/1.0\r\n\r\n"), Ok(Framing::Empty));
+    }
+
+    #[test]
+    fn request_lines_are_taken_strictly() {
+        for line in
+            ["GET  / HTTP/1.1", "GET /", "GET / HTTP/2.0", "G@T / HTTP/1.1", "GET /\t HTTP/1.1"]
+        {
+            let head = format!("{line}\r\nhost: a\r\n\r\n");
+            assert_eq!(framing(head.as_bytes()), Err(Refusal::RequestLine), "{line}");
+        }
+        let connect = b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n";
+        assert_eq!(framing(connect), Err(Refusal::Connect));
+    }
+}

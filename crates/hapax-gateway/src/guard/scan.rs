@@ -1,0 +1,274 @@
+//! Where one request ends and the next begins, in the bytes of a connection.
+
+use super::MAX_HEAD;
+use super::head::{Framing, Refusal, framing};
+
+/// What is to be done with the bytes at hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// The first so many may pass; at least one.
+    Pass(usize),
+    /// The first so many are a whole request head, and may pass.
+    Head(usize),
+    /// A head is not yet complete.
+    More,
+    /// They begin a request that must not be served.
+    Refuse(Refusal),
+    /// The body breaks the chunked coding.
+    BrokenChunk,
+}
+
+/// Follows requests through a connection.
+///
+/// In step with hyper by induction: a head that passes says in exactly one way where its body
+/// ends; and of chunks only what hyper accepts as well is followed, so either both find the same
+/// end or the connection fails.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// In a head, so much of which is known to be no end.
+    Head {
+        seen: usize,
+    },
+    /// In a body, so much of which is left.
+    Length(u64),
+    Chunk(Chunk),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Chunk {
+    /// Before the first digit of a size.
+    Start,
+    Size(u64),
+    Space(u64),
+    Extension(u64),
+    SizeLineFeed(u64),
+    Data(u64),
+    DataReturn,
+    DataLineFeed,
+    /// At the beginning of a trailer line.
+    Trailer,
+    InTrailer,
+    TrailerLineFeed,
+    LastLineFeed,
+    End,
+}
+
+impl Scanner {
+    pub(crate) const fn new() -> Self {
+        Self { place: Place::Head { seen: 0 } }
+    }
+
+    /// Judges `bytes`, which begin where the last verdict's bytes ended and are not empty.
+    pub(crate) fn judge(&mut self, bytes: &[u8]) -> Verdict {
+        match self.place {
+            Place::Head { seen } => self.head(bytes, seen),
+            Place::Length(left) => {
+                let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                self.place = after(left - here as u64);
+                Verdict::Pass(here)
+            }
+            Place::Chunk(chunk) => self.chunks(bytes, chunk),
+        }
+    }
+
+    fn head(&mut self, bytes: &[u8], seen: usize) -> Verdict {
+        // Empty lines before a request line are skipped by every server (RFC 9112 2.2).
+        if bytes.starts_with(b"\r\n") {
+            self.place = Place::Head { seen: 0 };
+            return Verdict::Pass(2);
+        }
+        let mut from = seen;
+        while let Some(at) = bytes[from..].iter().position(|byte| *byte == b'\n') {
+            let end = from + at + 1;
+            if !bytes[..end].ends_with(b"\r\n") {
+                return Verdict::Refuse(Refusal::BareLineFeed);
+            }
+            if end > MAX_HEAD {
+                return Verdict::Refuse(Refusal::TooLarge);
+            }
+            if bytes[..end].ends_with(b"\r\n\r\n") {
+                return match framing(&bytes[..end]) {
+                    Ok(framing) => {
+                        self.place = match framing {
+                            Framing::Empty => Place::Head { seen: 0 },
+                            Framing::Length(length) => Place::Length(length),
+                            Framing::Chunked => Place::Chunk(Chunk::Start),
+                        };
+                        Verdict::Head(end)
+                    }
+                    Err(refusal) => Verdict::Refuse(refusal),
+                };
+            }
+            from = end;
+        }
+        if bytes.len() > MAX_HEAD {
+            return Verdict::Refuse(Refusal::TooLarge);
+        }
+        self.place = Place::Head { seen: bytes.len() };
+        Verdict::More
+    }
+
+    fn chunks(&mut self, bytes: &[u8], mut chunk: Chunk) -> Verdict {
+        let mut at = 0;
+        while at < bytes.len() {
+            if let Chunk::Data(left) = chunk {
+                let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
+                at += here;
+                let left = left - here as u64;
+                chunk = if left == 0 { Chunk::DataReturn } else { Chunk::Data(left) };
+                continue;
+            }
+            let Some(next) = next(chunk, bytes[at]) else { return Verdict::BrokenChunk };
+            at += 1;
+            if matches!(next, Chunk::End) {
+                self.place = Place::Head { seen: 0 };
+                return Verdict::Pass(at);
+            }
+            chunk = next;
+        }
+        self.place = Place::Chunk(chunk);
+        Verdict::Pass(at)
+    }
+}
+
+const fn after(left: u64) -> Place {
+    if left == 0 { Place::Head { seen: 0 } } else { Place::Length(left) }
+}
+
+/// RFC 9112 7.1, a byte at a time; `None` where it is broken.
+fn next(chunk: Chunk, byte: u8) -> Option<Chunk> {
+    let digit = || (byte as char).to_digit(16).map(u64::from);
+    match (chunk, byte) {
+        (Chunk::Start, _) => Some(Chunk::Size(digit()?)),
+        (Chunk::Size(size) | Chunk::Space(size), b' ' | b'\t') => Some(Chunk::Space(size)),
+        (Chunk::Size(size) | Chunk::Space(size), b';') => Some(Chunk::Extension(size)),
+        (Chunk::Size(size) | Chunk::Space(size) | Chunk::Extension(size), b'\r') => {
+            Some(Chunk::SizeLineFeed(size))
+        }
+        (Chunk::Size(size), _) => Some(Chunk::Size(size.checked_mul(16)?.checked_add(digit()?)?)),
+        (Chunk::Extension(_), b'\n') => None,
+        (Chunk::Extension(size), _) => Some(Chunk::Extension(size)),
+        (Chunk::SizeLineFeed(0), b'\n') => Some(Chunk::Trailer),
+        (Chunk::SizeLineFeed(size), b'\n') => Some(Chunk::Data(size)),
+        (Chunk::DataReturn, b'\r') => Some(Chunk::DataLineFeed),
+        (Chunk::DataLineFeed, b'\n') => Some(Chunk::Start),
+        (Chunk::Trailer, b'\r') => Some(Chunk::LastLineFeed),
+        (Chunk::Trailer | Chunk::InTrailer, b'\n') => None,
+        (Chunk::InTrailer, b'\r') => Some(Chunk::TrailerLineFeed),
+        (Chunk::Trailer | Chunk::InTrailer, _) => Some(Chunk::InTrailer),
+        (Chunk::TrailerLineFeed, b'\n') => Some(Chunk::Trailer),
+        (Chunk::LastLineFeed, b'\n') => Some(Chunk::End),
+        (
+            Chunk::Space(_)
+            | Chunk::SizeLineFeed(_)
+            | Chunk::Data(_)
+            | Chunk::DataReturn
+            | Chunk::DataLineFeed
+            | Chunk::TrailerLineFeed
+            | Chunk::LastLineFeed
+            | Chunk::End,
+            _,
+        ) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+
+    /// Judges `stream` as it arrives in pieces that end at `cuts`; where heads began, and how it ended.
+    fn follow(stream: &[u8], cuts: &[usize]) -> (Vec<usize>, Option<Verdict>) {
+        let mut scanner = Scanner::new();
+        let mut heads = Vec::new();
+        let mut done = 0;
+        let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+        ends.push(stream.len());
+        ends.sort_unstable();
+        for end in ends {
+            while done < end {
+                match scanner.judge(&stream[done..end]) {
+                    Verdict::Pass(n) => done += n,
+                    Verdict::Head(n) => {
+                        heads.push(done);
+                        done += n;
+                    }
+                    Verdict::More => break,
+                    other => return (heads, Some(other)),
+                }
+            }
+        }
+        (heads, None)
+    }
+
+    fn stream(bodies: &[Vec<u8>]) -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = Vec::new();
+        let mut heads = Vec::new();
+        for (i, body) in bodies.iter().enumerate() {
+            heads.push(bytes.len());
+            if i % 2 == 0 {
+                bytes.extend_from_slice(HEAD);
+                for chunk in body.chunks(3) {
+                    bytes.extend_from_slice(format!("{:x} ;x=y\r\n", chunk.len()).as_bytes());
+                    bytes.extend_from_slice(chunk);
+                    bytes.extend_from_slice(b"\r\n");
+                }
+                bytes.extend_from_slice(b"0\r\nx: y\r\n\r\n");
+            } else {
+                let head =
+                    format!("PUT / HTTP/1.1\r\nhost:a\r\ncontent-length:{}\r\n\r\n", body.len());
+                bytes.extend_from_slice(head.as_bytes());
+                bytes.extend_from_slice(body);
+            }
+        }
+        (bytes, heads)
+    }
+
+    proptest! {
+        #[test]
+        fn requests_are_found_however_they_arrive(
+            bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..5),
+            cuts in prop::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let (bytes, heads) = stream(&bodies);
+            prop_assert_eq!(follow(&bytes, &cuts), (heads, None));
+        }
+
+        #[test]
+        fn any_bytes_end_the_same_however_they_arrive(
+            tail in "[a-zA-Z0-9:; \t\r\n]{0,60}",
+            cuts in prop::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let bytes = [HEAD, tail.as_bytes()].concat();
+            prop_assert_eq!(follow(&bytes, &cuts), follow(&bytes, &[]));
+        }
+    }
+
+    #[test]
+    fn a_bare_line_feed_is_refused_before_the_head_ends() {
+        let seen = follow(b"GET / HTTP/1.1\nhost: a", &[]);
+        assert_eq!(seen, (vec![], Some(Verdict::Refuse(Refusal::BareLineFeed))));
+    }
+
+    #[test]
+    fn an_endless_head_is_refused() {
+        let bytes = [b"GET /".as_slice(), &vec![b'a'; MAX_HEAD]].concat();
+        assert_eq!(follow(&bytes, &[]), (vec![], Some(Verdict::Refuse(Refusal::TooLarge))));
+    }
+
+    #[test]
+    fn broken_chunks_are_seen() {
+        for tail in ["x\r\n", "1\nab", "1\r\nab\r\n", "11111111111111111\r\n", "1;\n", "0\r\n\n"] {
+            let bytes = [HEAD, tail.as_bytes()].concat();
+            assert_eq!(follow(&bytes, &[]), (vec![0], Some(Verdict::BrokenChunk)), "{tail:?}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What operators see of the store, and what they may do to it.
+//!
+//! One implementation for the admin listener and for `hapax keys` on a file. Keys and scopes are not
+//! in the store; a record is named by its id, a hash of both.
+
+mod time;
+mod view;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::exchange::Wrote;
+use hapax::machine::{Resolution, Resolve};
+use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
+use hapax_http::stored::{Stored, Whole};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+pub use view::{KeyState, KeyView, ResponseView};
+
+/// How many records are looked at for one page, at most; with a filter, few of them may match.
+const MAX_LOOKED_AT: u32 = 10_000;
+
+/// How many are read from the store at once.
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// The records of a store, for operators.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    engine: Idempotency,
+    store: Arc<dyn Inspect>,
+    patience: Duration,
+}
+
+/// Which records to list.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct List {
+    /// In this state only.
+    #[serde(default)]
+    pub state: Option<KeyState>,
+    /// After this id.
+    #[serde(default, deserialize_with = "view::id_or_none")]
+    pub after: Option<StoreKey>,
+    /// At most so many; 1 to 1,000. Default 100.
+    #[serde(default)]
+    pub limit: Option<u32>,
+}
+
+/// A page of records, in the order of their ids.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Listed {
+    /// The records.
+    pub keys: Vec<KeyView>,
+    /// Records that cannot be read: id and reason.
+    pub damaged: Vec<(String, String)>,
+    /// Where to go on, as `after`; `None` at the end.
+    pub next: Option<String>,
+}
+
+/// What an operator says of an operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// The fence that was seen: what changed since is not touched.
+    pub fence: u64,
+    /// Even if it is in flight and its lease is live.
+    #[serde(default)]
+    pub force: bool,
+    /// What became of it.
+    pub outcome: Became,
+    /// With which status it is answered from now on, 200 to 599. Default 200.
+    #[serde(default)]
+    pub status: Option<u16>,
+    /// With which headers.
+    #[serde(default)]
+    pub headers: Vec<(String, String)>,
+    /// With which body, as text.
+    #[serde(default)]
+    pub body: Option<String>,
+    /// With which body, as base64; instead of `body`.
+    #[serde(default)]
+    pub body_base64: Option<String>,
+}
+
+/// What became of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Became {
+    /// It happened, and this is the answer.
+    Happened,
+    /// It did not happen: the next request executes.
+    DidNotHappen,
+}
+
+/// Why an operator's wish was not fulfilled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeysError {
+    /// There is no such record, or it has expired or was released.
+    #[error("there is no record of this key")]
+    NotFound,
+    /// Somebody is executing it.
+    #[error("the key is in flight; to decide all the same, use force")]
+    InFlight,
+    /// Its fence is another one, or it is done already.
+    #[error("the record changed since it was looked at")]
+    Changed,
+    /// What was said makes no response.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// Others kept changing it.
+    #[error("the record changes too fast")]
+    Contended,
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The engine.
+    #[error(transparent)]
+    Engine(ClaimError),
+}
+
+impl Keys {
+    /// The records of `store`, on which `engine` runs; a read may take as long as `patience`.
+    #[must_use]
+    pub fn new(engine: Idempotency, store: Arc<dyn Inspect>, patience: Duration) -> Self {
+        Self { engine, store, patience }
+    }
+
+    /// The id of `key` in the scope that these headers make.
+    #[must_use]
+    pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> StoreKey {
+        let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+        self.engine.store_key(&scope, key)
+    }
+
+    /// A page of records. Expired and released ones are left out unless asked for by state.
+    ///
+    /// # Errors
+    /// [`KeysError::Store`].
+    pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
+        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
+        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None };
+        let mut after = list.after;
+        for _ in 0..MAX_LOOKED_AT / PAGE.get() {
+            let page = self.within(self.store.page(after, PAGE)).await?;
+            for (key, cell) in page.cells {
+                if listed.keys.len() + listed.damaged.len() == limit {
+                    listed.next = after.map(|id| id.to_string());
+                    return Ok(listed);
+                }
+                after = Some(key);
+                match cell {
+                    Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
+                    Ok(cell) => {
+                        let view = KeyView::of(&key, &cell, page.now);
+                        let wanted = match list.state {
+                            Some(state) => view.state == state,
+                            None => !matches!(view.state, KeyState::Expired | KeyState::Released),
+                        };
+                        if wanted {
+                            // A page names records; `show` has what was answered.
+                            listed.keys.push(KeyView { response: None, ..view });
+                        }
+                    }
+                }
+            }
+            if !page.more {
+                return Ok(listed);
+            }
+        }
+        listed.next = after.map(|id| id.to_string());
+        Ok(listed)
+    }
+
+    /// What is known of a record.
+    ///
+    /// # Errors
+    /// [`KeysError::NotFound`], [`KeysError::Store`].
+    pub async fn show(&self, id: &StoreKey) -> Result<KeyView, KeysError> {
+        let seen = self.within(self.store.load(id)).await?;
+        let cell = seen.cell.ok_or(KeysError::NotFound)?;
+        Ok(KeyView::of(id, &cell, seen.now))
+    }
+
+    /// Decides what became of an operation; copies that wait for it hear of it.
+    ///
+    /// # Errors
+    /// [`KeysError`]; after a store's error it may have been written: look again.
+    pub async fn resolve(&self, id: &StoreKey, decision: Decision) -> Result<(), KeysError> {
+        let resolve = Resolve {
+            expected: FencingToken::new(decision.fence),
+            force: decision.force,
+            resolution: resolution(decision)?,
+        };
+        match self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)? {
+            Wrote::Recorded(_) => Ok(()),
+            Wrote::NotFound => Err(KeysError::NotFound),
+            Wrote::Refused => Err(KeysError::InFlight),
+            Wrote::Changed => Err(KeysError::Changed),
+            Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
+        }
+    }
+
+    /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
+    /// more.
+    ///
+    /// # Errors
+    /// [`KeysError::Store`]; what was removed until then stays removed.
+    pub async fn purge(&self, limit: NonZeroU32) -> Result<(u32, bool), KeysError> {
+        let reaped = self.store.reap(limit).await?;
+        Ok((reaped.removed, reaped.more))
+    }
+
+    /// Whether the store answers in time.
+    pub async fn store_answers(&self) -> bool {
+        // Any key: nothing is known of it, and nothing is changed.
+        let probe = StoreKey::from_bytes([0; 32]);
+        match self.within(self.store.load(&probe)).await {
+            Ok(_) | Err(StoreError::Corrupt(_)) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the store does not answer");
+                false
+            }
+        }
+    }
+
+    async fn within<T>(
+        &self,
+        read: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout(self.patience, read)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("no answer in time")))
+    }
+}
+
+fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
+    let Decision { outcome, status, headers, body, body_base64, .. } = decision;
+    if outcome == Became::DidNotHappen {
+        if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
+            return Err(KeysError::Invalid("what did not happen has no response"));
+        }
+        return Ok(Resolution::DidNotHappen);
+    }
+    let status = StatusCode::from_u16(status.unwrap_or(200))
+        .ok()
+        .filter(|status| (200..=599).contains(&status.as_u16()))
+        .ok_or(KeysError::Invalid("a status is 200 to 599"))?;
+    let body = match (body, body_base64) {
+        (Some(_), Some(_)) => {
+            return Err(KeysError::Invalid("either `body` or `body_base64`, not both"));
+        }
+        (Some(text), None) => Bytes::from(text),
+        (None, Some(coded)) => view::from_base64(&coded)
+            .ok_or(KeysError::Invalid("`body_base64` is not base64"))?
+            .into(),
+        (None, None) => Bytes::new(),
+    };
+    if body.len() > view::MAX_BODY {
+        return Err(KeysError::Invalid("the body is larger than 1 MiB"));
+    }
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes());
+        let value = HeaderValue::from_str(&value);
+        let (Ok(name), Ok(value)) = (name, value) else {
+            return Err(KeysError::Invalid("a header has an invalid name or value"));
+        };
+        map.append(name, value);
+    }
+    let whole = Whole { status, headers: map, body, trailers: None };
+    Ok(Resolution::Happened(Stored::Whole(whole).outcome()))
+}

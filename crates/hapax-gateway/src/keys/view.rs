@@ -1,0 +1,167 @@
+//! A record as operators see it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hapax::store::Cell;
+use hapax::{OnUnknown, Outcome, State, StoreKey, Timestamp};
+use hapax_http::stored::Stored;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::time::rfc3339;
+
+/// How much of a body is shown, and may be given, in bytes.
+pub(super) const MAX_BODY: usize = 1 << 20;
+
+/// Where an operation stands, for operators.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyState {
+    /// Somebody is executing it.
+    InFlight,
+    /// It happened, and its answer is replayed.
+    Done,
+    /// It may or may not have happened: it was given up, or its process died.
+    Unknown,
+    /// It did not happen; the next request executes.
+    Released,
+    /// It is past its retention; the next request executes.
+    Expired,
+}
+
+/// What is known of a record. Neither key nor scope is: the store does not have them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeyView {
+    /// The record's name: 64 hexadecimal digits.
+    pub id: String,
+    /// Where it stands.
+    pub state: KeyState,
+    /// The fencing token of its last execution.
+    pub fence: u64,
+    /// Executions so far.
+    pub attempt: u32,
+    /// What a retry gets while it is unknown.
+    pub on_unknown: String,
+    /// How the request was fingerprinted.
+    pub scheme: String,
+    /// The fingerprint: 64 hexadecimal digits.
+    pub fingerprint: String,
+    /// The store's clock, RFC 3339, like all times here.
+    pub now: String,
+    /// When the last execution began.
+    pub began: String,
+    /// Until when its owner holds it.
+    pub lease_until: String,
+    /// When it expires; `None` for never.
+    pub keep_until: Option<String>,
+    /// What it is answered with; of an unknown outcome, what was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<ResponseView>,
+}
+
+/// A stored response.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResponseView {
+    /// Its status.
+    pub status: u16,
+    /// Whether headers and body were kept; if not, a retry gets 409 `response-not-retained`.
+    pub retained: bool,
+    /// Its headers.
+    pub headers: Vec<(String, String)>,
+    /// Its body, if it is text of at most 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// Its body, if it is no text and of at most 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body_base64: Option<String>,
+    /// Bytes of its body.
+    pub body_bytes: usize,
+}
+
+impl KeyView {
+    pub(super) fn of(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
+        let record = &cell.record;
+        let state = match &record.state {
+            _ if cell.keep_until.is_some_and(|until| until <= now) => KeyState::Expired,
+            State::InFlight if now < cell.lease_until => KeyState::InFlight,
+            State::InFlight | State::Unknown { .. } => KeyState::Unknown,
+            State::Done(_) => KeyState::Done,
+            State::Released => KeyState::Released,
+        };
+        let outcome = match &record.state {
+            State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => Some(outcome),
+            State::InFlight | State::Unknown { .. } | State::Released => None,
+        };
+        Self {
+            id: id.to_string(),
+            state,
+            fence: cell.fence.get(),
+            attempt: record.attempt,
+            on_unknown: match record.terms.on_unknown {
+                OnUnknown::Reexecute => "reexecute",
+                OnUnknown::Reconcile => "reconcile",
+                OnUnknown::Block => "block",
+            }
+            .to_owned(),
+            scheme: record.scheme.as_str().to_owned(),
+            fingerprint: hex(record.fingerprint.as_bytes()),
+            now: rfc3339(now),
+            began: rfc3339(cell.fence.issued_at()),
+            lease_until: rfc3339(cell.lease_until),
+            keep_until: cell.keep_until.map(rfc3339),
+            response: outcome.and_then(ResponseView::of),
+        }
+    }
+}
+
+impl ResponseView {
+    /// `None` for an outcome of another door than HTTP.
+    fn of(outcome: &Outcome) -> Option<Self> {
+        match Stored::from_outcome(outcome).ok()? {
+            Stored::NotRetained { status } => Some(Self {
+                status: status.as_u16(),
+                retained: false,
+                headers: Vec::new(),
+                body: None,
+                body_base64: None,
+                body_bytes: 0,
+            }),
+            Stored::Whole(whole) => {
+                let shown = (whole.body.len() <= MAX_BODY).then_some(&whole.body);
+                let body = shown.and_then(|body| std::str::from_utf8(body).ok());
+                let headers = whole.headers.iter().map(|(name, value)| {
+                    (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+                });
+                Some(Self {
+                    status: whole.status.as_u16(),
+                    retained: true,
+                    headers: headers.collect(),
+                    body: body.map(str::to_owned),
+                    body_base64: match body {
+                        Some(_) => None,
+                        None => shown.map(|body| STANDARD.encode(body)),
+                    },
+                    body_bytes: whole.body.len(),
+                })
+            }
+        }
+    }
+}
+
+pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}
+
+pub(super) fn id_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoreKey>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let id = StoreKey::from_hex(&text);
+    id.map(Some).ok_or_else(|| serde::de::Error::custom("an id has 64 hexadecimal digits"))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,286 @@
+//! What is counted, in the text format that Prometheus reads.
+//!
+//! Every label's values are of a fixed set, so the number of series is bounded; keys, scopes and
+//! paths are never labels.
+
+use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use hapax_http::classify::Class;
+use hapax_http::problem::Code;
+use hapax_http::server::{Event, Observer, Recorded};
+
+/// Upper bounds of the time an execution takes, in milliseconds.
+const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
+
+/// Upper bounds of the part of its retention that had passed when an outcome was replayed, in
+/// per cent. Replays near the end say that clients retry for longer than the window.
+const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
+
+const CLASSES: [Class; 3] = [Class::Final, Class::Retryable, Class::Unknown];
+const RECORDED: [(Recorded, &str); 3] =
+    [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
+
+/// Counts of one gateway since it was started.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    retention: Duration,
+    executed: [[AtomicU64; 3]; 3],
+    retried: AtomicU64,
+    replayed: AtomicU64,
+    refused: [AtomicU64; Code::ALL.len()],
+    unprotected: AtomicU64,
+    not_retained: AtomicU64,
+    invalid_override: AtomicU64,
+    asked: AtomicU64,
+    took: Histogram<{ TOOK_MS.len() }>,
+    age: Histogram<{ AGE_PERCENT.len() }>,
+    pub(crate) reaped: AtomicU64,
+}
+
+/// What is true at the moment, beside what was counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gauges {
+    pub(crate) engine: hapax::Stats,
+    pub(crate) requests: usize,
+    pub(crate) store_up: bool,
+}
+
+impl Metrics {
+    /// Nothing counted; outcomes are kept for `retention`, unless the upstream says otherwise.
+    pub(crate) fn new(retention: Duration) -> Self {
+        Self {
+            retention,
+            executed: Default::default(),
+            retried: AtomicU64::default(),
+            replayed: AtomicU64::default(),
+            refused: Default::default(),
+            unprotected: AtomicU64::default(),
+            not_retained: AtomicU64::default(),
+            invalid_override: AtomicU64::default(),
+            asked: AtomicU64::default(),
+            took: Histogram::default(),
+            age: Histogram::default(),
+            reaped: AtomicU64::default(),
+        }
+    }
+
+    /// Executions whose outcomes are unknown, replays, and all executions: for the API.
+    pub(crate) fn totals(&self) -> serde_json::Value {
+        let class = |index: usize| self.executed[index].iter().map(|it| it.load(Relaxed)).sum();
+        let [done, released, unknown]: [u64; 3] = [class(0), class(1), class(2)];
+        let refused: serde_json::Map<_, _> = Code::ALL
+            .iter()
+            .zip(&self.refused)
+            .map(|(code, count)| (code.as_str().to_owned(), count.load(Relaxed).into()))
+            .collect();
+        serde_json::json!({
+            "executed": { "final": done, "retryable": released, "unknown": unknown },
+            "replayed": self.replayed.load(Relaxed),
+            "refused": refused,
+            "unprotected": self.unprotected.load(Relaxed),
+            "asked": self.asked.load(Relaxed),
+            "reaped": self.reaped.load(Relaxed),
+        })
+    }
+
+    /// All of it as text.
+    pub(crate) fn render(&self, gauges: Gauges) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut text, gauges);
+        text
+    }
+
+    fn write(&self, out: &mut String, gauges: Gauges) -> fmt::Result {
+        head(out, "hapax_executions_total", "counter", "Requests that ran, by what came of them.")?;
+        for (class, row) in CLASSES.iter().zip(&self.executed) {
+            for ((_, recorded), count) in RECORDED.iter().zip(row) {
+                let (class, count) = (class.as_str(), count.load(Relaxed));
+                writeln!(
+                    out,
+                    "hapax_executions_total{{class=\"{class}\",recorded=\"{recorded}\"}} {count}"
+                )?;
+            }
+        }
+        head(out, "hapax_refusals_total", "counter", "Requests that were answered by a problem.")?;
+        for (code, count) in Code::ALL.iter().zip(&self.refused) {
+            let (code, count) = (code.as_str(), count.load(Relaxed));
+            writeln!(out, "hapax_refusals_total{{code=\"{code}\"}} {count}")?;
+        }
+        for (name, help, count) in [
+            ("hapax_reexecutions_total", "Executions after the first of a record.", &self.retried),
+            ("hapax_replays_total", "Outcomes that were given again.", &self.replayed),
+            (
+                "hapax_unprotected_total",
+                "Requests that ran without a record while the store was away.",
+                &self.unprotected,
+            ),
+            (
+                "hapax_not_retained_total",
+                "Responses too large to keep, or streamed.",
+                &self.not_retained,
+            ),
+            (
+                "hapax_invalid_overrides_total",
+                "Idempotency-Outcome or -Retention of the upstream that were ignored.",
+                &self.invalid_override,
+            ),
+            ("hapax_reconcile_questions_total", "Questions about unknown outcomes.", &self.asked),
+            ("hapax_reaped_total", "Expired records that were removed.", &self.reaped),
+        ] {
+            head(out, name, "counter", help)?;
+            writeln!(out, "{name} {}", count.load(Relaxed))?;
+        }
+        for (name, help, value) in [
+            ("hapax_in_flight", "Executions under way.", gauges.engine.in_flight),
+            ("hapax_waiting", "Copies that wait for an execution.", gauges.engine.waiting),
+            (
+                "hapax_held_back",
+                "Outcomes held back until the store returns.",
+                gauges.engine.held_back,
+            ),
+            ("hapax_held_back_bytes", "Bytes of them.", gauges.engine.held_back_bytes),
+            ("hapax_requests", "Requests that are being answered.", gauges.requests),
+            ("hapax_store_up", "Whether the store answers.", usize::from(gauges.store_up)),
+        ] {
+            head(out, name, "gauge", help)?;
+            writeln!(out, "{name} {value}")?;
+        }
+        let name = "hapax_execution_seconds";
+        head(out, name, "histogram", "How long executions take.")?;
+        self.took.write(out, name, &TOOK_MS, 1000)?;
+        let name = "hapax_replay_age_ratio";
+        head(out, name, "histogram", "Part of the retention that had passed at a replay.")?;
+        self.age.write(out, name, &AGE_PERCENT, 100)
+    }
+}
+
+impl Observer for Metrics {
+    fn observe(&self, _: &str, event: Event) {
+        match event {
+            Event::Executed { class, recorded, attempt, took } => {
+                let row = CLASSES.iter().position(|it| *it == class).unwrap_or_default();
+                let column = RECORDED.iter().position(|(it, _)| *it == recorded);
+                add(&self.executed[row][column.unwrap_or_default()]);
+                if attempt > 1 {
+                    add(&self.retried);
+                }
+                let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+                self.took.observe(&TOOK_MS, took_ms);
+            }
+            Event::Replayed { expires_in } => {
+                add(&self.replayed);
+                if let Some(left) = expires_in {
+                    let age = self.retention.saturating_sub(left).as_secs_f64();
+                    let percent = 100.0 * age / self.retention.as_secs_f64().max(f64::MIN_POSITIVE);
+                    self.age.observe(&AGE_PERCENT, percent.ceil() as u64);
+                }
+            }
+            Event::Refused(code) => {
+                if let Some(index) = Code::ALL.iter().position(|it| *it == code) {
+                    add(&self.refused[index]);
+                }
+            }
+            Event::Unprotected => add(&self.unprotected),
+            Event::NotRetained => add(&self.not_retained),
+            Event::InvalidOverride => add(&self.invalid_override),
+            Event::Asked => add(&self.asked),
+            // A later layer may tell of more.
+            _ => {}
+        }
+    }
+}
+
+fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+    writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")
+}
+
+/// Counts by upper bound, in whole units.
+#[derive(Debug)]
+struct Histogram<const N: usize> {
+    within: [AtomicU64; N],
+    count: AtomicU64,
+    sum: AtomicU64,
+}
+
+impl<const N: usize> Default for Histogram<N> {
+    fn default() -> Self {
+        Self {
+            within: std::array::from_fn(|_| AtomicU64::default()),
+            count: AtomicU64::default(),
+            sum: AtomicU64::default(),
+        }
+    }
+}
+
+impl<const N: usize> Histogram<N> {
+    fn observe(&self, bounds: &[u64; N], value: u64) {
+        if let Some(index) = bounds.iter().position(|bound| value <= *bound) {
+            add(&self.within[index]);
+        }
+        add(&self.count);
+        self.sum.fetch_add(value, Relaxed);
+    }
+
+    /// With units of a `per`-th.
+    fn write(&self, out: &mut String, name: &str, bounds: &[u64; N], per: u64) -> fmt::Result {
+        let mut below = 0;
+        for (bound, count) in bounds.iter().zip(&self.within) {
+            below += count.load(Relaxed);
+            let bound = *bound as f64 / per as f64;
+            writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {below}")?;
+        }
+        // Read once, and never below a bucket: others count on meanwhile.
+        let count = self.count.load(Relaxed).max(below);
+        writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
+        writeln!(out, "{name}_sum {}", self.sum.load(Relaxed) as f64 / per as f64)?;
+        writeln!(out, "{name}_count {count}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_observed_is_rendered() {
+        let metrics = Metrics::new(Duration::from_secs(100));
+        let took = Duration::from_millis(30);
+        metrics.observe(
+            "",
+            Event::Executed {
+                class: Class::Unknown,
+                recorded: Recorded::Pending,
+                attempt: 2,
+                took,
+            },
+        );
+        metrics.observe("", Event::Refused(Code::KeyReused));
+        metrics.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
+        let gauges = Gauges { requests: 3, store_up: true, ..Gauges::default() };
+        let text = metrics.render(gauges);
+        for line in [
+            "hapax_executions_total{class=\"unknown\",recorded=\"pending\"} 1",
+            "hapax_executions_total{class=\"final\",recorded=\"stored\"} 0",
+            "hapax_refusals_total{code=\"key-reused\"} 1",
+            "hapax_reexecutions_total 1",
+            "hapax_replays_total 1",
+            "hapax_requests 3",
+            "hapax_store_up 1",
+            "hapax_execution_seconds_bucket{le=\"0.025\"} 0",
+            "hapax_execution_seconds_bucket{le=\"0.05\"} 1",
+            "hapax_execution_seconds_bucket{le=\"+Inf\"} 1",
+            "hapax_execution_seconds_sum 0.03",
+            "hapax_replay_age_ratio_bucket{le=\"0.25\"} 0",
+            "hapax_replay_age_ratio_bucket{le=\"0.5\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Header fields on their way through the proxy.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hapax_http::header::IDEMPOTENCY_KEY;
+use hapax_http::stored::{hop_by_hop, named_by_connection};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
+    HeaderName, HeaderValue, TE, VIA,
+};
+use http::uri::Authority;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Makes a client's fields what the upstream is to get. `authority` stands in for a `Host` that an
+/// HTTP/1.0 client did not send.
+///
+/// `Host` is the client's own: the upstream is to make the URLs that its clients know. What a
+/// peer on loopback says about who is behind it is kept and added to, since it is a proxy of the
+/// same machine; from anyone else it could be a lie and is replaced.
+pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: &Authority) {
+    let trailers = has_token(headers, &TE, "trailers");
+    drop_hop_by_hop(headers);
+    if trailers {
+        // Trailers pass through this proxy, so what the client can take the upstream may send.
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    // The client was told to go on when its body was first read.
+    headers.remove(EXPECT);
+    // Written anew by hyper from the body that is sent.
+    headers.remove(CONTENT_LENGTH);
+    if let Entry::Vacant(entry) = headers.entry(HOST)
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        entry.insert(host);
+    }
+    forwarded(headers, peer);
+    headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+}
+
+/// Makes an upstream's fields what the client is to get.
+pub(super) fn to_client(headers: &mut HeaderMap) {
+    drop_hop_by_hop(headers);
+}
+
+/// Removes every field of Hapax's own: names that begin with `idempotency-`. From a client's request
+/// all but the key, which is the upstream's to see.
+pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
+    let own: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| name.as_str().starts_with("idempotency-"))
+        .filter(|name| !(keep_key && **name == IDEMPOTENCY_KEY))
+        .cloned()
+        .collect();
+    for name in own {
+        headers.remove(name);
+    }
+}
+
+/// Whether a response streams events: the layer does not keep those.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let media = kind.split(|byte| *byte == b';').next().unwrap_or_default();
+    media.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+}
+
+/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names.
+fn drop_hop_by_hop(headers: &mut HeaderMap) {
+    let mut gone = named_by_connection(headers);
+    gone.extend(headers.keys().filter(|name| hop_by_hop(name)).cloned());
+    for name in gone {
+        headers.remove(name);
+    }
+}
+
+fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .any(|token| token.trim_ascii().eq_ignore_ascii_case(wanted.as_bytes()))
+}
+
+fn forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
+    let ip = peer.ip().to_canonical();
+    if !ip.is_loopback() {
+        headers.remove(FORWARDED);
+        headers.remove(X_FORWARDED_FOR);
+        headers.remove(X_FORWARDED_HOST);
+        headers.remove(X_FORWARDED_PROTO);
+    }
+    append_for(headers, ip);
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    if let Some(host) = headers.get(HOST).cloned() {
+        headers.entry(X_FORWARDED_HOST).or_insert(host);
+    }
+}
+
+/// One line, in the order of the hops.
+fn append_for(headers: &mut HeaderMap, ip: IpAddr) {
+    let mut line = Vec::new();
+    for value in headers.get_all(X_FORWARDED_FOR) {
+        line.extend_from_slice(value.as_bytes());
+        line.extend_from_slice(b", ");
+    }
+    line.extend_from_slice(ip.to_string().as_bytes());
+    if let Ok(line) = HeaderValue::from_bytes(&line) {
+        headers.insert(X_FORWARDED_FOR, line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn passed(peer: &str, fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = map(fields);
+        to_upstream(&mut headers, peer.parse().unwrap(), &Authority::from_static("up:1"));
+        headers
+    }
+
+    #[test]
+    fn hop_by_hop_fields_stay_behind() {
+        let headers = passed(
+            "127.0.0.1:1",
+            &[
+                ("connection", "keep-alive, X-One"),
+                ("connection", "x-two ,close"),
+                ("x-one", "1"),
+                ("x-two", "2"),
+                ("x-three", "3"),
+                ("keep-alive", "timeout=5"),
+                ("te", "gzip"),
+                ("transfer-encoding", "chunked"),
+                ("upgrade", "websocket"),
+                ("proxy-authorization", "Basic x"),
+                ("expect", "100-continue"),
+                ("host", "shop.example"),
+            ],
+        );
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            ["host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-three"]
+        );
+    }
+
+    #[test]
+    fn a_client_that_takes_trailers_may_be_sent_some() {
+        let headers = passed("127.0.0.1:1", &[("te", "gzip, Trailers"), ("connection", "te")]);
+        assert_eq!(headers["te"], "trailers");
+        assert_eq!(headers["connection"], "te");
+    }
+
+    #[test]
+    fn a_proxy_on_loopback_is_believed() {
+        let headers = passed(
+            "127.0.0.1:1",
+            &[
+                ("host", "inner"),
+                ("x-forwarded-for", "198.51.100.1"),
+                ("x-forwarded-for", "198.51.100.2"),
+                ("x-forwarded-proto", "https"),
+                ("x-forwarded-host", "shop.example"),
+            ],
+        );
+        assert_eq!(headers["x-forwarded-for"], "198.51.100.1, 198.51.100.2, 127.0.0.1");
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["x-forwarded-host"], "shop.example");
+        assert_eq!(headers["host"], "inner");
+    }
+
+    #[test]
+    fn anyone_else_is_not() {
+        let headers = passed(
+            "[::ffff:198.51.100.9]:1",
+            &[
+                ("host", "shop.example"),
+                ("forwarded", "for=10.0.0.1"),
+                ("x-forwarded-for", "10.0.0.1"),
+                ("x-forwarded-proto", "https"),
+                ("x-forwarded-host", "evil.example"),
+            ],
+        );
+        assert_eq!(headers["x-forwarded-for"], "198.51.100.9");
+        assert_eq!(headers["x-forwarded-proto"], "http");
+        assert_eq!(headers["x-forwarded-host"], "shop.example");
+        assert!(!headers.contains_key("forwarded"));
+    }
+
+    #[test]
+    fn a_missing_host_is_the_upstreams() {
+        assert_eq!(passed("127.0.0.1:1", &[])["host"], "up:1");
+    }
+
+    #[test]
+    fn own_fields_are_dropped() {
+        let fields = [("idempotency-key", "k"), ("idempotency-fence", "9"), ("x", "y")];
+        let mut headers = map(&fields);
+        drop_own(&mut headers, true);
+        assert_eq!(headers, map(&[("idempotency-key", "k"), ("x", "y")]));
+        drop_own(&mut headers, false);
+        assert_eq!(headers, map(&[("x", "y")]));
+    }
+}

@@ -1,0 +1,106 @@
+//! Opening a store by its URL.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hapax::{Inspect, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource};
+
+use crate::config::StoreUrl;
+
+/// A store that is open.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Arc<dyn Inspect>,
+    /// The secret that names its records: the engine needs the same.
+    pub secret: Option<Secret>,
+    file: Option<Arc<EmbeddedStore>>,
+}
+
+/// Why a store did not open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreOpenError {
+    /// The file of the secret.
+    #[error("--secret-file {}: {reason}", path.display())]
+    Secret {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file of the store.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: OpenError,
+    },
+    /// The runtime is shutting down.
+    #[error("the runtime is shutting down")]
+    Shutdown,
+}
+
+impl Opened {
+    /// Any store, such as one that a test made.
+    #[must_use]
+    pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
+        Self { store, secret, file: None }
+    }
+
+    /// Opens the store at `url`. A file's lock will name `admin` as where its records can be asked
+    /// about.
+    ///
+    /// # Errors
+    /// [`StoreOpenError`].
+    pub async fn open(
+        url: &StoreUrl,
+        secret_file: Option<&Path>,
+        admin: Option<SocketAddr>,
+    ) -> Result<Self, StoreOpenError> {
+        match url {
+            StoreUrl::Memory => {
+                let secret = secret_file.map(read_secret).transpose()?;
+                let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+                Ok(Self::new(Arc::new(store), secret))
+            }
+            StoreUrl::File(path) => {
+                let mut options = Options::new(path);
+                if let Some(secret_file) = secret_file {
+                    options = options.secret(SecretSource::File(secret_file.into()));
+                }
+                if let Some(admin) = admin {
+                    options = options.admin(admin);
+                }
+                // It blocks on the disk.
+                let opened =
+                    tokio::task::spawn_blocking(move || EmbeddedStore::open(options)).await;
+                let store = opened
+                    .map_err(|_| StoreOpenError::Shutdown)?
+                    .map_err(|source| StoreOpenError::File { path: path.clone(), source })?;
+                let store = Arc::new(store);
+                Ok(Self {
+                    secret: store.secret().cloned(),
+                    store: Arc::clone(&store) as Arc<dyn Inspect>,
+                    file: Some(store),
+                })
+            }
+        }
+    }
+
+    /// Closes it, so that another process can open it at once.
+    pub async fn close(&self) {
+        if let Some(file) = &self.file {
+            file.close().await;
+        }
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Secret, StoreOpenError> {
+    let wrong = |reason: String| StoreOpenError::Secret { path: path.into(), reason };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    Secret::from_hex(&text).ok_or_else(|| wrong("64 hexadecimal digits were expected".into()))
+}

@@ -1,0 +1,324 @@
+//! One upstream server: connections, time-outs, and what became of a request that got no answer.
+//!
+//! A request without an answer is one of two things. *Nothing was sent*: then it did not happen, its
+//! key is released and it may be sent again. Or *something was sent*: then nobody knows. The
+//! difference is decided by a count of the bytes that the kernel took, below hyper and its buffers.
+//! It is read after the task that drives the connection has stopped, so no byte can follow; and it
+//! is compared with the count before the request was handed over, when the connection was idle and
+//! hyper's buffers were empty (an HTTP/1.1 connection is ready for a request only after the one
+//! before it is written and answered whole). An unchanged count is therefore proof that not one byte
+//! of the request left this process. Everything else counts as unknown, even a single byte: a proxy
+//! or a server may act on what it guesses.
+//!
+//! A request of which nothing was sent is tried once more, on a new connection, if it had been given
+//! to one that was kept from before (the server had closed it meanwhile), and if hyper hands the
+//! request back, which it does when it had not begun to encode it.
+
+mod pool;
+mod wire;
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::Authority;
+use http::{Request, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+
+use hapax_http::{Body, BoxError};
+use pool::Pool;
+use wire::Wire;
+
+/// The most bytes of a response head, and that hyper buffers of a body.
+const MAX_BUFFER: usize = 128 * 1024;
+
+/// How long a connection may take to be made. Nothing is sent before.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A server that requests are forwarded to. Cheap to clone; clones share connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Upstream {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    authority: Authority,
+    timeout: Duration,
+    pool: Pool,
+    places: Arc<Semaphore>,
+    cut: watch::Sender<bool>,
+}
+
+/// Why there is no response.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Too many requests are under way already. Nothing was sent.
+    Busy,
+    /// Nothing was sent.
+    Unreachable(BoxError),
+    /// Something was sent, and the connection failed.
+    Broken(BoxError),
+    /// Something was sent, and no answer came in time.
+    Timeout,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Busy => "too many requests to the upstream are under way, nothing was sent",
+            Self::Unreachable(_) => "the upstream could not be reached, nothing was sent",
+            Self::Broken(_) => "the connection to the upstream broke after the request was sent",
+            Self::Timeout => "the upstream did not answer in time",
+        })
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unreachable(source) | Self::Broken(source) => Some(&**source),
+            Self::Busy | Self::Timeout => None,
+        }
+    }
+}
+
+impl Upstream {
+    /// The server at `authority` (port 80 unless it says another), which may be silent for
+    /// `timeout` and serve `concurrent` requests at once.
+    pub(crate) fn new(authority: Authority, timeout: Duration, concurrent: usize) -> Self {
+        let inner = Inner {
+            authority,
+            timeout,
+            pool: Pool::default(),
+            places: Arc::new(Semaphore::new(concurrent)),
+            cut: watch::Sender::new(false),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Its host, and port if it is not 80: what it expects as `Host`.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.inner.authority
+    }
+
+    /// Drops connections that have been idle for too long.
+    pub(crate) fn prune(&self) {
+        self.inner.pool.prune();
+    }
+
+    /// Ends every request under way, now and from now on: what was sent counts as broken.
+    pub(crate) fn cut(&self) {
+        self.inner.cut.send_replace(true);
+    }
+
+    /// What `wait` gives, unless the requests under way are ended first. For what comes after the
+    /// head of a response: the request was sent.
+    pub(crate) async fn unless_cut<T>(
+        &self,
+        wait: impl Future<Output = Option<T>>,
+    ) -> Result<T, Failure> {
+        let got = tokio::select! {
+            got = timeout(self.inner.timeout, wait) => got.ok().flatten(),
+            () = cut(self.inner.cut.subscribe()) => None,
+        };
+        got.ok_or_else(|| Failure::Broken("there was no room for the response in time".into()))
+    }
+
+    /// Sends a request in origin form, and waits for the head of the response.
+    ///
+    /// Dropping the future ends the connection; what was sent stays sent.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+        let Ok(place) = Arc::clone(&self.inner.places).try_acquire_owned() else {
+            return Err(Failure::Busy);
+        };
+        if let Some(wire) = self.inner.pool.take() {
+            match self.send_on(wire, request).await {
+                Ok((wire, response)) => return self.receive(wire, response, place),
+                Err(Unanswered { again: Some(request), .. }) => {
+                    let (wire, response) = self.send_fresh(*request).await?;
+                    return self.receive(wire, response, place);
+                }
+                Err(Unanswered { failure, .. }) => return Err(failure),
+            }
+        }
+        let (wire, response) = self.send_fresh(request).await?;
+        self.receive(wire, response, place)
+    }
+
+    async fn send_fresh(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(Wire, Response<Incoming>), Failure> {
+        let wire = self.connect().await?;
+        self.send_on(wire, request).await.map_err(|unanswered| unanswered.failure)
+    }
+
+    async fn connect(&self) -> Result<Wire, Failure> {
+        let authority = &self.inner.authority;
+        // Brackets around an IPv6 address belong to the authority, not to the address.
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let connect = TcpStream::connect((host, authority.port_u16().unwrap_or(80)));
+        let stream = match timeout(CONNECT.min(self.inner.timeout), connect).await {
+            Ok(stream) => stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        let stream = stream.map_err(|error| Failure::Unreachable(error.into()))?;
+        Wire::open(stream).await.map_err(|error| Failure::Unreachable(error.into()))
+    }
+
+    async fn send_on(
+        &self,
+        mut wire: Wire,
+        request: Request<Body>,
+    ) -> Result<(Wire, Response<Incoming>), Unanswered> {
+        let before = wire.meter.written();
+        let begun = Instant::now();
+        let sent = {
+            let mut sending = pin!(wire.sender.try_send_request(request));
+            let mut cut = self.inner.cut.subscribe();
+            loop {
+                // An upload that goes on is no silence.
+                let deadline = begun.max(wire.meter.last()) + self.inner.timeout;
+                tokio::select! {
+                    sent = &mut sending => break Sent::Answered(sent),
+                    _ = cut.wait_for(|cut| *cut) => break Sent::Cut,
+                    () = sleep_until(deadline) => {
+                        if wire.meter.last() + self.inner.timeout <= Instant::now() {
+                            break Sent::Silent;
+                        }
+                    }
+                }
+            }
+        };
+        let (failure, again): (fn(BoxError) -> Failure, _) = match sent {
+            Sent::Answered(Ok(response)) => return Ok((wire, response)),
+            Sent::Answered(Err(mut error)) => {
+                let again = error.take_message();
+                let error: BoxError = error.into_error().into();
+                wire.end().await;
+                let unsent = wire.meter.written() == before;
+                return Err(if unsent {
+                    let failure = Failure::Unreachable(error);
+                    Unanswered { failure, again: again.map(Box::new) }
+                } else {
+                    Unanswered { failure: Failure::Broken(error), again: None }
+                });
+            }
+            Sent::Cut => (Failure::Broken, "the gateway is ending"),
+            Sent::Silent => (|_| Failure::Timeout, "no answer in time"),
+        };
+        wire.end().await;
+        let failure = if wire.meter.written() == before {
+            Failure::Unreachable(again.into())
+        } else {
+            failure(again.into())
+        };
+        Err(Unanswered { failure, again: None })
+    }
+
+    /// Hands the response on, and keeps the connection once it is read whole.
+    fn receive(
+        &self,
+        wire: Wire,
+        response: Response<Incoming>,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, Failure> {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // It was not asked to.
+            return Err(Failure::Broken("the upstream switched protocols unasked".into()));
+        }
+        let (parts, body) = response.into_parts();
+        let inner = Arc::clone(&self.inner);
+        // Ends when the body is read, fails or is dropped: each settles the connection.
+        tokio::spawn(async move {
+            let mut wire = wire;
+            if wire.sender.ready().await.is_ok() {
+                inner.pool.put(wire);
+            }
+        });
+        let body = Receiving {
+            body,
+            silence: self.inner.timeout,
+            waiting: None,
+            cut: Box::pin(cut(self.inner.cut.subscribe())),
+            _place: place,
+        };
+        Ok(Response::from_parts(parts, Body::new(body)))
+    }
+}
+
+enum Sent<R> {
+    Answered(R),
+    Cut,
+    Silent,
+}
+
+struct Unanswered {
+    failure: Failure,
+    /// The request, if it may be tried again.
+    again: Option<Box<Request<Body>>>,
+}
+
+async fn cut(mut cut: watch::Receiver<bool>) {
+    // The sender lives as long as the upstream; without it nobody can cut any more.
+    if cut.wait_for(|cut| *cut).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The body of a response: it fails where the upstream is silent for too long, or is cut off.
+struct Receiving {
+    body: Incoming,
+    silence: Duration,
+    /// Set while it waits for the upstream: a client that reads slowly is no silence.
+    waiting: Option<Pin<Box<Sleep>>>,
+    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for Receiving {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            this.waiting = None;
+            return Poll::Ready(
+                frame.map(|frame| frame.map_err(|error| Failure::Broken(error.into()).into())),
+            );
+        }
+        if this.cut.as_mut().poll(cx).is_ready() {
+            let error = Failure::Broken("the gateway is ending".into());
+            return Poll::Ready(Some(Err(error.into())));
+        }
+        let silence = this.silence;
+        let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(silence)));
+        if timer.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(Failure::Timeout.into())));
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,102 @@
+//! What is in hand, and whether it is time to end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hapax_http::{Body, BoxError};
+use http_body::{Frame, SizeHint};
+use tokio::sync::watch;
+
+/// How far a gateway's life has come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Phase {
+    /// It takes requests.
+    Serving,
+    /// It finishes what it has.
+    Draining,
+    /// Connections are closed once what they are writing is written.
+    Closing,
+}
+
+/// Shared by everything that works. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    phase: watch::Sender<Phase>,
+    in_hand: Arc<AtomicUsize>,
+}
+
+impl Work {
+    pub(crate) fn new() -> Self {
+        Self { phase: watch::Sender::new(Phase::Serving), in_hand: Arc::default() }
+    }
+
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Resolves once `phase`, or a later one, is reached.
+    pub(crate) async fn reached(&self, phase: Phase) {
+        // Cannot fail: this very value holds the sender.
+        let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
+    }
+
+    /// Requests whose answers are not yet handed over whole.
+    pub(crate) fn in_hand(&self) -> usize {
+        self.in_hand.load(Ordering::Acquire)
+    }
+
+    /// One more, until the guard is dropped.
+    pub(crate) fn take(&self) -> InHand {
+        self.in_hand.fetch_add(1, Ordering::AcqRel);
+        InHand(Arc::clone(&self.in_hand))
+    }
+}
+
+/// A request in hand.
+#[derive(Debug)]
+pub(crate) struct InHand(Arc<AtomicUsize>);
+
+impl InHand {
+    /// Until this body is handed over, or dropped.
+    pub(crate) fn until_sent(self, body: Body) -> Body {
+        Body::new(Answer { body, _in_hand: self })
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+struct Answer {
+    body: Body,
+    _in_hand: InHand,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
