@@ -1,0 +1,239 @@
+//! A client as it should be: a key for each payment, made before the first attempt, and the same
+//! key for every attempt, until there is a final answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::plan::Dice;
+use super::times;
+
+/// The largest answer that is read, in bytes.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// What all clients of one set-up share.
+#[derive(Debug)]
+pub(crate) struct Shop {
+    address: SocketAddr,
+    /// Makes the keys of this run differ from those of others.
+    run: String,
+    payments: u32,
+    next: AtomicU32,
+    sent: AtomicU32,
+    ended: AtomicU32,
+}
+
+/// A payment, and how it ended for the client.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Ended {
+    pub(crate) key: String,
+    pub(crate) end: End,
+}
+
+/// How a payment ended for its client.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// It was told that this charge was made.
+    Paid(u32),
+    /// It was told to the last that nobody knows, or was told nothing final at all.
+    Unresolved,
+    /// An answer that no correct set-up gives.
+    Odd(String),
+}
+
+/// What an answer means for the payment.
+#[derive(Debug)]
+enum Meaning {
+    Final(End),
+    Unknown,
+    Again(Option<Duration>),
+}
+
+impl Shop {
+    pub(crate) const fn new(address: SocketAddr, run: String, payments: u32) -> Self {
+        let zero = AtomicU32::new;
+        Self { address, run, payments, next: zero(0), sent: zero(0), ended: zero(0) }
+    }
+
+    /// Requests sent so far, by all clients.
+    pub(crate) fn sent(&self) -> u32 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Payments that need no more requests, or only later ones.
+    pub(crate) fn ended(&self) -> u32 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// One client: makes payments one after another until all are made. To those of which nobody
+    /// knows what became it comes back later, and meanwhile goes on.
+    pub(crate) async fn client(self: Arc<Self>, mut dice: Dice) -> Vec<Ended> {
+        let mut ends = Vec::new();
+        let mut later = JoinSet::new();
+        loop {
+            let order = self.next.fetch_add(1, Ordering::Relaxed);
+            if order >= self.payments {
+                break;
+            }
+            let payment = Payment {
+                key: format!("{}-{order}-{:08x}", self.run, dice.roll() >> 32),
+                order,
+                shop: Arc::clone(&self),
+                dice: Dice::new(dice.roll()),
+            };
+            match payment.pay().await {
+                Ok(ended) => ends.push(ended),
+                Err(unknown) => drop(later.spawn(unknown.come_back())),
+            }
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
+        while let Some(ended) = later.join_next().await {
+            ends.extend(ended);
+        }
+        ends
+    }
+}
+
+/// A payment under way.
+#[derive(Debug)]
+struct Payment {
+    key: String,
+    order: u32,
+    shop: Arc<Shop>,
+    dice: Dice,
+}
+
+impl Payment {
+    /// Asks until there is a final answer, or gives itself back when it is told that the outcome
+    /// is unknown.
+    async fn pay(mut self) -> Result<Ended, Self> {
+        let deadline = Instant::now() + times::DEADLINE;
+        let mut pause = Duration::from_millis(25);
+        while Instant::now() < deadline {
+            let after = match self.ask().await {
+                Meaning::Final(end) => return Ok(Ended { key: self.key, end }),
+                Meaning::Unknown => return Err(self),
+                Meaning::Again(after) => after,
+            };
+            sleep(after.unwrap_or_else(|| self.jitter(pause)).min(times::PAUSE)).await;
+            pause = (pause * 2).min(times::PAUSE);
+        }
+        Ok(Ended { key: self.key, end: End::Unresolved })
+    }
+
+    /// Asks again and again what became of it.
+    async fn come_back(mut self) -> Ended {
+        let deadline = Instant::now() + times::PATIENCE;
+        while Instant::now() < deadline {
+            sleep(self.jitter(times::PAUSE)).await;
+            if let Meaning::Final(end) = self.ask().await {
+                return Ended { key: self.key, end };
+            }
+        }
+        Ended { key: self.key, end: End::Unresolved }
+    }
+
+    async fn ask(&self) -> Meaning {
+        self.shop.sent.fetch_add(1, Ordering::Relaxed);
+        let body = format!("{{\"order\":{},\"amount\":1999}}", self.order);
+        match timeout(times::REQUEST, post(self.shop.address, &self.key, body)).await {
+            Ok(Ok(answer)) => answer.meaning(),
+            // Whether it happened is just what the client cannot know. So: the same key again.
+            Ok(Err(_)) | Err(_) => Meaning::Again(None),
+        }
+    }
+
+    /// Between half of `pause` and all of it.
+    fn jitter(&mut self, pause: Duration) -> Duration {
+        let half = pause / 2;
+        let micros = usize::try_from(half.as_micros()).unwrap_or(usize::MAX);
+        half + Duration::from_micros(u64::try_from(self.dice.below(micros)).unwrap_or_default())
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: StatusCode,
+    retry_after: Option<Duration>,
+    body: Bytes,
+}
+
+#[derive(Deserialize)]
+struct Paid {
+    charge: u32,
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    code: String,
+}
+
+impl Answer {
+    fn meaning(&self) -> Meaning {
+        match self.status.as_u16() {
+            200..=299 => Meaning::Final(match serde_json::from_slice(&self.body) {
+                Ok(Paid { charge }) => End::Paid(charge),
+                Err(error) => End::Odd(format!("{} that names no charge: {error}", self.status)),
+            }),
+            409 if self.code().as_deref() == Some("outcome-unknown") => Meaning::Unknown,
+            408 | 409 | 425 | 429 | 500..=599 => Meaning::Again(self.retry_after),
+            _ => {
+                let code = self.code().unwrap_or_default();
+                Meaning::Final(End::Odd(format!("{} {code}", self.status)))
+            }
+        }
+    }
+
+    fn code(&self) -> Option<String> {
+        serde_json::from_slice(&self.body).ok().map(|Problem { code }| code)
+    }
+}
+
+/// One request on a connection of its own, so that no request is ever sent again unseen.
+async fn post(address: SocketAddr, key: &str, body: String) -> Result<Answer, NoAnswer> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // Dropped, and so ended, with this future.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri("/charges")
+        .header(HOST, address.to_string())
+        .header(CONTENT_TYPE, "application/json")
+        .header("idempotency-key", key)
+        .body(Full::<Bytes>::from(body))?;
+    let (head, body) = sender.send_request(request).await?.into_parts();
+    let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(NoAnswer::body)?.to_bytes();
+    let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let retry_after = retry_after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
+    Ok(Answer { status: head.status, retry_after, body })
+}
+
+/// The connection failed somewhere; where does not matter to who must ask again anyway.
+#[derive(Debug)]
+struct NoAnswer;
+
+impl NoAnswer {
+    fn body(_: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        Self
+    }
+}
+
+impl<E: std::error::Error> From<E> for NoAnswer {
+    fn from(_: E) -> Self {
+        Self
+    }
+}

@@ -1,0 +1,280 @@
+//! The payments service's books: a file of lines that only grows.
+//!
+//! A charge was made if, and only if, it is written here; a write is synced before anybody is told
+//! of it. So the books outlive every kill of the service, and the demo counts in them, not in what
+//! the service or its clients say.
+//!
+//! The service does *not* look for an earlier charge with the same key before it charges: what
+//! guards against duplicates stands in front of it, or nothing does. What it does keep is its
+//! promise about fences: once it has said of a fence that nothing happened, it refuses that fence
+//! and every lower one of the same key, for ever.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::Fault;
+
+/// One line of the books.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "entry")]
+pub(crate) enum Entry {
+    /// A request for a payment came in, and will meet this fault.
+    Arrived {
+        /// Of which order.
+        order: u32,
+        /// What goes wrong with it.
+        fault: Option<Fault>,
+    },
+    /// Money was taken.
+    Charged(Charge),
+    /// A charge under a fence that had been refused: not made.
+    Stale {
+        /// The key it came with.
+        key: String,
+    },
+    /// Somebody asked what became of a key.
+    Asked {
+        /// The key.
+        key: String,
+        /// The fence that is refused from now on; `None` if a charge was found, or nothing was
+        /// said.
+        refused: Option<u64>,
+    },
+}
+
+/// Money that was taken.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Charge {
+    /// Its number, from 1.
+    pub(crate) id: u32,
+    /// For which order.
+    pub(crate) order: u32,
+    /// The idempotency key that the request bore.
+    pub(crate) key: String,
+}
+
+/// What the service is asked to charge.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    /// Its number.
+    pub(crate) order: u32,
+    /// The idempotency key of the request.
+    pub(crate) key: String,
+    /// The fence of the request, if something in front of the service sent one.
+    pub(crate) fence: Option<u64>,
+}
+
+/// What became of a key, as far as the books say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Became {
+    /// It was charged.
+    Charged(Charge),
+    /// It was not, and will not be under the fence that was asked about.
+    Nothing,
+}
+
+/// What the books know of questions about a key.
+#[derive(Clone, Copy, Default, Debug)]
+struct Asked {
+    times: u32,
+    refused: Option<u64>,
+}
+
+/// The books, opened by their one writer.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    file: File,
+    arrivals: HashMap<u32, u32>,
+    charges: HashMap<String, Charge>,
+    asked: HashMap<String, Asked>,
+    charged: u32,
+    entries: usize,
+}
+
+impl Ledger {
+    /// The most lines. A service left running with `--keep` stops charging there.
+    const MAX_ENTRIES: usize = 1_000_000;
+
+    /// Opens the books at `path`, or begins them. A line that a kill cut short was never
+    /// acknowledged, and is dropped.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let mut file =
+            OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let length = u64::try_from(whole).map_err(io::Error::other)?;
+        file.set_len(length)?;
+        file.seek(SeekFrom::Start(length))?;
+        let mut ledger = Self {
+            file,
+            arrivals: HashMap::new(),
+            charges: HashMap::new(),
+            asked: HashMap::new(),
+            charged: 0,
+            entries: 0,
+        };
+        for entry in parse(&text[..whole])? {
+            ledger.remember(entry);
+        }
+        Ok(ledger)
+    }
+
+    /// Notes a request for `order`, which is the `n`th (from 0), and what it meets: `meets(n)`.
+    pub(crate) fn arrive(
+        &mut self,
+        order: u32,
+        meets: impl FnOnce(u32) -> Option<Fault>,
+    ) -> io::Result<Option<Fault>> {
+        let fault = meets(self.arrivals.get(&order).copied().unwrap_or(0));
+        self.append(Entry::Arrived { order, fault })?;
+        Ok(fault)
+    }
+
+    /// Takes the money, unless the fence has been refused (`None`).
+    pub(crate) fn charge(&mut self, order: Order) -> io::Result<Option<Charge>> {
+        let Order { order, key, fence } = order;
+        let refused = self.asked.get(&key).and_then(|asked| asked.refused);
+        if let (Some(fence), Some(refused)) = (fence, refused)
+            && fence <= refused
+        {
+            self.append(Entry::Stale { key })?;
+            return Ok(None);
+        }
+        let charge = Charge { id: self.charged + 1, order, key };
+        self.append(Entry::Charged(charge.clone()))?;
+        self.file.sync_data()?;
+        Ok(Some(charge))
+    }
+
+    /// What became of `key`. If nothing did, `fence` is refused before that is said.
+    pub(crate) fn became_of(&mut self, key: &str, fence: u64) -> io::Result<Became> {
+        if let Some(charge) = self.charges.get(key).cloned() {
+            self.append(Entry::Asked { key: key.to_owned(), refused: None })?;
+            return Ok(Became::Charged(charge));
+        }
+        self.append(Entry::Asked { key: key.to_owned(), refused: Some(fence) })?;
+        self.file.sync_data()?;
+        Ok(Became::Nothing)
+    }
+
+    /// How often somebody has asked what became of `key`.
+    pub(crate) fn times_asked(&self, key: &str) -> u32 {
+        self.asked.get(key).map_or(0, |asked| asked.times)
+    }
+
+    /// Notes that somebody asked, and was not told.
+    pub(crate) fn withhold(&mut self, key: &str) -> io::Result<()> {
+        self.append(Entry::Asked { key: key.to_owned(), refused: None })
+    }
+
+    fn append(&mut self, entry: Entry) -> io::Result<()> {
+        if self.entries >= Self::MAX_ENTRIES {
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the books are full"));
+        }
+        let mut line = serde_json::to_vec(&entry)?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        self.remember(entry);
+        Ok(())
+    }
+
+    fn remember(&mut self, entry: Entry) {
+        self.entries += 1;
+        match entry {
+            Entry::Arrived { order, .. } => *self.arrivals.entry(order).or_default() += 1,
+            Entry::Charged(charge) => {
+                self.charged = self.charged.max(charge.id);
+                // The first: its answer is the one that is given again.
+                self.charges.entry(charge.key.clone()).or_insert(charge);
+            }
+            Entry::Asked { key, refused } => {
+                let asked = self.asked.entry(key).or_default();
+                asked.times += 1;
+                asked.refused = asked.refused.max(refused);
+            }
+            Entry::Stale { .. } => {}
+        }
+    }
+}
+
+/// Reads the books of a service that has ended.
+pub(crate) fn read(path: &Path) -> io::Result<Vec<Entry>> {
+    let text = std::fs::read_to_string(path)?;
+    let whole = text.rfind('\n').map_or(0, |end| end + 1);
+    parse(&text[..whole])
+}
+
+fn parse(text: &str) -> io::Result<Vec<Entry>> {
+    text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(key: &str, fence: Option<u64>) -> Order {
+        Order { order: 1, key: key.into(), fence }
+    }
+
+    fn charges(path: &Path) -> usize {
+        read(path).unwrap().iter().filter(|entry| matches!(entry, Entry::Charged(_))).count()
+    }
+
+    #[test]
+    fn the_same_key_is_charged_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.charge(order("a", None)).unwrap().unwrap().id, 1);
+        assert_eq!(ledger.charge(order("a", None)).unwrap().unwrap().id, 2);
+        assert_eq!(charges(&path), 2);
+        let Became::Charged(first) = ledger.became_of("a", 9).unwrap() else { panic!() };
+        assert_eq!((first.id, ledger.times_asked("a")), (1, 1));
+    }
+
+    #[test]
+    fn a_refused_fence_stays_refused_after_a_restart_and_a_later_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.became_of("a", 10).unwrap(), Became::Nothing);
+        drop(ledger);
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.charge(order("a", Some(10))).unwrap(), None);
+        assert_eq!(ledger.charge(order("a", Some(9))).unwrap(), None);
+        assert!(ledger.charge(order("b", Some(10))).unwrap().is_some());
+        assert!(ledger.charge(order("a", Some(11))).unwrap().is_some());
+        assert_eq!(charges(&path), 2);
+    }
+
+    #[test]
+    fn arrivals_are_counted_over_restarts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let first_is_refused = |arrival| (arrival == 0).then_some(Fault::Refuse);
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.arrive(5, first_is_refused).unwrap(), Some(Fault::Refuse));
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.arrive(5, first_is_refused).unwrap(), None);
+    }
+
+    #[test]
+    fn a_line_cut_short_is_dropped_and_a_damaged_one_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        Ledger::open(&path).unwrap().charge(order("a", None)).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], b"{\"entry\":\"char"].concat()).unwrap();
+        assert_eq!(charges(&path), 1);
+        let mut ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.charge(order("b", None)).unwrap().unwrap().id, 2);
+        assert_eq!(charges(&path), 2);
+        std::fs::write(&path, b"nonsense\n").unwrap();
+        assert!(Ledger::open(&path).is_err());
+    }
+}

@@ -1,0 +1,341 @@
+//! What was counted, whether it is as promised, and how it is shown.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::client::{End, Ended};
+use super::ledger::Entry;
+use super::plan::Fault;
+use super::setup::Setup;
+
+/// Processes that were killed between a charge and its reply.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Kills {
+    pub(crate) service: u32,
+    pub(crate) gateway: u32,
+}
+
+/// What went wrong on purpose.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub(crate) struct Faults {
+    /// Charged, and the connection closed instead of an answer.
+    pub(crate) replies_lost: u32,
+    /// Charged, and answered 500.
+    pub(crate) errors_after_charging: u32,
+    /// Fell asleep before charging.
+    pub(crate) stalls_before_charging: u32,
+    /// Fell asleep after charging.
+    pub(crate) stalls_after_charging: u32,
+    /// Answered 503 without charging.
+    pub(crate) refusals: u32,
+    /// SIGKILLs of the payments service between a charge and its reply.
+    pub(crate) service_kills: u32,
+    /// SIGKILLs of the gateway between a charge and its reply.
+    pub(crate) gateway_kills: u32,
+}
+
+/// One set-up's count.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) setup: &'static str,
+    /// Payments asked for, each with a key of its own.
+    pub(crate) payments: u32,
+    /// Requests that clients sent for them.
+    pub(crate) requests: u32,
+    /// Charges in the books.
+    pub(crate) charges: u32,
+    /// Charges in the books beyond the first of each payment.
+    pub(crate) duplicates: u32,
+    /// Payments whose client got no final answer.
+    pub(crate) unknown: u32,
+    /// Final answers that name no charge of that payment in the books.
+    pub(crate) wrong_answers: u32,
+    /// Questions what became of a key.
+    pub(crate) questions: u32,
+    /// Charges that came late, with a fence that had been refused: not made.
+    pub(crate) stale_refused: u32,
+    pub(crate) faults: Faults,
+    pub(crate) seconds: f64,
+}
+
+impl Row {
+    /// Counts in the books, and compares with what the clients were told.
+    pub(crate) fn count(
+        setup: Setup,
+        entries: &[Entry],
+        ends: &[Ended],
+        sent: u32,
+        kills: Kills,
+        took: Duration,
+    ) -> Self {
+        let mut row = Self {
+            setup: setup.name(),
+            payments: number(ends.len()),
+            requests: sent,
+            charges: 0,
+            duplicates: 0,
+            unknown: 0,
+            wrong_answers: 0,
+            questions: 0,
+            stale_refused: 0,
+            faults: Faults {
+                service_kills: kills.service,
+                gateway_kills: kills.gateway,
+                ..Faults::default()
+            },
+            seconds: took.as_secs_f64(),
+        };
+        let mut charges: HashMap<&str, Vec<u32>> = HashMap::new();
+        for entry in entries {
+            match entry {
+                Entry::Arrived { fault, .. } => row.faults.note(*fault),
+                Entry::Charged(charge) => charges.entry(&charge.key).or_default().push(charge.id),
+                Entry::Stale { .. } => row.stale_refused += 1,
+                Entry::Asked { .. } => row.questions += 1,
+            }
+        }
+        for made in charges.values() {
+            row.charges += number(made.len());
+            row.duplicates += number(made.len() - 1);
+        }
+        for Ended { key, end } in ends {
+            match end {
+                End::Paid(id) => {
+                    let made = charges.get(key.as_str()).is_some_and(|made| made.contains(id));
+                    row.wrong_answers += u32::from(!made);
+                }
+                End::Odd(_) => row.wrong_answers += 1,
+                End::Unresolved => row.unknown += 1,
+            }
+        }
+        row
+    }
+}
+
+impl Faults {
+    fn note(&mut self, fault: Option<Fault>) {
+        match fault {
+            Some(Fault::LoseReply) => self.replies_lost += 1,
+            Some(Fault::FailAfterCharge) => self.errors_after_charging += 1,
+            Some(Fault::StallBeforeCharge) => self.stalls_before_charging += 1,
+            Some(Fault::StallAfterCharge) => self.stalls_after_charging += 1,
+            Some(Fault::Refuse) => self.refusals += 1,
+            // Counted where the kill is.
+            Some(Fault::Hold) | None => {}
+        }
+    }
+
+    /// The first fault that did not happen.
+    fn missing(&self, gateway: bool) -> Option<&'static str> {
+        let happened = [
+            (self.replies_lost > 0, "no reply was lost"),
+            (self.errors_after_charging > 0, "no charge was answered 500"),
+            (self.stalls_before_charging > 0, "nothing stalled before a charge"),
+            (self.stalls_after_charging > 0, "nothing stalled after a charge"),
+            (self.refusals > 0, "nothing was refused"),
+            (self.service_kills > 0, "the payments service was not killed"),
+            (self.gateway_kills > 0 || !gateway, "the gateway was not killed"),
+        ];
+        happened.into_iter().find(|(happened, _)| !happened).map(|(_, missing)| missing)
+    }
+}
+
+/// Everything that is not as promised, or that makes the run prove nothing. Empty: all is well.
+pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
+    let mut failings = Vec::new();
+    for row in rows {
+        let gateway = row.setup != Setup::NoGateway.name();
+        let safe = row.setup == Setup::Block.name() || row.setup == Setup::Reconcile.name();
+        let reconciles = row.setup == Setup::Reconcile.name();
+        let mut fail = |what: &str| failings.push(format!("{}: {what}", row.setup));
+        if let Some(missing) = row.faults.missing(gateway) {
+            fail(missing);
+        }
+        if row.wrong_answers > 0 {
+            fail(&format!("{} answers name a charge that was not made", row.wrong_answers));
+        }
+        if safe && row.duplicates > 0 {
+            fail(&format!("{} duplicates got through", row.duplicates));
+        }
+        if !safe && row.duplicates == 0 {
+            fail("no duplicates, so the faults did no harm and the run proves nothing");
+        }
+        if row.setup == Setup::Block.name() && row.unknown == 0 {
+            fail("nothing was unknown, so the run proves nothing");
+        }
+        if reconciles && row.questions == 0 {
+            fail("nobody was asked what became of a payment");
+        }
+        if reconciles && row.unknown > 0 {
+            fail(&format!("{} payments were left unresolved", row.unknown));
+        }
+    }
+    failings
+}
+
+/// The table, a line for each set-up.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let head = ["set-up", "payments", "requests", "charges", "duplicates", "unknown"];
+    let mut text = String::new();
+    line(&mut text, head.map(str::to_owned));
+    for row in rows {
+        let numbers = [row.payments, row.requests, row.charges, row.duplicates, row.unknown];
+        let [a, b, c, d, e] = numbers.map(|number| number.to_string());
+        line(&mut text, [row.setup.to_owned(), a, b, c, d, e]);
+    }
+    text
+}
+
+fn line(text: &mut String, [name, cells @ ..]: [String; 6]) {
+    // Writing to a string does not fail.
+    let _ = write!(text, "{name:<12}");
+    for cell in cells {
+        let _ = write!(text, "{cell:>12}");
+    }
+    text.push('\n');
+}
+
+/// Three lines: what the table shows, and what to do next.
+pub(crate) fn words(rows: &[Row]) -> String {
+    let of = |setup: Setup| rows.iter().find(|row| row.setup == setup.name());
+    let duplicates = |setup| of(setup).map_or(0, |row| row.duplicates);
+    let unknown = |setup| of(setup).map_or(0, |row| row.unknown);
+    format!(
+        "Clients whose replies were lost asked again. Without a gateway {} were charged twice or \
+         more, with reexecute {}.\n\
+         block: {} duplicates, {} payments left for a person to settle. reconcile asked the \
+         service what became of them: {} duplicates, {} left.\n\
+         Next: hapax gateway --upstream http://127.0.0.1:3000 --on-unknown block, for your own \
+         service; hapax demo --keep, to try this one.\n",
+        duplicates(Setup::NoGateway),
+        duplicates(Setup::Reexecute),
+        duplicates(Setup::Block),
+        unknown(Setup::Block),
+        duplicates(Setup::Reconcile),
+        unknown(Setup::Reconcile),
+    )
+}
+
+/// The whole result for machines.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report<'a> {
+    pub(crate) seed: u64,
+    pub(crate) rows: &'a [Row],
+    /// Empty if everything is as promised.
+    pub(crate) failings: &'a [String],
+}
+
+fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ledger::Charge;
+    use super::*;
+
+    fn charged(id: u32, key: &str) -> Entry {
+        Entry::Charged(Charge { id, order: 1, key: key.into() })
+    }
+
+    fn arrived(fault: Fault) -> Entry {
+        Entry::Arrived { order: 1, fault: Some(fault) }
+    }
+
+    fn ended(key: &str, end: End) -> Ended {
+        Ended { key: key.into(), end }
+    }
+
+    /// A run in which everything is as it should be for `setup`.
+    fn well(setup: Setup) -> Row {
+        let faults = [
+            Fault::LoseReply,
+            Fault::FailAfterCharge,
+            Fault::StallBeforeCharge,
+            Fault::StallAfterCharge,
+            Fault::Refuse,
+        ];
+        let mut entries: Vec<_> = faults.into_iter().map(arrived).collect();
+        entries.extend([charged(1, "a"), charged(2, "b")]);
+        let mut ends = vec![ended("a", End::Paid(1)), ended("b", End::Paid(2))];
+        match setup {
+            Setup::NoGateway | Setup::Reexecute => entries.push(charged(3, "b")),
+            Setup::Block => ends[1].end = End::Unresolved,
+            Setup::Reconcile => entries.push(Entry::Asked { key: "b".into(), refused: None }),
+        }
+        let kills = Kills { service: 1, gateway: u32::from(setup != Setup::NoGateway) };
+        Row::count(setup, &entries, &ends, 4, kills, Duration::from_secs(1))
+    }
+
+    fn failing(setup: Setup, spoil: impl FnOnce(&mut Row)) -> String {
+        let mut row = well(setup);
+        spoil(&mut row);
+        let [failing] = &failings(&[row])[..] else { panic!("not one failing") };
+        failing.clone()
+    }
+
+    #[test]
+    fn counts() {
+        let entries = [charged(1, "a"), charged(2, "a"), charged(3, "b"), charged(4, "a")];
+        let ends = [
+            ended("a", End::Paid(2)),
+            ended("b", End::Paid(1)),
+            ended("c", End::Unresolved),
+            ended("d", End::Odd("410".into())),
+        ];
+        let row =
+            Row::count(Setup::Block, &entries, &ends, 9, Kills::default(), Duration::from_secs(1));
+        assert_eq!((row.payments, row.requests, row.charges), (4, 9, 4));
+        assert_eq!((row.duplicates, row.unknown, row.wrong_answers), (2, 1, 2));
+    }
+
+    #[test]
+    fn a_run_as_promised_has_no_failings() {
+        assert_eq!(failings(&Setup::ALL.map(well)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_duplicate_is_found_where_none_is_allowed_and_missed_where_one_must_be() {
+        for setup in [Setup::Block, Setup::Reconcile] {
+            assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicates got through"));
+        }
+        for setup in [Setup::NoGateway, Setup::Reexecute] {
+            assert!(failing(setup, |row| row.duplicates = 0).contains("proves nothing"));
+        }
+    }
+
+    #[test]
+    fn a_run_without_one_of_its_faults_fails() {
+        let spoil: [fn(&mut Faults); 7] = [
+            |faults| faults.replies_lost = 0,
+            |faults| faults.errors_after_charging = 0,
+            |faults| faults.stalls_before_charging = 0,
+            |faults| faults.stalls_after_charging = 0,
+            |faults| faults.refusals = 0,
+            |faults| faults.service_kills = 0,
+            |faults| faults.gateway_kills = 0,
+        ];
+        for spoil in spoil {
+            failing(Setup::Reconcile, |row| spoil(&mut row.faults));
+        }
+        assert!(failing(Setup::Block, |row| row.unknown = 0).contains("proves nothing"));
+        assert!(failing(Setup::Reconcile, |row| row.questions = 0).contains("nobody was asked"));
+    }
+
+    #[test]
+    fn a_wrong_answer_and_an_open_payment_fail() {
+        assert!(failing(Setup::Reexecute, |row| row.wrong_answers = 1).contains("not made"));
+        assert!(failing(Setup::Reconcile, |row| row.unknown = 2).contains("2 payments"));
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        let table = table(&Setup::ALL.map(well));
+        let widths: Vec<_> = table.lines().map(str::len).collect();
+        assert_eq!(widths, [72; 5]);
+        assert!(table.lines().nth(4).unwrap().starts_with("reconcile "));
+    }
+}

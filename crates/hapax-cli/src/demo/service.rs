@@ -1,0 +1,306 @@
+//! The payments service of the demo: a process of its own, and deliberately flaky.
+//!
+//! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` takes money: 201. What goes
+//!   wrong on the way is the [`Plan`]'s.
+//! - `GET /charges/by-key` with `Idempotency-Key` and `Idempotency-Fence` says what became of a
+//!   key: 200 with the answer that the charge got or should have got; 404 if there was none, and
+//!   then the fence is refused from now on; 503 if it cannot say just now.
+//!
+//! It prints `ready ADDRESS` once it listens, and `holding ORDER` when a request is at the worst
+//! moment to be killed: charged, and not answered. When its standard input ends it takes no more,
+//! finishes what it has in hand (a charge that was asked for may come late, but it comes) and
+//! exits. So it does not outlive the demo either.
+
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
+
+use super::ledger::{Became, Ledger, Order};
+use super::plan::{Dice, Fault, Plan};
+use super::times;
+
+/// The most requests in hand; more are answered 503.
+const MAX_WORK: u32 = 1024;
+
+/// The largest request body, in bytes.
+const MAX_BODY: usize = 64 * 1024;
+
+/// How to run the service.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServiceArgs {
+    /// Where to listen.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// The file that charges are written to.
+    #[arg(long)]
+    ledger: PathBuf,
+    /// Decides which payments meet which fault.
+    #[arg(long)]
+    seed: u64,
+    /// How many payments the faults are dealt to.
+    #[arg(long)]
+    payments: u16,
+    /// The first request for this order or a later one that meets no other fault is held.
+    #[arg(long)]
+    hold_from: Option<u32>,
+}
+
+/// Serves until standard input ends.
+pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
+    let listener = TcpListener::bind(args.listen).await?;
+    let (close, closing) = watch::channel(false);
+    let service = Arc::new(Service {
+        ledger: Mutex::new(Ledger::open(&args.ledger)?),
+        pace: Mutex::new(Dice::new(args.seed)),
+        plan: Plan::deal(args.seed, args.payments),
+        hold_from: args.hold_from,
+        held: AtomicBool::new(false),
+        closing,
+        work: Arc::new(Semaphore::new(usize::try_from(MAX_WORK).map_err(io::Error::other)?)),
+    });
+    say(&format!("ready {}", listener.local_addr()?))?;
+    let accepting = async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(Arc::clone(&service).connection(stream))),
+                // The client's fault, or a lack of descriptors that will pass.
+                Err(_) => sleep(times::WORK).await,
+            }
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = input_ended() => {}
+    }
+    close.send_replace(true);
+    // All permits free: nothing is in hand. New requests find none free from here on.
+    let _ = service.work.acquire_many(MAX_WORK).await;
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Service {
+    ledger: Mutex<Ledger>,
+    pace: Mutex<Dice>,
+    plan: Plan,
+    hold_from: Option<u32>,
+    held: AtomicBool,
+    closing: watch::Receiver<bool>,
+    work: Arc<Semaphore>,
+}
+
+/// What a request gets.
+enum Reply {
+    Answer(Response<Full<Bytes>>),
+    /// The connection is closed instead.
+    None,
+}
+
+/// The body of a request for a charge; what else is in it does not matter.
+#[derive(Deserialize)]
+struct Wish {
+    order: u32,
+}
+
+impl Service {
+    async fn connection(self: Arc<Self>, stream: TcpStream) {
+        let answer = service_fn(move |request| Arc::clone(&self).answer(request));
+        // An error here is a client that went away, or a reply that was lost on purpose.
+        let _ = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), answer)
+            .await;
+    }
+
+    /// Does the work on a task of its own: hyper drops this future when the client hangs up, and a
+    /// charge that was asked for goes through all the same. That is what makes retries dangerous.
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> io::Result<Response<Full<Bytes>>> {
+        let Ok(permit) = Arc::clone(&self.work).try_acquire_owned() else {
+            return Ok(problem(StatusCode::SERVICE_UNAVAILABLE, "busy"));
+        };
+        let work = tokio::spawn(async move {
+            let reply = self.work(request).await;
+            drop(permit);
+            reply
+        });
+        match work.await.map_err(io::Error::other)?? {
+            Reply::Answer(answer) => Ok(answer),
+            Reply::None => Err(io::Error::other("the reply is lost")),
+        }
+    }
+
+    async fn work(self: Arc<Self>, request: Request<Incoming>) -> io::Result<Reply> {
+        let (head, body) = request.into_parts();
+        let (key, fence) = match (text(&head.headers, "idempotency-key"), fence(&head.headers)) {
+            (Some(key), Ok(fence)) => (key, fence),
+            _ => return Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "key or fence"))),
+        };
+        match (&head.method, head.uri.path()) {
+            (&Method::POST, "/charges") => {
+                let body = Limited::new(body, MAX_BODY).collect().await;
+                let body = body.map_err(io::Error::other)?.to_bytes();
+                match serde_json::from_slice(&body) {
+                    Ok(Wish { order }) => self.charge(Order { order, key, fence }).await,
+                    Err(_) => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "body"))),
+                }
+            }
+            (&Method::GET, "/charges/by-key") => match fence {
+                Some(fence) => self.became_of(key, fence).await.map(Reply::Answer),
+                None => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "fence"))),
+            },
+            _ => Ok(Reply::Answer(problem(StatusCode::NOT_FOUND, "no such path"))),
+        }
+    }
+
+    async fn charge(self: Arc<Self>, wish: Order) -> io::Result<Reply> {
+        let order = wish.order;
+        let this = Arc::clone(&self);
+        let fault = self
+            .on_the_books(move |books| books.arrive(order, |arrival| this.meets(order, arrival)))
+            .await?;
+        sleep(self.pace()).await;
+        match fault {
+            Some(Fault::Refuse) => {
+                return Ok(Reply::Answer(problem(StatusCode::SERVICE_UNAVAILABLE, "try again")));
+            }
+            Some(Fault::StallBeforeCharge) => sleep(times::STALL).await,
+            _ => {}
+        }
+        let Some(charge) = self.on_the_books(|books| books.charge(wish)).await? else {
+            let mut answer = problem(StatusCode::CONFLICT, "stale fence");
+            // Nothing happened and nothing will: not an outcome to keep for the key.
+            let retryable = HeaderValue::from_static("retryable");
+            answer.headers_mut().insert("idempotency-outcome", retryable);
+            return Ok(Reply::Answer(answer));
+        };
+        match fault {
+            Some(Fault::LoseReply) => return Ok(Reply::None),
+            Some(Fault::FailAfterCharge) => {
+                return Ok(Reply::Answer(problem(StatusCode::INTERNAL_SERVER_ERROR, "sorry")));
+            }
+            Some(Fault::StallAfterCharge) => sleep(times::STALL).await,
+            Some(Fault::Hold) => {
+                say(&format!("holding {order}"))?;
+                let mut closing = self.closing.clone();
+                tokio::select! {
+                    _ = closing.wait_for(|closing| *closing) => {}
+                    () = sleep(times::HOLD) => {}
+                }
+            }
+            Some(Fault::StallBeforeCharge | Fault::Refuse) | None => {}
+        }
+        Ok(Reply::Answer(charged(StatusCode::CREATED, charge.id, charge.order)))
+    }
+
+    async fn became_of(
+        self: Arc<Self>,
+        key: String,
+        fence: u64,
+    ) -> io::Result<Response<Full<Bytes>>> {
+        let became = self
+            .on_the_books(move |books| {
+                // One key in three has to be asked about twice.
+                if books.times_asked(&key) == 0 && key.bytes().map(u32::from).sum::<u32>() % 3 == 0
+                {
+                    return books.withhold(&key).map(|()| None);
+                }
+                books.became_of(&key, fence).map(Some)
+            })
+            .await?;
+        Ok(match became {
+            None => problem(StatusCode::SERVICE_UNAVAILABLE, "cannot say yet"),
+            Some(Became::Nothing) => problem(StatusCode::NOT_FOUND, "no charge"),
+            Some(Became::Charged(charge)) => {
+                let mut answer = charged(StatusCode::OK, charge.id, charge.order);
+                // What the charge was, or should have been, answered with.
+                answer.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));
+                answer
+            }
+        })
+    }
+
+    fn meets(&self, order: u32, arrival: u32) -> Option<Fault> {
+        self.plan.fault(order, arrival).or_else(|| {
+            let hold = self.hold_from.is_some_and(|from| order >= from)
+                && !self.held.swap(true, Ordering::Relaxed);
+            hold.then_some(Fault::Hold)
+        })
+    }
+
+    /// How long a charge takes.
+    fn pace(&self) -> Duration {
+        let mut dice = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        times::WORK + Duration::from_millis(u64::try_from(dice.below(20)).unwrap_or_default())
+    }
+
+    /// Runs `work` on the books, one at a time, where waiting for the disk blocks nobody else.
+    async fn on_the_books<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&mut Ledger) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let this = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            // A panic while it was held leaves the books as they are on disk, or ahead by nothing.
+            work(&mut this.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+        })
+        .await
+        .map_err(io::Error::other)?
+    }
+}
+
+/// A header's text, without the quotes of a structured field.
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    let value = headers.get(name)?.to_str().ok()?.trim_matches('"');
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn fence(headers: &HeaderMap) -> Result<Option<u64>, std::num::ParseIntError> {
+    text(headers, "idempotency-fence").map(|fence| fence.parse()).transpose()
+}
+
+fn charged(status: StatusCode, id: u32, order: u32) -> Response<Full<Bytes>> {
+    json(status, format!("{{\"charge\":{id},\"order\":{order}}}\n"))
+}
+
+/// `title` is one of ours: nothing in it needs escaping.
+fn problem(status: StatusCode, title: &str) -> Response<Full<Bytes>> {
+    json(status, format!("{{\"title\":\"{title}\"}}\n"))
+}
+
+fn json(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// One line to the demo, at once.
+fn say(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+async fn input_ended() {
+    let mut input = tokio::io::stdin();
+    let mut scrap = [0; 64];
+    while input.read(&mut scrap).await.is_ok_and(|count| count > 0) {}
+}

@@ -1,0 +1,296 @@
+//! One set-up from start to end: its processes, its clients, the kills, the count.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval};
+
+use super::DemoError;
+use super::client::{End, Ended, Shop};
+use super::ledger;
+use super::plan::Dice;
+use super::process::{Listens, Process, Recipe};
+use super::progress::Progress;
+use super::report::{Kills, Row};
+use super::times;
+
+/// How many clients pay at the same time.
+const CLIENTS: u32 = 8;
+
+/// What stands between the clients and the payments service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Setup {
+    /// Nothing.
+    NoGateway,
+    /// The gateway with this `--on-unknown`.
+    Reexecute,
+    /// The gateway with this `--on-unknown`.
+    Block,
+    /// The gateway with this `--on-unknown`, and the URL to ask at.
+    Reconcile,
+}
+
+impl Setup {
+    /// All of them, as the table lists them.
+    pub(crate) const ALL: [Self; 4] =
+        [Self::NoGateway, Self::Reexecute, Self::Block, Self::Reconcile];
+
+    /// How the table names it: for a gateway, its `--on-unknown`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::NoGateway => "no gateway",
+            Self::Reexecute => "reexecute",
+            Self::Block => "block",
+            Self::Reconcile => "reconcile",
+        }
+    }
+
+    /// The same without a space, for files and keys.
+    const fn slug(self) -> &'static str {
+        match self {
+            Self::NoGateway => "none",
+            other => other.name(),
+        }
+    }
+}
+
+/// What all set-ups of a run have in common.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    /// This program.
+    pub(crate) program: PathBuf,
+    /// Where each set-up makes a folder.
+    pub(crate) folder: &'a Path,
+    pub(crate) seed: u64,
+    pub(crate) payments: u16,
+    pub(crate) progress: &'a Progress,
+}
+
+/// A set-up after its run, with the gateway still up.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    service: Process,
+    gateway: Option<(Process, Listens)>,
+}
+
+impl Standing {
+    /// Where the gateway listens, if there is one.
+    pub(crate) fn gateway(&self) -> Option<Listens> {
+        self.gateway.as_ref().map(|(_, listens)| *listens)
+    }
+
+    /// Ends the processes, and waits until they are gone.
+    pub(crate) async fn end(mut self) -> io::Result<()> {
+        if let Some((gateway, _)) = &mut self.gateway {
+            gateway.kill().await?;
+        }
+        self.service.kill().await
+    }
+}
+
+impl Stage<'_> {
+    /// Runs one set-up: all payments, a kill of the service, a kill of the gateway; then counts.
+    ///
+    /// Dropping this future kills every process that it started.
+    pub(crate) async fn run(&self, setup: Setup) -> Result<(Row, Standing), DemoError> {
+        let started = Instant::now();
+        let mut scene = Scene::open(self, setup).await?;
+        let (ends, sent) = scene.play().await?;
+        // Late charges count: the service finishes what it was asked for, whoever gave up on it.
+        scene.service.finish().await?;
+        let entries = ledger::read(&scene.books())?;
+        scene.service = scene.start_service(Some(scene.service_address), None).await?;
+        for ended in &ends {
+            if let End::Odd(answer) = &ended.end {
+                self.progress.note(&format!("{}: {} got {answer}", setup.name(), ended.key));
+            }
+        }
+        let row = Row::count(setup, &entries, &ends, sent, scene.kills, started.elapsed());
+        self.progress.note(&format!(
+            "{}: {} payments, {} charges, {:.1} s",
+            setup.name(),
+            row.payments,
+            row.charges,
+            started.elapsed().as_secs_f64()
+        ));
+        Ok((row, Standing { service: scene.service, gateway: scene.gateway }))
+    }
+}
+
+/// A set-up that is running.
+#[derive(Debug)]
+struct Scene<'a> {
+    stage: &'a Stage<'a>,
+    setup: Setup,
+    folder: PathBuf,
+    service: Process,
+    service_address: SocketAddr,
+    gateway: Option<(Process, Listens)>,
+    kills: Kills,
+}
+
+impl<'a> Scene<'a> {
+    async fn open(stage: &'a Stage<'a>, setup: Setup) -> Result<Self, DemoError> {
+        let folder = stage.folder.join(setup.slug());
+        std::fs::create_dir(&folder)?;
+        // The service is killed when a third of the payments has begun, the gateway after two.
+        let recipe = stage.service(&folder, None, Some(u32::from(stage.payments) / 3));
+        let (service, listens) = Process::start(&recipe).await?;
+        let service_address = listens.address;
+        let kills = Kills::default();
+        let mut scene =
+            Self { stage, setup, folder, service, service_address, gateway: None, kills };
+        if let Some(recipe) = scene.gateway_recipe(None) {
+            scene.gateway = Some(Process::start(&recipe).await?);
+        }
+        Ok(scene)
+    }
+
+    /// Lets the clients pay, and kills what is to be killed. How all payments ended, and how many
+    /// requests it took.
+    async fn play(&mut self) -> Result<(Vec<Ended>, u32), DemoError> {
+        let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
+        let payments = u32::from(self.stage.payments);
+        let shop = Arc::new(Shop::new(address, self.setup.slug().to_owned(), payments));
+        let mut clients = JoinSet::new();
+        let mut dice = Dice::new(self.stage.seed);
+        for _ in 0..CLIENTS {
+            clients.spawn(Arc::clone(&shop).client(Dice::new(dice.roll())));
+        }
+        let mut ends = Vec::new();
+        let mut shown = 0;
+        let mut tick = interval(Duration::from_millis(100));
+        let mut speaks = true;
+        loop {
+            tokio::select! {
+                line = self.service.line(), if speaks => match line? {
+                    Some(line) if line.starts_with("holding ") => self.kill().await?,
+                    Some(_) => {}
+                    None => speaks = false,
+                },
+                ended = clients.join_next() => match ended {
+                    Some(ended) => ends.extend(ended.map_err(io::Error::other)?),
+                    None => break,
+                },
+                _ = tick.tick() => {}
+            }
+            let ended = shop.ended();
+            self.stage.progress.advance(ended - shown);
+            shown = ended;
+        }
+        Ok((ends, shop.sent()))
+    }
+
+    /// Kills the service the first time, the gateway the second time, and starts it again. A
+    /// request is held meanwhile: its charge is in the books, its reply has not left.
+    async fn kill(&mut self) -> Result<(), DemoError> {
+        let started = Instant::now();
+        let victim = if self.kills.service == 0 {
+            self.service.kill().await?;
+            self.kills.service += 1;
+            let hold_from =
+                self.gateway.is_some().then_some(u32::from(self.stage.payments) * 2 / 3);
+            self.service = self.start_service(Some(self.service_address), hold_from).await?;
+            "the payments service"
+        } else {
+            let Some((gateway, listens)) = &mut self.gateway else { return Ok(()) };
+            let address = listens.address;
+            gateway.kill().await?;
+            self.kills.gateway += 1;
+            if let Some(recipe) = self.gateway_recipe(Some(address)) {
+                self.gateway = Some(Process::start(&recipe).await?);
+            }
+            "the gateway"
+        };
+        self.stage.progress.note(&format!(
+            "{}: killed {victim} between a charge and its reply; up again in {} ms",
+            self.setup.name(),
+            started.elapsed().as_millis()
+        ));
+        Ok(())
+    }
+
+    fn books(&self) -> PathBuf {
+        self.folder.join("ledger")
+    }
+
+    async fn start_service(
+        &self,
+        listen: Option<SocketAddr>,
+        hold_from: Option<u32>,
+    ) -> Result<Process, DemoError> {
+        let recipe = self.stage.service(&self.folder, listen, hold_from);
+        Ok(Process::start(&recipe).await?.0)
+    }
+
+    fn gateway_recipe(&self, listen: Option<SocketAddr>) -> Option<Recipe> {
+        let on_unknown = match self.setup {
+            Setup::NoGateway => return None,
+            Setup::Reexecute | Setup::Block | Setup::Reconcile => self.setup.name(),
+        };
+        let mut arguments = vec![
+            "gateway".to_owned(),
+            "--listen".into(),
+            listen.unwrap_or(ANY_PORT).to_string(),
+            "--admin".into(),
+            ANY_PORT.to_string(),
+            "--upstream".into(),
+            format!("http://{}", self.service_address),
+            "--store".into(),
+            format!("file:{}", self.folder.join("keys.db").display()),
+            "--on-unknown".into(),
+            on_unknown.into(),
+            "--lease".into(),
+            milliseconds(times::LEASE),
+            "--upstream-timeout".into(),
+            milliseconds(times::UPSTREAM),
+        ];
+        if self.setup == Setup::Reconcile {
+            let url = format!("http://{}/charges/by-key", self.service_address);
+            arguments.extend(["--reconcile-url".into(), url]);
+        }
+        Some(Recipe {
+            name: "the gateway",
+            program: self.stage.program.clone(),
+            arguments,
+            log: self.folder.join("gateway.log"),
+        })
+    }
+}
+
+const ANY_PORT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+impl Stage<'_> {
+    fn service(&self, folder: &Path, listen: Option<SocketAddr>, hold_from: Option<u32>) -> Recipe {
+        let mut arguments = vec![
+            "demo".to_owned(),
+            super::SERVICE.into(),
+            "--listen".into(),
+            listen.unwrap_or(ANY_PORT).to_string(),
+            "--ledger".into(),
+            folder.join("ledger").display().to_string(),
+            "--seed".into(),
+            self.seed.to_string(),
+            "--payments".into(),
+            self.payments.to_string(),
+        ];
+        if let Some(from) = hold_from {
+            arguments.extend(["--hold-from".into(), from.to_string()]);
+        }
+        Recipe {
+            name: "the payments service",
+            program: self.program.clone(),
+            arguments,
+            log: folder.join("service.log"),
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}
