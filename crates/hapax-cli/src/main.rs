@@ -1,1 +1,71 @@
-fn main() {}
+//! The program `hapax`.
+
+mod demo;
+mod exit;
+mod gateway;
+mod keys;
+mod logging;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use exit::Failure;
+
+/// Make asking again safe: the same operation, however often it is asked for, has one effect and
+/// one answer.
+#[derive(Debug, Parser)]
+#[command(name = "hapax", version, max_term_width = 100, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Gateway(Box<gateway::GatewayArgs>),
+    Keys(keys::KeysArgs),
+    /// See it work: a flaky payments service, clients that retry, and four set-ups between them
+    Demo(demo::DemoArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misread(&error),
+    };
+    let done = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(run(cli.command)),
+        Err(error) => Err(Failure::unavailable(format!("no threads can be started: {error}"))),
+    };
+    done.unwrap_or_else(|failure| failure.report())
+}
+
+async fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
+        Command::Keys(args) => Box::pin(keys::run(args)).await,
+        Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
+    }
+}
+
+/// What cannot be read is one line, without the usage that would bury it.
+fn misread(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // Nobody reads on: nothing to do about it.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            ExitCode::from(64)
+        }
+        _ => {
+            let first = text.split("\n\n").next().unwrap_or_default();
+            Failure::usage(first.trim_start_matches("error: ")).report()
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! How the program ends: one line on standard error, and an exit code of `sysexits.h`.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why the program ends without having done what it was asked.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// 1: it looked, and the answer is no.
+    pub(crate) fn no(message: impl fmt::Display) -> Self {
+        Self { code: 1, message: message.to_string() }
+    }
+
+    /// 64: what it was told cannot be.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self { code: 64, message: message.to_string() }
+    }
+
+    /// 69: something it needs is not available.
+    pub(crate) fn unavailable(message: impl fmt::Display) -> Self {
+        Self { code: 69, message: message.to_string() }
+    }
+
+    /// Says why, in one line.
+    pub(crate) fn report(&self) -> ExitCode {
+        let line: Vec<&str> = self.message.split_whitespace().collect();
+        eprintln!("hapax: {}", line.join(" "));
+        ExitCode::from(self.code)
+    }
+}

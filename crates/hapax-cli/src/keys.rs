@@ -1,0 +1,224 @@
+//! `hapax keys`.
+
+mod args;
+mod gateway;
+mod render;
+
+use std::io::{Read, Write};
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{Idempotency, Store, StoreKey};
+use hapax_embedded::OpenError;
+use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
+use hapax_gateway::{Opened, StoreOpenError, StoreUrl};
+use indicatif::ProgressBar;
+
+use crate::exit::Failure;
+pub(crate) use args::KeysArgs;
+use args::{KeysCommand, Outcome, Target, Where};
+use gateway::Remote;
+
+/// How long the store may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The largest body that a response can be given.
+const MAX_BODY: u64 = 1 << 20;
+
+/// Does what an operator asks.
+pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
+    match args.command {
+        KeysCommand::List { at, state, after, limit, json } => {
+            let after = after.as_deref().map(id).transpose()?;
+            let list = List { state: state.map(Into::into), after, limit: Some(limit) };
+            let listed = Records::find(&at).await?.list(list).await?;
+            print(&if json { render::json(&listed)? } else { render::list(&listed) });
+        }
+        KeysCommand::Show { at, target, json } => {
+            let view = Records::find(&at).await?.look(&target).await?;
+            print(&if json { render::json(&view)? } else { render::show(&view) });
+        }
+        KeysCommand::Release { at, target, sure } => {
+            let records = Records::find(&at).await?;
+            let decision = Decision {
+                fence: sure.fence.unwrap_or_default(),
+                force: sure.force,
+                outcome: Became::DidNotHappen,
+                status: None,
+                headers: Vec::new(),
+                body: None,
+                body_base64: None,
+            };
+            records.decide(&target, sure.fence.is_some(), decision).await?;
+            print("released: the next request with this key executes\n");
+        }
+        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body } => {
+            let happened = matches!(outcome, Outcome::Happened);
+            let body = body.map(|body| read(&body)).transpose()?;
+            let (body, body_base64) = render::body(body);
+            let decision = Decision {
+                fence: sure.fence.unwrap_or_default(),
+                force: sure.force,
+                outcome: if happened { Became::Happened } else { Became::DidNotHappen },
+                status,
+                headers,
+                body,
+                body_base64,
+            };
+            let records = Records::find(&at).await?;
+            records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(if happened {
+                "resolved: it happened, and retries get this response\n"
+            } else {
+                "resolved: it did not happen, and the next request with this key executes\n"
+            });
+        }
+        KeysCommand::Purge { at } => {
+            print(&format!("{}\n", Records::find(&at).await?.purge().await?));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The records of a store: our own while nobody else has it open, else through whoever has.
+#[derive(Debug)]
+enum Records {
+    Here(Keys),
+    There(Remote),
+}
+
+impl Records {
+    async fn find(at: &Where) -> Result<Self, Failure> {
+        if let Some(admin) = at.admin {
+            return Ok(Self::There(Remote::new(admin, at.admin_token.clone())));
+        }
+        let StoreUrl::File(path) = &at.store else {
+            return Err(Failure::usage(
+                "a `memory:` store is inside of its gateway: name its --admin address",
+            ));
+        };
+        // To look at a store is no reason to make one.
+        if !path.exists() {
+            return Err(Failure::unavailable(format!("there is no store at {}", path.display())));
+        }
+        match Opened::open(&at.store, at.secret_file.as_deref(), None).await {
+            Ok(opened) => {
+                let store = Arc::clone(&opened.store) as Arc<dyn Store>;
+                let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);
+                if let Some(secret) = opened.secret.clone() {
+                    engine = engine.secret(secret);
+                }
+                Ok(Self::Here(Keys::new(engine.build(), opened.store, PATIENCE)))
+            }
+            Err(StoreOpenError::File {
+                source: OpenError::InUse { admin: Some(admin), .. },
+                ..
+            }) => Ok(Self::There(Remote::new(admin, at.admin_token.clone()))),
+            Err(StoreOpenError::File {
+                path,
+                source: OpenError::InUse { pid, admin: None, .. },
+            }) => {
+                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                Err(Failure::unavailable(format!(
+                    "{} is in use by {who}, which has no admin address: ask after it has ended",
+                    path.display()
+                )))
+            }
+            Err(error @ StoreOpenError::Secret { .. }) => Err(Failure::usage(error)),
+            Err(error) => Err(Failure::unavailable(error)),
+        }
+    }
+
+    async fn list(&self, list: List) -> Result<Listed, Failure> {
+        match self {
+            Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
+            Self::There(remote) => remote.list(list).await,
+        }
+    }
+
+    async fn look(&self, target: &Target) -> Result<KeyView, Failure> {
+        match (self, target.parse()?) {
+            (Self::Here(keys), args::Named::Id(id)) => keys.show(&id).await,
+            (Self::Here(keys), args::Named::Key(key, scope)) => {
+                keys.show(&keys.id(&scope.headers()?, &key)).await
+            }
+            (Self::There(remote), named) => return remote.look(named).await,
+        }
+        .map_err(|error| refused(&error))
+    }
+
+    /// Decides about what is there now, unless the operator named the fence to decide about.
+    async fn decide(
+        &self,
+        target: &Target,
+        fence_is_given: bool,
+        mut decision: Decision,
+    ) -> Result<(), Failure> {
+        let seen = self.look(target).await?;
+        if !fence_is_given {
+            decision.fence = seen.fence;
+        }
+        match self {
+            Self::Here(keys) => {
+                keys.resolve(&id(&seen.id)?, decision).await.map_err(|error| refused(&error))
+            }
+            Self::There(remote) => remote.resolve(&seen.id, &decision).await,
+        }
+    }
+
+    async fn purge(&self) -> Result<String, Failure> {
+        let Self::Here(keys) = self else {
+            return Ok("the gateway that has this store open removes expired records itself".into());
+        };
+        let progress = ProgressBar::new_spinner();
+        let round = NonZeroU32::MIN.saturating_add(999);
+        let mut removed = 0_u64;
+        loop {
+            let (count, more) = keys.purge(round).await.map_err(|error| refused(&error))?;
+            removed += u64::from(count);
+            progress.set_message(format!("{removed} expired records removed"));
+            progress.tick();
+            if !more {
+                progress.finish_and_clear();
+                return Ok(format!("{removed} expired records removed"));
+            }
+        }
+    }
+}
+
+fn refused(error: &KeysError) -> Failure {
+    match error {
+        KeysError::Invalid(_) => Failure::usage(error),
+        KeysError::NotFound | KeysError::InFlight | KeysError::Changed | KeysError::Contended => {
+            Failure::no(error)
+        }
+        _ => Failure::unavailable(error),
+    }
+}
+
+fn id(text: &str) -> Result<StoreKey, Failure> {
+    StoreKey::from_hex(text).ok_or_else(|| Failure::usage("an id has 64 hexadecimal digits"))
+}
+
+/// Text, or `@PATH` for the content of a file, or `@-` for standard input.
+fn read(body: &str) -> Result<Vec<u8>, Failure> {
+    let Some(path) = body.strip_prefix('@') else { return Ok(body.as_bytes().to_vec()) };
+    let failed = |error: std::io::Error| Failure::usage(format!("--body {body}: {error}"));
+    let source: Box<dyn Read> = match path {
+        "-" => Box::new(std::io::stdin()),
+        path => Box::new(std::fs::File::open(path).map_err(failed)?),
+    };
+    let mut bytes = Vec::new();
+    source.take(MAX_BODY + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BODY {
+        return Err(Failure::usage("--body is larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+fn print(text: &str) {
+    // Nobody reads on: nothing to do about it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

@@ -1,0 +1,222 @@
+//! The flags of `hapax keys`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use hapax::{Key, StoreKey};
+use hapax_gateway::StoreUrl;
+use hapax_gateway::keys::KeyState;
+use http::header::AUTHORIZATION;
+use http::{HeaderName, HeaderValue};
+
+use crate::exit::Failure;
+
+/// What a store holds: see, release and resolve keys
+///
+/// While a gateway has the store open, it is asked through its admin address, which the lock file
+/// names. Keys and scopes are not in the store: what is listed has ids, and `show` finds the id of a
+/// key.
+#[derive(Debug, Args)]
+pub(crate) struct KeysArgs {
+    #[command(subcommand)]
+    pub(super) command: KeysCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum KeysCommand {
+    /// List records
+    List {
+        #[command(flatten)]
+        at: Where,
+        /// Only those in this state [default: all that are neither released nor expired]
+        #[arg(long, value_enum)]
+        state: Option<StateArg>,
+        /// Go on after this id
+        #[arg(long, value_name = "ID")]
+        after: Option<String>,
+        /// At most so many
+        #[arg(long, value_name = "N", default_value_t = 100,
+            value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one record: state, fingerprint, fence, times, response
+    Show {
+        #[command(flatten)]
+        at: Where,
+        #[command(flatten)]
+        target: Target,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Release a key: the next request with it executes
+    Release {
+        #[command(flatten)]
+        at: Where,
+        #[command(flatten)]
+        target: Target,
+        #[command(flatten)]
+        sure: Sure,
+    },
+    /// Say what became of a request
+    Resolve {
+        #[command(flatten)]
+        at: Where,
+        #[command(flatten)]
+        target: Target,
+        #[command(flatten)]
+        sure: Sure,
+        /// What became of it
+        #[arg(long, value_enum)]
+        outcome: Outcome,
+        /// With which status retries are answered [default: 200]
+        #[arg(long, value_name = "N")]
+        status: Option<u16>,
+        /// With which header, like 'content-type: application/json'; may be repeated
+        #[arg(long = "header", value_name = "LINE", value_parser = header_line)]
+        headers: Vec<(String, String)>,
+        /// With which body: text, @PATH or @- for standard input
+        #[arg(long, value_name = "BODY")]
+        body: Option<String>,
+    },
+    /// Remove records that have expired
+    Purge {
+        #[command(flatten)]
+        at: Where,
+    },
+}
+
+/// Which store.
+#[derive(Debug, Args)]
+pub(super) struct Where {
+    /// The store: `file:PATH`
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db")]
+    pub(super) store: StoreUrl,
+    /// The file of its secret [default: PATH.secret]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    pub(super) secret_file: Option<PathBuf>,
+    /// Ask the gateway whose admin address this is, whatever its store
+    #[arg(long, value_name = "ADDR")]
+    pub(super) admin: Option<SocketAddr>,
+    /// The token of the gateway
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub(super) admin_token: Option<String>,
+}
+
+/// Which record.
+#[derive(Debug, Args)]
+pub(super) struct Target {
+    /// The Idempotency-Key, without quotes
+    #[arg(value_name = "KEY", required_unless_present = "id")]
+    key: Option<String>,
+    /// The caller it belongs to: the value of Authorization, or 'NAME: VALUE' for each header of the
+    /// gateway's --scope, in its order [default: a caller that sent none]
+    #[arg(long, value_name = "VALUE")]
+    scope: Vec<String>,
+    /// The record of this id, instead of a key's
+    #[arg(long, value_name = "ID", conflicts_with_all = ["key", "scope"])]
+    id: Option<String>,
+}
+
+/// How sure the operator is.
+#[derive(Debug, Args)]
+pub(super) struct Sure {
+    /// Only if its fence is this one [default: the one it has now]
+    #[arg(long, value_name = "N")]
+    pub(super) fence: Option<u64>,
+    /// Even while it is executing
+    #[arg(long)]
+    pub(super) force: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum StateArg {
+    InFlight,
+    Done,
+    Unknown,
+    Released,
+    Expired,
+}
+
+impl From<StateArg> for KeyState {
+    fn from(state: StateArg) -> Self {
+        match state {
+            StateArg::InFlight => Self::InFlight,
+            StateArg::Done => Self::Done,
+            StateArg::Unknown => Self::Unknown,
+            StateArg::Released => Self::Released,
+            StateArg::Expired => Self::Expired,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Outcome {
+    Happened,
+    DidNotHappen,
+}
+
+/// How a record is named.
+#[derive(Debug)]
+pub(super) enum Named {
+    Id(StoreKey),
+    Key(Key, ScopeText),
+}
+
+/// The caller as it was typed.
+#[derive(Debug)]
+pub(super) enum ScopeText {
+    /// One that sends nothing.
+    Nobody,
+    /// The value of the one header that names the caller.
+    Value(String),
+    /// Each by its name.
+    Headers(Vec<(String, String)>),
+}
+
+impl Target {
+    pub(super) fn parse(&self) -> Result<Named, Failure> {
+        if let Some(id) = &self.id {
+            return super::id(id).map(Named::Id);
+        }
+        let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
+        let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
+        let scope = match (&self.scope[..], named) {
+            ([], _) => ScopeText::Nobody,
+            (_, Ok(named)) => ScopeText::Headers(named),
+            ([value], Err(_)) => ScopeText::Value(value.clone()),
+            (_, Err(error)) => return Err(Failure::usage(format!("--scope: {error}"))),
+        };
+        Ok(Named::Key(key, scope))
+    }
+}
+
+impl ScopeText {
+    /// As headers, a value alone being that of `Authorization`.
+    pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, Failure> {
+        let bad = || Failure::usage("--scope: not a header's name or value");
+        let value = |text: &str| HeaderValue::from_str(text).map_err(|_| bad());
+        match self {
+            Self::Nobody => Ok(Vec::new()),
+            Self::Value(text) => Ok(vec![(AUTHORIZATION, value(text)?)]),
+            Self::Headers(named) => named
+                .iter()
+                .map(|(name, text)| {
+                    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad())?;
+                    Ok((name, value(text)?))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// `NAME: VALUE`, with the space: `Bearer a:b` is a value.
+fn header_line(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once(": ").ok_or("expected 'NAME: VALUE'")?;
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| "expected 'NAME: VALUE'")?;
+    Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
+}

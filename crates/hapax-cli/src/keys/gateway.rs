@@ -1,0 +1,136 @@
+//! Asking a gateway that has the store open.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_gateway::keys::{Decision, KeyView, List, Listed};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::args::{Named, ScopeText};
+use crate::exit::Failure;
+
+/// How long an answer may take, and how large it may be.
+const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A gateway's admin listener.
+#[derive(Debug)]
+pub(super) struct Remote {
+    address: SocketAddr,
+    token: Option<String>,
+}
+
+impl Remote {
+    pub(super) fn new(mut address: SocketAddr, token: Option<String>) -> Self {
+        // It listens everywhere: here, too.
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        Self { address, token }
+    }
+
+    pub(super) async fn list(&self, list: List) -> Result<Listed, Failure> {
+        let mut path = format!("/api/keys?limit={}", list.limit.unwrap_or(100));
+        if let Some(state) = list.state {
+            // The names of states need no escaping.
+            let state = serde_json::to_value(state).unwrap_or_default();
+            path.push_str(&format!("&state={}", state.as_str().unwrap_or_default()));
+        }
+        if let Some(after) = list.after {
+            path.push_str(&format!("&after={after}"));
+        }
+        self.ask(Method::GET, &path, None).await
+    }
+
+    pub(super) async fn look(&self, named: Named) -> Result<KeyView, Failure> {
+        match named {
+            Named::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
+            Named::Key(key, scope) => {
+                let scope = match scope {
+                    ScopeText::Nobody => Value::Null,
+                    ScopeText::Value(value) => value.into(),
+                    ScopeText::Headers(named) => json!(named),
+                };
+                let lookup = json!({ "key": key.as_str(), "scope": scope });
+                self.ask(Method::POST, "/api/keys/lookup", Some(lookup)).await
+            }
+        }
+    }
+
+    pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<(), Failure> {
+        let path = format!("/api/keys/{id}/resolve");
+        self.ask::<Value>(Method::POST, &path, Some(json!(decision))).await.map(drop)
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<T, Failure> {
+        let asked = timeout(PATIENCE, self.send(method, path, body)).await;
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::unavailable(format!("the gateway at {}: {error}", self.address))
+        };
+        let (status, answer) =
+            asked.map_err(|_| failed(&"no answer in time"))?.map_err(|error| failed(&error))?;
+        if status.is_success() {
+            return serde_json::from_slice(&answer).map_err(|error| failed(&error));
+        }
+        let said: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        let reason = said["error"].as_str().unwrap_or("it gave no reason");
+        Err(match status {
+            StatusCode::UNAUTHORIZED => {
+                Failure::usage(format!("the gateway at {} wants its --admin-token", self.address))
+            }
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::no(reason),
+            StatusCode::BAD_REQUEST => Failure::usage(reason),
+            _ => failed(&format!("{status}: {reason}")),
+        })
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+        let stream = TcpStream::connect(self.address).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let request = Request::builder().method(method).uri(path);
+        let mut request = request
+            .header(HOST, self.address.to_string())
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.map(|it| it.to_string()).unwrap_or_default())))?;
+        if let Some(token) = &self.token {
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        let asked = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await?;
+            Ok((status, body.to_bytes()))
+        };
+        tokio::select! {
+            answer = asked => answer,
+            ended = connection => {
+                ended?;
+                Err("the connection ended".into())
+            }
+        }
+    }
+}

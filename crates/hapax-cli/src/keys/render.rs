@@ -1,0 +1,106 @@
+//! Records as text.
+
+use std::fmt::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hapax_gateway::keys::{KeyState, KeyView, Listed, ResponseView};
+use serde::Serialize;
+
+use crate::exit::Failure;
+
+pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::unavailable)?;
+    Ok(text + "\n")
+}
+
+/// A body for a decision: as text where it is text, else as base64.
+pub(super) fn body(bytes: Option<Vec<u8>>) -> (Option<String>, Option<String>) {
+    match bytes.map(String::from_utf8) {
+        None => (None, None),
+        Some(Ok(text)) => (Some(text), None),
+        Some(Err(error)) => (None, Some(STANDARD.encode(error.as_bytes()))),
+    }
+}
+
+pub(super) fn list(listed: &Listed) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_list(&mut text, listed);
+    text
+}
+
+fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
+    if listed.keys.is_empty() && listed.damaged.is_empty() {
+        out.push_str("no records\n");
+    } else {
+        writeln!(out, "{:<9} {:>7}  {:<24}  {:<24}  ID", "STATE", "ATTEMPT", "BEGAN", "EXPIRES")?;
+    }
+    for key in &listed.keys {
+        let KeyView { id, attempt, began, keep_until, .. } = key;
+        let (state, expires) = (state(key.state), keep_until.as_deref().unwrap_or("never"));
+        writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
+    }
+    for (id, reason) in &listed.damaged {
+        writeln!(out, "{:<9} {reason}: {id}", "damaged")?;
+    }
+    if let Some(next) = &listed.next {
+        writeln!(out, "there are more: --after {next}")?;
+    }
+    Ok(())
+}
+
+pub(super) fn show(view: &KeyView) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_show(&mut text, view);
+    text
+}
+
+fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
+    let expires = view.keep_until.as_deref().unwrap_or("never");
+    for (name, value) in [
+        ("id", view.id.as_str()),
+        ("state", state(view.state)),
+        ("fence", &view.fence.to_string()),
+        ("attempt", &view.attempt.to_string()),
+        ("on unknown", &view.on_unknown),
+        ("began", &view.began),
+        ("lease until", &view.lease_until),
+        ("expires", expires),
+        ("now", &view.now),
+        ("fingerprint", &view.fingerprint),
+        ("scheme", &view.scheme),
+    ] {
+        writeln!(out, "{name:<12} {value}")?;
+    }
+    match &view.response {
+        None => Ok(()),
+        Some(response) => write_response(out, response),
+    }
+}
+
+fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result {
+    if !response.retained {
+        return writeln!(out, "{:<12} {}, its content was not kept", "response", response.status);
+    }
+    writeln!(out, "{:<12} {}, {} bytes", "response", response.status, response.body_bytes)?;
+    for (name, value) in &response.headers {
+        writeln!(out, "  {name}: {value}")?;
+    }
+    match (&response.body, &response.body_base64) {
+        (Some(body), _) if !body.is_empty() => writeln!(out, "\n{body}"),
+        (None, Some(coded)) => writeln!(out, "\n{coded}"),
+        _ => Ok(()),
+    }
+}
+
+const fn state(state: KeyState) -> &'static str {
+    match state {
+        KeyState::InFlight => "in-flight",
+        KeyState::Done => "done",
+        KeyState::Unknown => "unknown",
+        KeyState::Released => "released",
+        KeyState::Expired => "expired",
+    }
+}
