@@ -1,1 +1,14 @@
-//! The layer.
+//! The layer, over the memory store, in paused time.
+
+mod answers;
+mod compatible;
+mod drain;
+mod execution;
+mod keys;
+mod options;
+mod outages;
+mod outcomes;
+mod reconcile;
+mod scopes;
+mod sizes;
+mod world;

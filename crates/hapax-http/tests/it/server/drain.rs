@@ -1,0 +1,112 @@
+//! wire.md 23: draining.
+
+use std::time::Duration;
+
+use hapax::{InFlight, OnUnknown};
+use hapax_http::server::{Drained, RouteOptions};
+use tokio::time::{Instant, sleep};
+
+use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
+
+const GRACE: Duration = Duration::from_secs(25);
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
+    let world = World::new();
+    let (runs, go) = (Runs::default(), Signal::new());
+    let handler = (runs.clone(), go.clone());
+    let layer = world.layer(RouteOptions::default());
+    let app = app_of(&layer, move |_| {
+        let (runs, go) = handler.clone();
+        async move {
+            runs.next();
+            go.wait().await;
+            respond(201, "done")
+        }
+    });
+    let first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let drain = tokio::spawn({
+        let layer = layer.clone();
+        async move { layer.drain(GRACE).await }
+    });
+    sleep(Duration::from_secs(1)).await;
+    let refused = send(&app, pay("other", "{}")).await;
+    assert_eq!((refused.status.as_u16(), &*refused.code()), (503, "draining"));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(!drain.is_finished());
+    go.give();
+    assert_eq!(drain.await.unwrap(), Drained { cut_off: 0 });
+    assert_eq!(first.await.unwrap().status, 201);
+
+    let next = world.other_process();
+    let app = next.app(RouteOptions::default(), |_| async { respond(201, "twice") });
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_what_is_not_back_in_time_is_unknown() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = || with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block);
+    let layer = world.layer(options());
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1 });
+    assert!(began.elapsed() < GRACE + Duration::from_secs(1));
+    let answer = client.await.unwrap();
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (504, "upstream-timeout"));
+
+    let next = world.other_process();
+    let app = next.app(options(), |_| async { respond(201, "twice") });
+    assert_eq!(send(&app, pay("k", "{}")).await.code(), "outcome-unknown");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = with_policy(|policy| policy.in_flight = InFlight::Wait(GRACE * 4));
+    let layer = world.layer(options);
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    let _first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let waiting = begin(&app, pay("k", "{}"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 2 });
+    assert_eq!(waiting.await.unwrap().code(), "draining");
+    assert_eq!(runs.count(), 1);
+}
+
+/// A client that is gone does not keep a drain from waiting for its work.
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_detached_work() {
+    let world = World::new();
+    let (runs, ended) = (Runs::default(), Runs::default());
+    let handler = (runs.clone(), ended.clone());
+    let layer = world.layer(RouteOptions::default());
+    let app = app_of(&layer, move |_| {
+        let (runs, ended) = handler.clone();
+        async move {
+            runs.next();
+            sleep(Duration::from_secs(10)).await;
+            ended.next();
+            respond(201, "")
+        }
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    client.abort();
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 0 });
+    assert_eq!(ended.count(), 1);
+}

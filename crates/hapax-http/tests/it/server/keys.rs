@@ -1,0 +1,135 @@
+//! wire.md 1–5: keys.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hapax_http::Body;
+use hapax_http::server::{KeyRule, RouteOptions};
+use http::{HeaderValue, Method, Request};
+use http_body::Frame;
+
+use super::world::{App, Runs, World, begin, pay, respond, send};
+
+fn counting(world: &World, options: RouteOptions) -> (impl App, Runs) {
+    let runs = Runs::default();
+    let count = runs.clone();
+    let app = world.app(options, move |_| {
+        let run = count.next();
+        async move { respond(201, format!("run {run}")) }
+    });
+    (app, runs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_01_quoted_and_bare_are_one_key() {
+    let world = World::new();
+    let (app, runs) = counting(&world, RouteOptions::default());
+    let first = send(&app, pay("abc", "{}")).await;
+    for same in ["\"abc\"", "\"abc\"; a=1", " abc"] {
+        let again = send(&app, pay(same, "{}")).await;
+        assert_eq!(again.replayed(), Some("true"), "{same}");
+        assert_eq!(again.body, first.body);
+    }
+    assert_eq!(runs.count(), 1);
+}
+
+/// A body that must not be read.
+struct Untouchable;
+
+impl http_body::Body for Untouchable {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        panic!("the body was read");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_03_a_bad_key_is_refused_before_the_body_is_read() {
+    let world = World::new();
+    let (app, runs) = counting(&world, RouteOptions::default());
+    let long = "k".repeat(256);
+    let bad: [&[u8]; 7] =
+        [b"", b"\"\"", long.as_bytes(), b"\"a\", \"b\"", br#""a\n""#, b"\"a", b"\xc3\xa9"];
+    for value in bad {
+        let mut request = pay("x", "").map(|_| Body::new(Untouchable));
+        request.headers_mut().insert("idempotency-key", HeaderValue::from_bytes(value).unwrap());
+        let answer = send(&app, request).await;
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (400, "invalid-key"), "{value:?}");
+    }
+    let mut request = pay("a", "").map(|_| Body::new(Untouchable));
+    request.headers_mut().append("idempotency-key", HeaderValue::from_static("a"));
+    assert_eq!(send(&app, request).await.code(), "invalid-key");
+    assert_eq!((runs.count(), world.store.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_04_a_required_key_is_required() {
+    let world = World::new();
+    let options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
+    let (app, runs) = counting(&world, options);
+    let mut request = pay("x", "{}");
+    request.headers_mut().remove("idempotency-key");
+    let answer = send(&app, request).await;
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (400, "missing-key"));
+    assert_eq!((runs.count(), world.store.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_04_without_an_optional_key_a_request_passes_untouched() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
+        assert_eq!(request.headers()["idempotency-fence"], "7");
+        let mut response = respond(500, "");
+        response.headers_mut().insert("idempotency-outcome", HeaderValue::from_static("final"));
+        response
+    });
+    for _ in 0..2 {
+        let request = Request::post("/").header("idempotency-fence", "7").body(Body::empty());
+        let answer = send(&app, request.unwrap()).await;
+        assert_eq!(answer.replayed(), None);
+        assert_eq!(answer.header("idempotency-outcome"), Some("final"));
+    }
+    assert_eq!(world.store.len(), 0);
+    assert_eq!(world.events(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_05_post_and_patch_are_protected_by_default() {
+    let world = World::new();
+    let (app, runs) = counting(&world, RouteOptions::default());
+    for (method, protected) in [
+        (Method::POST, true),
+        (Method::PATCH, true),
+        (Method::PUT, false),
+        (Method::DELETE, false),
+        (Method::GET, false),
+    ] {
+        let before = runs.count();
+        for _ in 0..2 {
+            let mut request = pay(method.as_str(), "{}");
+            *request.method_mut() = method.clone();
+            let answer = send(&app, request).await;
+            assert_eq!(answer.replayed().is_some(), protected, "{method}");
+        }
+        assert_eq!(runs.count() - before, if protected { 1 } else { 2 }, "{method}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_05_methods_are_the_routes() {
+    let world = World::new();
+    let options = RouteOptions { methods: vec![Method::PUT], ..RouteOptions::default() };
+    let (app, runs) = counting(&world, options);
+    for (method, total) in [("PUT", 1), ("PUT", 1), ("POST", 2), ("POST", 3)] {
+        let mut request = pay("k", "{}");
+        *request.method_mut() = method.parse().unwrap();
+        begin(&app, request).await.unwrap();
+        assert_eq!(runs.count(), total);
+    }
+}

@@ -1,0 +1,179 @@
+//! wire.md 20: the store is away.
+
+use hapax::OnUnknown;
+use hapax_http::Body;
+use hapax_http::problem::Code;
+use hapax_http::server::{
+    CompletionOutage, Event, Execution, Recorded, RouteError, RouteOptions, RoutePolicy,
+    ScopeSource, StoreOutage,
+};
+use http::Request;
+use tokio::time::{Duration, sleep};
+
+use super::world::{App, LEASE, Mood, Runs, Signal, World, begin, pay, respond, send, with_policy};
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_closed_executes_nothing() {
+    for mood in [Mood::Down, Mood::Slow, Mood::Damaged] {
+        let world = World::new();
+        let runs = Runs::default();
+        let count = runs.clone();
+        let app = world.app(RouteOptions::default(), move |_| {
+            count.next();
+            async { respond(201, "") }
+        });
+        world.store.is(mood);
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "store-unavailable"));
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        assert_eq!(runs.count(), 0);
+        // What the refused claim may have left is gone once the store is back.
+        world.store.is(Mood::Well);
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("false"), "{mood:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_open_executes_unprotected() {
+    let world = World::new();
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let app = world.app(options, |request: Request<Body>| async move {
+        let protected = request.extensions().get::<Execution>().is_some();
+        let mut response = respond(201, protected.to_string());
+        response.headers_mut().insert("idempotency-outcome", "final".parse().unwrap());
+        response
+    });
+    for mood in [Mood::Down, Mood::Slow] {
+        world.store.is(mood);
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"false"[..]));
+        assert_eq!(answer.header("idempotency-protected"), Some("false"));
+        assert_eq!((answer.replayed(), answer.header("idempotency-outcome")), (None, None));
+        assert_eq!(world.events(), [Event::Unprotected]);
+    }
+    // A record that is there but cannot be read may be that of a first execution.
+    world.store.is(Mood::Damaged);
+    assert_eq!(send(&app, pay("k", "{}")).await.code(), "store-unavailable");
+}
+
+#[test]
+fn wire_20_open_is_refused_with_block() {
+    let options = RouteOptions {
+        store_outage: StoreOutage::Open,
+        ..with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block)
+    };
+    let refused = RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
+    assert_eq!(refused, RouteError::OpenBlock);
+}
+
+/// An app whose store goes away while its handler runs; the second run would say so.
+fn leaving(world: &World, options: RouteOptions, status: u16) -> (impl App, Runs) {
+    let runs = Runs::default();
+    let count = runs.clone();
+    let store = std::sync::Arc::clone(&world.store);
+    let app = world.app(options, move |_| {
+        let run = count.next();
+        store.is(Mood::Down);
+        async move { respond(status, format!("run {run}")) }
+    });
+    (app, runs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
+    let world = World::new();
+    let (app, runs) = leaving(&world, RouteOptions::default(), 201);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (first.status.as_u16(), first.header("idempotency-recorded")),
+        (201, Some("pending"))
+    );
+    assert_eq!(first.replayed(), Some("false"));
+    // Copies that reach this process are answered from what is held back.
+    let copy = send(&app, pay("k", "{}")).await;
+    assert_eq!((copy.replayed(), &*copy.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
+    let other = world.other_process();
+    let elsewhere = other.app(RouteOptions::default(), |_| async { respond(201, "twice") });
+    assert_eq!(send(&elsewhere, pay("k", "{}")).await.code(), "store-unavailable");
+
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    let replay = send(&elsewhere, pay("k", "{}")).await;
+    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(runs.count(), 1);
+    let pending = world.events().iter().any(|event| {
+        matches!(event, Event::Executed { recorded: Recorded::Pending, attempt: 1, .. })
+    });
+    assert!(pending);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_completion_the_answer_may_be_withheld() {
+    let world = World::new();
+    let options =
+        RouteOptions { completion_outage: CompletionOutage::Withhold, ..RouteOptions::default() };
+    let (app, runs) = leaving(&world, options, 201);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!((first.status.as_u16(), &*first.code()), (503, "outcome-pending"));
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    let replay = send(&app, pay("k", "{}")).await;
+    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_release_the_next_one_runs_when_it_is_back() {
+    let world = World::new();
+    let (app, runs) = leaving(&world, RouteOptions::default(), 503);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (first.status.as_u16(), first.header("idempotency-recorded")),
+        (503, Some("pending"))
+    );
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"run 2");
+    assert_eq!(runs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
+    for (policy, code) in [(OnUnknown::Reexecute, ""), (OnUnknown::Block, "outcome-unknown")] {
+        let world = World::new();
+        let options = || with_policy(|it| it.terms.on_unknown = policy);
+        let (runs, go) = (Runs::default(), Signal::new());
+        let handler = (runs.clone(), go.clone());
+        let app = world.app(options(), move |_| {
+            let (runs, go) = handler.clone();
+            async move {
+                runs.next();
+                go.wait().await;
+                respond(201, "here")
+            }
+        });
+        let first = begin(&app, pay("k", "{}"));
+        runs.reach(1).await;
+        world.store.is(Mood::Down);
+        go.give();
+        assert_eq!(first.await.unwrap().header("idempotency-recorded"), Some("pending"));
+        // Held-back writes are tried about every second: somebody else is quicker here.
+        sleep(LEASE * 2).await;
+        world.store.is(Mood::Well);
+        let other = world.other_process();
+        let elsewhere = other.app(options(), |_| async { respond(201, "there") });
+        let answer = send(&elsewhere, pay("k", "{}")).await;
+        assert_eq!(answer.code(), code);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_what_is_refused_is_counted() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
+    world.store.is(Mood::Down);
+    send(&app, pay("k", "{}")).await;
+    assert_eq!(world.events(), [Event::Refused(Code::StoreUnavailable)]);
+}

@@ -1,0 +1,221 @@
+//! wire.md 19: bodies that are too large, and streams.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_http::Body;
+use hapax_http::server::{Event, RouteOptions};
+use http::{HeaderValue, Request, Response};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower::ServiceExt;
+
+use super::world::{
+    App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, respond, send,
+};
+
+fn limits(request: usize, response: usize) -> RouteOptions {
+    RouteOptions {
+        max_request_body: request,
+        max_response_body: response,
+        ..RouteOptions::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_a_request_over_its_limit_claims_nothing() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let app = world.app(limits(10, 10), move |_| {
+        count.next();
+        async { respond(201, "") }
+    });
+    // With a length it is refused unread, without one as soon as it shows.
+    let whole = Bytes::from(vec![b' '; 11]);
+    let answer = send(&app, pay("k", "").map(|_| Body::from(whole))).await;
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (413, "body-too-large"));
+    let frames = Frames::of(1000, 4);
+    let polled = frames.read.clone();
+    let answer = send(&app, pay("k", "").map(|_| Body::new(frames))).await;
+    assert_eq!((answer.code(), polled.count()), ("body-too-large".into(), 3));
+    assert_eq!((runs.count(), world.store.len()), (0, 0));
+    let exact = pay("k", "").map(|_| Body::new(Frames::of(5, 2)));
+    assert_eq!(send(&app, exact).await.status, 201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_a_request_that_breaks_off_claims_nothing() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
+    let frames = [Ok(Frame::data(Bytes::from_static(b"{"))), Err(std::io::Error::other("cut"))];
+    let answer = send(&app, pay("k", "").map(|_| Body::new(Frames::new(frames)))).await;
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (400, "malformed-request"));
+    assert_eq!(world.store.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_limits_are_for_requests_with_a_key() {
+    let world = World::new();
+    let app = world.app(limits(10, 10), |request: Request<Body>| async {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        respond(201, body)
+    });
+    let mut request = pay("k", "").map(|_| Body::new(Frames::of(100, 10)));
+    request.headers_mut().remove("idempotency-key");
+    assert_eq!(send(&app, request).await.body.len(), 1000);
+}
+
+async fn assert_not_retained(app: &impl App, status: u16) {
+    let retry = send(app, pay("k", "{}")).await;
+    assert_eq!((retry.status.as_u16(), &*retry.code()), (409, "response-not-retained"));
+    assert_eq!(retry.problem()["original_status"], status);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_a_response_over_its_limit_is_given_once() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let app = world.app(limits(10, 10), move |_| {
+        count.next();
+        async {
+            let mut response = Response::new(Body::new(Frames::of(50, 3)));
+            *response.status_mut() = http::StatusCode::CREATED;
+            response
+        }
+    });
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!((first.status.as_u16(), first.replayed()), (201, Some("false")));
+    assert_eq!(&first.body[..], &[b'x'; 150][..]);
+    assert_not_retained(&app, 201).await;
+    assert_eq!(runs.count(), 1);
+    assert!(world.events().contains(&Event::NotRetained));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_it_is_final_before_the_client_gets_any_of_it() {
+    let world = World::new();
+    let read_so_far = Runs::default();
+    let count = read_so_far.clone();
+    let app = world.app(limits(10, 10), move |_| {
+        let mut body = Frames::of(50, 3);
+        body.read = count.clone();
+        async { Response::new(Body::new(body)) }
+    });
+    let response = app.clone().oneshot(pay("k", "{}")).await.unwrap();
+    // As soon as it shows: four frames of three bytes.
+    assert_eq!(read_so_far.count(), 4);
+    assert_not_retained(&app, 200).await;
+    assert_eq!(read(response).await.body.len(), 150);
+    assert_not_retained(&app, 200).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_a_response_at_its_limit_is_kept() {
+    let world = World::new();
+    let app = world.app(limits(10, 10), |_| async { Response::new(Body::new(Frames::of(5, 2))) });
+    send(&app, pay("k", "{}")).await;
+    let replay = send(&app, pay("k", "{}")).await;
+    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &[b'x'; 10][..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_large_errors_are_not_made_final() {
+    for (status, code) in [(503, ""), (500, "")] {
+        let world = World::new();
+        let runs = Runs::default();
+        let count = runs.clone();
+        let app = world.app(limits(10, 10), move |_| {
+            count.next();
+            async move { respond(status, vec![b'x'; 100]) }
+        });
+        for run in 1..=2 {
+            let answer = send(&app, pay("k", "{}")).await;
+            assert_eq!((answer.status.as_u16(), answer.body.len()), (status, 100));
+            assert_eq!((&*answer.code(), runs.count()), (code, run));
+        }
+    }
+}
+
+/// A stream that goes on until it is told to end.
+fn endless(go: Signal) -> Body {
+    let (mut sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
+    tokio::spawn(async move {
+        let _ = sender.send_data(Bytes::from_static(b"data: 1\n\n")).await;
+        go.wait().await;
+        let _ = sender.send_data(Bytes::from_static(b"data: 2\n\n")).await;
+    });
+    Body::new(body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_streams_are_final_at_the_headers() {
+    for (kind, stream) in [("Text/Event-Stream; charset=utf-8", false), ("text/plain", true)] {
+        let world = World::new();
+        let go = Signal::new();
+        let handler = go.clone();
+        let options = RouteOptions { stream, ..RouteOptions::default() };
+        let app = world.app(options, move |_| {
+            let mut response = Response::new(endless(handler.clone()));
+            response.headers_mut().insert("content-type", HeaderValue::from_static(kind));
+            async { response }
+        });
+        let response = app.clone().oneshot(pay("k", "{}")).await.unwrap();
+        assert_not_retained(&app, 200).await;
+        go.give();
+        assert_eq!(&*read(response).await.body, b"data: 1\n\ndata: 2\n\n");
+        assert_not_retained(&app, 200).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_19_nothing_is_streamed_while_the_store_has_not_made_it_final() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let store = std::sync::Arc::clone(&world.store);
+    let app = world.app(limits(10, 10), move |_| {
+        count.next();
+        store.is(Mood::Slow);
+        async { Response::new(Body::new(Frames::of(50, 3))) }
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(!client.is_finished());
+    world.store.is(Mood::Well);
+    assert_eq!(client.await.unwrap().body.len(), 150);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_for_bodies_is_bounded() {
+    let world = World::new();
+    let (inside, go) = (Runs::default(), Signal::new());
+    let handler = (inside.clone(), go.clone());
+    // A mebibyte for requests: two at a time of half a mebibyte each, as far as anybody knows.
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let (inside, go) = handler.clone();
+        async move {
+            inside.next();
+            go.wait().await;
+            drop(request);
+            respond(201, vec![b'x'; 300 << 10])
+        }
+    });
+    let full = || Body::from(Bytes::from(vec![b' '; 512 << 10]));
+    let clients: Vec<_> =
+        (0..6).map(|at| begin(&app, pay(&format!("k{at}"), "").map(|_| full()))).collect();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(inside.count(), 2);
+    // A small one needs no more than it says.
+    let small = begin(&app, pay("small", ""));
+    go.give();
+    for client in clients {
+        assert_eq!(client.await.unwrap().body.len(), 300 << 10);
+    }
+    assert_eq!(small.await.unwrap().status, 201);
+    assert_eq!(inside.count(), 7);
+}
