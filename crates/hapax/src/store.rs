@@ -152,6 +152,17 @@ pub trait Inspect: Store {
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
 }
 
+/// A store that tells when a cell was written, by whichever process: copies that wait for the
+/// first then need not wait for the next look.
+///
+/// A hint, nothing more. It may come for nothing, late or not at all, so whoever waits looks from
+/// time to time all the same; and what is true is what [`Store::load`] says afterwards.
+pub trait Notify: fmt::Debug + Send + Sync + 'static {
+    /// Resolves when the cell may have been written since the call, not since the first poll.
+    /// Dropping the future ends the watch.
+    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()>;
+}
+
 /// A page of cells.
 #[derive(Debug)]
 pub struct Page {

@@ -122,7 +122,10 @@ impl Idempotency {
                 continue;
             };
             // Nothing is held across this await but a place in the crowd.
-            match waiter.changed(&*self.inner.store, self.inner.patience, deadline).await {
+            let inner = &self.inner;
+            let changed =
+                waiter.changed(&*inner.store, inner.notify.as_deref(), inner.patience, deadline);
+            match changed.await {
                 // What is told now counts as known; what is told from here on wakes again.
                 Ok(news) => seen = news.map(|news| Snapshot::clone(&news)),
                 Err(_) => return Ok(claimed),

@@ -17,7 +17,7 @@ use crate::key::Key;
 use crate::machine::Resolve;
 use crate::scope::{Scope, StoreKey};
 use crate::secret::Secret;
-use crate::store::{Store, StoreError};
+use crate::store::{Notify, Store, StoreError};
 
 /// How much may wait and be held back, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +68,7 @@ pub struct Idempotency {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) store: Arc<dyn Store>,
+    pub(super) notify: Option<Arc<dyn Notify>>,
     pub(super) entropy: Arc<dyn Entropy>,
     secret: Option<Secret>,
     pub(super) patience: Duration,
@@ -95,6 +96,7 @@ impl Idempotency {
     pub fn builder(store: Arc<dyn Store>) -> IdempotencyBuilder {
         IdempotencyBuilder {
             store,
+            notify: None,
             secret: None,
             entropy: Arc::new(SystemEntropy),
             patience: Duration::from_secs(2),
@@ -174,6 +176,7 @@ impl Idempotency {
 #[must_use]
 pub struct IdempotencyBuilder {
     store: Arc<dyn Store>,
+    notify: Option<Arc<dyn Notify>>,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     patience: Duration,
@@ -184,6 +187,13 @@ impl IdempotencyBuilder {
     /// Names records by a keyed hash, so that a copy of the store does not let keys be guessed.
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
+        self
+    }
+
+    /// Who tells of writes by other processes, so that copies which wait hear of them at once; a
+    /// store that does is given here as well. Without it they look four times a second.
+    pub fn notify(mut self, notify: Arc<dyn Notify>) -> Self {
+        self.notify = Some(notify);
         self
     }
 
@@ -211,10 +221,11 @@ impl IdempotencyBuilder {
     /// Outside a tokio runtime, like everything that spawns tasks.
     #[must_use]
     pub fn build(self) -> Idempotency {
-        let Self { store, secret, entropy, patience, limits } = self;
+        let Self { store, notify, secret, entropy, patience, limits } = self;
         Idempotency {
             inner: Arc::new(Inner {
                 store,
+                notify,
                 entropy,
                 secret,
                 patience,

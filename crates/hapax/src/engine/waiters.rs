@@ -2,10 +2,12 @@
 //!
 //! Register, then look, then sleep: a waiter that registered before it looked cannot miss the
 //! wake-up for what it did not see. One waiter of a key polls for all of them, because the owner
-//! may be in another process; when it leaves, the next one polls.
+//! may be in another process; when it leaves, the next one polls. Where the store tells of writes,
+//! that one looks at once when it does.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::record::State;
 use crate::scope::StoreKey;
-use crate::store::{Snapshot, Store};
+use crate::store::{BoxFuture, Notify, Snapshot, Store};
 
 /// How often a process looks at a key for which copies wait.
 const POLL_EVERY: Duration = Duration::from_millis(250);
@@ -107,14 +109,22 @@ impl Waiter {
     pub(super) async fn changed(
         &mut self,
         store: &dyn Store,
+        notify: Option<&dyn Notify>,
         patience: Duration,
         deadline: Instant,
     ) -> Result<News, TooLate> {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
             let _turn = poller.lock().await;
+            let mut written = watch_cell(notify, key);
             loop {
-                sleep(POLL_EVERY).await;
+                tokio::select! {
+                    () = &mut written => {
+                        // Watched anew before the look: a write after the look is not missed.
+                        written = watch_cell(notify, key);
+                    }
+                    () = sleep(POLL_EVERY) => {}
+                }
                 // No answer, or an error, is no news.
                 let Ok(Ok(seen)) = timeout(patience, store.load(key)).await else { continue };
                 if !is_live(&seen) {
@@ -153,6 +163,11 @@ impl Drop for Waiter {
             }
         }
     }
+}
+
+/// Never resolves where the store does not tell.
+fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+    notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 
 fn is_live(seen: &Snapshot) -> bool {
