@@ -1,0 +1,81 @@
+//! Real servers for tests: private ones, on free ports of the loopback interface, in folders of
+//! their own, gone with the value that holds them.
+//!
+//! A server that cannot be started fails the test, unless whoever runs the tests said that it is
+//! to be left out; see [`skipped`].
+
+#![allow(
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a server that does not start fails the test"
+)]
+
+mod redis;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::process::Child;
+
+pub use redis::{RedisOptions, RedisServer};
+
+/// How long a server may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often it is asked.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// Whether `server` (`redis`, `postgres`) is among those that `HAPAX_SKIP` names, separated by
+/// commas. A test that returns because of this says so on standard error; `cargo xtask test`
+/// repeats it in its last lines.
+#[must_use]
+pub fn skipped(server: &str) -> bool {
+    let skip = std::env::var("HAPAX_SKIP").unwrap_or_default();
+    let skipped = skip.split(',').any(|name| name == server);
+    if skipped {
+        eprintln!("SKIPPED: HAPAX_SKIP leaves out {server}");
+    }
+    skipped
+}
+
+/// A port that nobody listens on now.
+///
+/// Somebody else may take it before it is used: whoever starts a server on it tries again.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// The first of `programs` that is installed. Some users' paths leave out the folders of servers.
+fn program(programs: &[&str]) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let folders: Vec<_> = std::env::split_paths(&path).chain(more).collect();
+    programs
+        .iter()
+        .find_map(|name| folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file()))
+        .unwrap_or_else(|| {
+            panic!(
+                "none of {programs:?} is installed: `cargo xtask setup` installs what tests need, \
+                 HAPAX_SKIP leaves servers out"
+            )
+        })
+}
+
+/// Sends `signal` to a child that runs.
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    let id = child.id().and_then(|id| i32::try_from(id).ok()).expect("it was not awaited yet");
+    let id = rustix::process::Pid::from_raw(id).expect("no process has the number zero");
+    rustix::process::kill_process(id, signal).expect("our own child takes signals");
+}
+
+/// The end of a server's log, for the message of a failed start.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}

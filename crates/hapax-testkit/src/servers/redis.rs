@@ -1,0 +1,233 @@
+//! Redis, or Valkey where that is what is installed.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{EVERY, PATIENCE, free_port, program, signal, tail};
+
+/// How to start a [`RedisServer`]. Each method returns it changed.
+#[derive(Clone, Debug, Default)]
+pub struct RedisOptions {
+    config: Vec<(String, String)>,
+    env: Vec<(OsString, OsString)>,
+    sentinel: bool,
+}
+
+impl RedisOptions {
+    /// A server with an append-only file that is synced every second, and no snapshots.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default().set("appendonly", "yes").set("save", "")
+    }
+
+    /// Sets a directive of the configuration file, in addition to or instead of the usual ones.
+    #[must_use]
+    pub fn set(mut self, directive: &str, value: impl Into<String>) -> Self {
+        self.config.push((directive.into(), value.into()));
+        self
+    }
+
+    /// Sets a variable of the server's environment.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// A sentinel instead of a server; what it monitors is said by [`set`](Self::set).
+    #[must_use]
+    pub fn sentinel() -> Self {
+        Self { sentinel: true, ..Self::default() }
+    }
+}
+
+/// A Redis server of a test's own; killed when dropped, and its folder removed.
+#[derive(Debug)]
+pub struct RedisServer {
+    options: RedisOptions,
+    folder: tempfile::TempDir,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// Starts one with [`RedisOptions::new`].
+    pub async fn start() -> Self {
+        Self::start_with(RedisOptions::new()).await
+    }
+
+    /// Starts one.
+    pub async fn start_with(options: RedisOptions) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut server = Self { options, folder, port: free_port(), child: None };
+        // Somebody else may have taken the port in between.
+        for _ in 0..5 {
+            if server.try_start().await {
+                return server;
+            }
+            server.port = free_port();
+        }
+        panic!("the server does not start:\n{}", tail(&server.log()));
+    }
+
+    /// Where it listens, on 127.0.0.1.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `redis://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Where its files are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Freezes it (SIGSTOP): connections stay, nothing is answered.
+    pub fn pause(&self) {
+        signal(self.child(), Signal::STOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn resume(&self) {
+        signal(self.child(), Signal::CONT);
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone. Its files stay.
+    pub async fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().await.expect("our own child can be killed");
+        }
+    }
+
+    /// Ends it as an operator does (SIGTERM), which saves what its configuration says.
+    pub async fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            signal(&child, Signal::TERM);
+            child.wait().await.expect("our own child can be awaited");
+        }
+    }
+
+    /// Starts it again after [`kill`](Self::kill) or [`stop`](Self::stop), on the same port and
+    /// files.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        let log = self.log();
+        assert!(self.try_start().await, "the server does not start again:\n{}", tail(&log));
+    }
+
+    /// Sends a command, its words separated by spaces, over a connection of its own, and returns
+    /// what comes back as it came, without the final line break; errors begin with `-`.
+    pub async fn command(&self, words: &str) -> String {
+        let words: Vec<_> = words.split(' ').collect();
+        self.command_of(&words).await
+    }
+
+    /// Like [`command`](Self::command), of words that may hold spaces.
+    pub async fn command_of(&self, words: &[&str]) -> String {
+        let answer = timeout(PATIENCE, ask(self.port, words)).await;
+        answer.expect("an answer in time").expect("a connection to the server")
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let config = self.write_config();
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log file");
+        let mut command = Command::new(program(&["redis-server", "valkey-server"]));
+        command.arg(config);
+        if self.options.sentinel {
+            command.arg("--sentinel");
+        }
+        let child = command
+            .envs(self.options.env.iter().cloned())
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle of the log file"))
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the server can be run");
+        let child = self.child.insert(child);
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if child.try_wait().expect("our own child can be asked").is_some() {
+                self.child = None;
+                return false;
+            }
+            // Loading its files, it answers with an error. Another server on this port would
+            // answer with another number.
+            let pid = format!("process_id:{}\r", child.id().unwrap_or_default());
+            let answer = timeout(PATIENCE, ask(self.port, &["INFO", "server"])).await;
+            match answer {
+                Ok(Ok(answer)) if answer.contains(&pid) => return true,
+                // It wants a password first.
+                Ok(Ok(answer)) if answer.starts_with("-NOAUTH") => return true,
+                _ => sleep(EVERY).await,
+            }
+        }
+        false
+    }
+
+    fn write_config(&self) -> PathBuf {
+        let file = self.folder.path().join("redis.conf");
+        // Written once: a sentinel keeps what it learnt in it.
+        if !file.exists() || !self.options.sentinel {
+            let folder = self.folder.path().display();
+            let mut text = format!(
+                "bind 127.0.0.1\nport {}\ndir {folder}\ndaemonize no\nloglevel notice\n",
+                self.port
+            );
+            for (directive, value) in &self.options.config {
+                let value = if value.is_empty() { "\"\"" } else { value };
+                text.push_str(&format!("{directive} {value}\n"));
+            }
+            std::fs::write(&file, text).expect("a configuration file");
+        }
+        file
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+
+    fn child(&self) -> &Child {
+        self.child.as_ref().expect("it runs")
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        // A frozen one dies as well: SIGKILL needs no cooperation.
+        if let Some(child) = &mut self.child {
+            child.start_kill().ok();
+        }
+    }
+}
+
+/// One command and its answer, in the protocol as it is. For a reply of one line or one bulk.
+async fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    let mut request = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    // After QUIT the server closes, so that what it said is all there is to read.
+    request.extend_from_slice(b"*1\r\n$4\r\nQUIT\r\n");
+    stream.write_all(&request).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    Ok(answer.strip_suffix("+OK\r\n").unwrap_or(&answer).trim_end().to_owned())
+}
