@@ -1,0 +1,134 @@
+//! What a cell looks like in Redis, and what the scripts answer.
+//!
+//! The numbers beside the record are the script's, so they cannot be sealed: whoever can write to
+//! the server can end leases and keeps, as they can delete keys. What they cannot do, where there
+//! is a secret, is to read a record, to make one, or to move one to another key or tag.
+
+use std::time::Duration;
+
+use hapax::store::{Cell, Snapshot, Stamped, Swapped};
+use hapax::{FencingToken, Sealer, StoreError, StoreKey, Tag, Timestamp};
+use redis::Value;
+
+use crate::error::RedisStoreError;
+
+const MAGIC: &[u8; 4] = b"hxc1";
+const DIGITS: usize = 16;
+const NEVER: u64 = 9_999_999_999_999_999;
+
+/// What is kept longer than this is kept for this long: 150 years, which the scripts can add to
+/// any clock of this century.
+const LONGEST: Duration = Duration::from_secs(150 * 365 * 86_400);
+
+/// A duration as the scripts take it.
+pub(crate) fn micros(duration: Duration) -> String {
+    duration.min(LONGEST).as_micros().to_string()
+}
+
+/// Reads the answer of `swap.lua`.
+pub(crate) fn swapped(key: &StoreKey, value: Value, sealer: &Sealer) -> Result<Swapped, Answer> {
+    let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
+    match <[Value; 4]>::try_from(answer) {
+        Ok([kind, now, fence, lease]) if bytes(&kind) == Some(b"S") => {
+            Ok(Swapped::Stored(Stamped {
+                now: time(&now)?,
+                fence: FencingToken::new(number(&fence)?),
+                lease_until: time(&lease)?,
+            }))
+        }
+        Err(answer) => match <[Value; 3]>::try_from(answer) {
+            Ok([kind, now, cell]) if bytes(&kind) == Some(b"C") => {
+                Ok(Swapped::Conflict(snapshot(key, &now, &cell, sealer)?))
+            }
+            _ => Err(Answer::Unreadable),
+        },
+        Ok(_) => Err(Answer::Unreadable),
+    }
+}
+
+/// Reads the answer of `load.lua`.
+pub(crate) fn loaded(key: &StoreKey, value: Value, sealer: &Sealer) -> Result<Snapshot, Answer> {
+    let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
+    let [now, cell] = <[Value; 2]>::try_from(answer).map_err(|_| Answer::Unreadable)?;
+    snapshot(key, &now, &cell, sealer)
+}
+
+/// Why an answer is of no use.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Not what a script answers: nobody can tell what it did.
+    Unreadable,
+    /// The script did its work, and what it found is damaged, or not ours to read.
+    Damaged(StoreError),
+}
+
+fn snapshot(
+    key: &StoreKey,
+    now: &Value,
+    cell: &Value,
+    sealer: &Sealer,
+) -> Result<Snapshot, Answer> {
+    let now = time(now)?;
+    let cell = match cell {
+        Value::Nil | Value::Boolean(false) => None,
+        cell => {
+            let stored = bytes(cell).ok_or(Answer::Unreadable)?;
+            Some(open(key, stored, sealer).map_err(Answer::Damaged)?)
+        }
+    };
+    Ok(Snapshot { now, cell })
+}
+
+fn open(key: &StoreKey, stored: &[u8], sealer: &Sealer) -> Result<Cell, StoreError> {
+    let (columns, sealed) =
+        columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::NoCell))?;
+    let [fence, lease_until, keep_until, _due] = columns.numbers;
+    let record = sealer.open(key, columns.tag, sealed).map_err(StoreError::corrupt)?;
+    Ok(Cell {
+        tag: columns.tag,
+        fence: FencingToken::new(fence),
+        lease_until: Timestamp::from_micros(lease_until),
+        keep_until: (keep_until != NEVER).then_some(Timestamp::from_micros(keep_until)),
+        record,
+    })
+}
+
+struct Columns {
+    tag: Tag,
+    numbers: [u64; 4],
+}
+
+/// Splits what is stored into columns and sealed record.
+fn columns(stored: &[u8]) -> Option<(Columns, &[u8])> {
+    let rest = stored.strip_prefix(MAGIC)?;
+    let (tag, mut rest) = rest.split_first_chunk()?;
+    let mut numbers = [0; 4];
+    for number in &mut numbers {
+        let (digits, after) = rest.split_first_chunk::<DIGITS>()?;
+        *number = parse(digits)?;
+        rest = after;
+    }
+    Some((Columns { tag: Tag::from_bytes(*tag), numbers }, rest))
+}
+
+fn time(value: &Value) -> Result<Timestamp, Answer> {
+    number(value).map(Timestamp::from_micros)
+}
+
+fn number(value: &Value) -> Result<u64, Answer> {
+    bytes(value).and_then(parse).ok_or(Answer::Unreadable)
+}
+
+/// Digits only: no sign, no white space.
+fn parse(digits: &[u8]) -> Option<u64> {
+    let all = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    all.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+}
+
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        Value::SimpleString(text) => Some(text.as_bytes()),
+        _ => None,
+    }
+}

@@ -1,0 +1,308 @@
+//! Opening a connection, and what every kind of connection can do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::{MultiplexedConnection, SendError};
+#[cfg(feature = "cluster")]
+use redis::cluster_async::ClusterConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, RedisResult, Value};
+use tokio::time::timeout;
+
+use crate::error::ConnectError;
+use crate::facts::{Facts, Unfit};
+use crate::options::Options;
+use crate::target::Target;
+
+/// Requests that wait in the client for their turn to be written; those beyond wait at the door.
+const WRITE_QUEUE: usize = 256;
+
+/// What a server says without being asked; must not block.
+pub(crate) type Pushed = Arc<dyn Fn(PushInfo) + Send + Sync>;
+
+/// One pipelined connection, shared by all callers; or, to a cluster, one to each node.
+#[derive(Clone)]
+pub(crate) enum Connection {
+    Single(MultiplexedConnection),
+    #[cfg(feature = "cluster")]
+    Cluster(ClusterConnection),
+}
+
+/// Connects, and leaves again where no store may be. `pushed` hears what comes unasked.
+pub(crate) async fn open(
+    target: &Target,
+    options: &Options,
+    pushed: &Pushed,
+) -> Result<Connection, ConnectError> {
+    let limit = options.timeout;
+    let opening = async {
+        let (mut connection, facts) = reach(target, options, pushed).await?;
+        if !facts.is_cluster() {
+            facts.check(options.allow_eviction)?;
+            return Ok(connection);
+        }
+        connection = cluster(target, options, pushed).await?;
+        for (_, facts) in connection.facts().await? {
+            // Its replicas are nodes as well; what is written goes to masters.
+            if !facts.is_replica() {
+                facts.check(options.allow_eviction)?;
+            }
+        }
+        Ok(connection)
+    };
+    timeout(limit, opening).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
+}
+
+/// Connects wherever it may lead, for whoever wants to know what is there. A cluster's node stands
+/// for itself.
+pub(crate) async fn reach(
+    target: &Target,
+    options: &Options,
+    pushed: &Pushed,
+) -> Result<(Connection, Facts), ConnectError> {
+    let mut last = ConnectError::Url("it names no host".into());
+    for node in &target.nodes {
+        match reach_node(node, target, options, pushed).await {
+            Ok(reached) => return Ok(reached),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn reach_node(
+    node: &ConnectionInfo,
+    target: &Target,
+    options: &Options,
+    pushed: &Pushed,
+) -> Result<(Connection, Facts), ConnectError> {
+    let client = client(node, target, options).await?;
+    let pushed = Arc::clone(pushed);
+    // Time-outs are the caller's: one for opening, one for each request.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(WRITE_QUEUE)
+        .set_push_sender(move |push| {
+            pushed(push);
+            Ok::<(), SendError>(())
+        });
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+    let mut connection = Connection::Single(connection.map_err(ConnectError::Unreachable)?);
+    let facts = connection.facts().await?.pop().map(|(_, facts)| facts).unwrap_or_default();
+    Ok((connection, facts))
+}
+
+#[cfg(not(feature = "sentinel"))]
+async fn client(
+    node: &ConnectionInfo,
+    _target: &Target,
+    options: &Options,
+) -> Result<Client, ConnectError> {
+    with_certificates(node.clone(), options)
+}
+
+/// Asks the sentinels anew each time: that is how a store finds the next master.
+#[cfg(feature = "sentinel")]
+async fn client(
+    node: &ConnectionInfo,
+    target: &Target,
+    options: &Options,
+) -> Result<Client, ConnectError> {
+    use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
+    use redis::{ConnectionAddr, RedisConnectionInfo, TlsMode};
+
+    let Some(master) = &target.master else { return with_certificates(node.clone(), options) };
+    // What the URL says of user and database is meant for the servers.
+    let sentinel = node.clone().set_redis_settings(RedisConnectionInfo::default());
+    let mut servers = SentinelNodeConnectionInfo::default()
+        .set_redis_connection_info(node.redis_settings().clone())
+        .set_tcp_settings(node.tcp_settings().clone());
+    if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
+        servers = servers.set_tls_mode(TlsMode::Secure);
+    }
+    let mut sentinel = Sentinel::build(vec![sentinel]).map_err(ConnectError::Unreachable)?;
+    let client = sentinel.async_master_for(master, Some(&servers)).await;
+    let client = client.map_err(ConnectError::Unreachable)?;
+    with_certificates(client.get_connection_info().clone(), options)
+}
+
+#[cfg(not(feature = "tls"))]
+fn with_certificates(node: ConnectionInfo, _options: &Options) -> Result<Client, ConnectError> {
+    Client::open(node).map_err(ConnectError::Unreachable)
+}
+
+#[cfg(feature = "tls")]
+fn with_certificates(node: ConnectionInfo, options: &Options) -> Result<Client, ConnectError> {
+    let client = match certificates(options) {
+        Some(certificates) => Client::build_with_tls(node, certificates),
+        None => Client::open(node),
+    };
+    client.map_err(ConnectError::Unreachable)
+}
+
+/// `None` where the system's suffice.
+#[cfg(feature = "tls")]
+fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
+    // The process may have chosen a provider already; then that one serves.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let client_tls = options
+        .tls
+        .client
+        .clone()
+        .map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
+    let root_cert = options.tls.roots.clone();
+    (client_tls.is_some() || root_cert.is_some())
+        .then_some(redis::TlsCertificates { client_tls, root_cert })
+}
+
+#[cfg(not(feature = "cluster"))]
+async fn cluster(
+    _target: &Target,
+    _options: &Options,
+    _pushed: &Pushed,
+) -> Result<Connection, ConnectError> {
+    Err(Unfit::Cluster.into())
+}
+
+#[cfg(feature = "cluster")]
+async fn cluster(
+    target: &Target,
+    options: &Options,
+    pushed: &Pushed,
+) -> Result<Connection, ConnectError> {
+    use redis::PushKind;
+    use redis::cluster::ClusterClientBuilder;
+
+    /// Redirections followed before the caller hears of them.
+    const RETRIES: u32 = 4;
+    let pushed = Arc::clone(pushed);
+    let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
+        .use_protocol(redis::ProtocolVersion::RESP3)
+        .connection_timeout(options.timeout)
+        .response_timeout(options.timeout)
+        // Copies of a request that the client sends by itself are copies of the same swap.
+        .retries(RETRIES)
+        .push_sender(move |push: PushInfo| {
+            // One node's connection is not the cluster's: the client makes it anew by itself.
+            if push.kind != PushKind::Disconnection {
+                pushed(push);
+            }
+            Ok::<(), SendError>(())
+        });
+    #[cfg(feature = "tls")]
+    let builder = match certificates(options) {
+        Some(certificates) => builder.certs(certificates),
+        None => builder,
+    };
+    let client = builder.build().map_err(ConnectError::Unreachable)?;
+    let connection = client.get_async_connection().await;
+    Ok(Connection::Cluster(connection.map_err(ConnectError::Unreachable)?))
+}
+
+/// A server among those of a cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl Connection {
+    /// What each server says of itself; the only one has no name.
+    pub(crate) async fn facts(&mut self) -> Result<Vec<(Option<Node>, Facts)>, ConnectError> {
+        let info = redis::cmd("INFO");
+        let denied = |source| ConnectError::Denied { command: "INFO", source };
+        match self {
+            Self::Single(connection) => {
+                let said = info.query_async::<Value>(connection).await.map_err(denied)?;
+                Ok(vec![(None, facts(&said))])
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => {
+                use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
+                let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllNodes, None));
+                let said = connection.route_command(info, all).await.map_err(denied)?;
+                let Value::Map(said) = said else {
+                    return Err(Unfit::Silent { field: "INFO" }.into());
+                };
+                Ok(said.iter().map(|(node, said)| (name(node), facts(said))).collect())
+            }
+        }
+    }
+
+    /// Sends a command that names no key to one server.
+    pub(crate) async fn query_on(
+        &mut self,
+        node: Option<&Node>,
+        command: &Cmd,
+    ) -> RedisResult<Value> {
+        match (self, node) {
+            #[cfg(feature = "cluster")]
+            (Self::Cluster(connection), Some(Node { host, port })) => {
+                use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+                let node = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
+                let routing = RoutingInfo::SingleNode(node);
+                connection.route_command(command.clone(), routing).await?.extract_error()
+            }
+            (connection, _) => connection.query(command).await,
+        }
+    }
+
+    pub(crate) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Single(connection) => command.query_async(connection).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => command.query_async(connection).await,
+        }
+    }
+
+    pub(crate) async fn subscribe(&mut self, channels: &[String]) -> RedisResult<()> {
+        match self {
+            Self::Single(connection) => connection.subscribe(channels).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => connection.subscribe(channels).await,
+        }
+    }
+
+    pub(crate) async fn unsubscribe(&mut self, channels: &[String]) -> RedisResult<()> {
+        match self {
+            Self::Single(connection) => connection.unsubscribe(channels).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => connection.unsubscribe(channels).await,
+        }
+    }
+
+    /// Whether it answers within `limit`. A cluster's is taken to: its client looks after each
+    /// node's by itself.
+    pub(crate) async fn answers(&mut self, limit: Duration) -> bool {
+        match self {
+            Self::Single(connection) => {
+                let ping = redis::cmd("PING");
+                // An error is an answer too.
+                let answer = timeout(limit, ping.query_async::<Value>(connection)).await;
+                answer.is_ok_and(|answer| !answer.is_err_and(|error| crate::error::breaks(&error)))
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => true,
+        }
+    }
+}
+
+fn facts(said: &Value) -> Facts {
+    match said {
+        Value::BulkString(bytes) => Facts::parse(&String::from_utf8_lossy(bytes)),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Facts::parse(text),
+        _ => Facts::default(),
+    }
+}
+
+#[cfg(feature = "cluster")]
+fn name(node: &Value) -> Option<Node> {
+    let text = match node {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    let (host, port) = text.rsplit_once(':')?;
+    Some(Node { host: host.into(), port: port.parse().ok()? })
+}

@@ -1,0 +1,181 @@
+//! What can go wrong, and what each failure says about the write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::StoreError;
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::facts::Unfit;
+
+/// Why a store was not opened, or lost its server.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The URL cannot be understood, or needs a feature that this build lacks.
+    #[error("the store's URL: {0}")]
+    Url(String),
+    /// An option that goes with nothing.
+    #[error("{0}")]
+    Option(&'static str),
+    /// The server was not reached, or did not let us in.
+    #[error("the server was not reached: {0}")]
+    Unreachable(#[source] RedisError),
+    /// The server took too long.
+    #[error("the server did not answer within {0:?}")]
+    TimedOut(Duration),
+    /// The server lets us in, and denies a command that the store needs.
+    #[error("the server refuses {command}: {source}")]
+    Denied {
+        /// Which.
+        command: &'static str,
+        /// What it said.
+        source: RedisError,
+    },
+    /// The server cannot keep what a store promises.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+}
+
+/// Why the store gave no answer: the source within a [`StoreError`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisStoreError {
+    /// Too much is waiting for the server already.
+    #[error("too many requests wait for the server")]
+    QueueFull,
+    /// There is no connection, and none could be made in time.
+    #[error("there is no connection: {0}")]
+    NotConnected(#[source] Arc<ConnectError>),
+    /// There was no connection in time.
+    #[error("there was no connection within {0:?}")]
+    Connecting(Duration),
+    /// The server did not answer in time.
+    #[error("the server did not answer within {0:?}")]
+    TimedOut(Duration),
+    /// The server, or the connection to it, failed.
+    #[error("{0}")]
+    Redis(#[source] RedisError),
+    /// An answer that no script of ours gives.
+    #[error("the server's answer cannot be understood")]
+    Unreadable,
+    /// The key holds something that no store of ours wrote.
+    #[error("the key holds something that is no cell")]
+    NoCell,
+}
+
+/// A request that got no answer, by what that says about it.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It was not sent, or the server said that it did nothing.
+    Nothing(RedisStoreError),
+    /// It may have been done, or may yet be.
+    Unknown(RedisStoreError),
+    /// The server looked and found what is not ours.
+    Foreign,
+}
+
+impl Failure {
+    /// Whether the server does not know the script, and so did nothing.
+    pub(crate) fn is_unknown_script(&self) -> bool {
+        let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
+        matches!(self, Self::Nothing(RedisStoreError::Redis(error)) if error.kind() == unknown)
+    }
+
+    /// For a swap.
+    pub(crate) fn of_write(self) -> StoreError {
+        match self {
+            Self::Nothing(source) => StoreError::unavailable(source),
+            Self::Unknown(source) => StoreError::ambiguous(source),
+            Self::Foreign => StoreError::corrupt(RedisStoreError::NoCell),
+        }
+    }
+
+    /// For what changes nothing: that it is unknown whether it was done does not matter.
+    pub(crate) fn of_read(self) -> StoreError {
+        match self {
+            Self::Nothing(source) | Self::Unknown(source) => StoreError::unavailable(source),
+            Self::Foreign => StoreError::corrupt(RedisStoreError::NoCell),
+        }
+    }
+}
+
+/// What an error says, once the request was handed to a connection.
+///
+/// A server's error is the answer of our script, or a refusal to run it. Either way nothing was
+/// written, because the only write is the last thing in the script that can fail. Only codes that
+/// servers and the script are known to send are read that way: a proxy in between may use any
+/// other for "I lost the server after I had sent it".
+pub(crate) fn classify(error: RedisError) -> Failure {
+    let nothing = match error.kind() {
+        ErrorKind::Server(kind) => match kind {
+            // Not asked of the right node, or of one that cannot serve: refused before it runs.
+            // In a cluster this is what is left after the redirections were followed.
+            ServerErrorKind::Moved
+            | ServerErrorKind::Ask
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::CrossSlot
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::BusyLoading => true,
+            // A replica ran it up to the write and refused that.
+            ServerErrorKind::ReadOnly => true,
+            // Permissions are checked before a command is run, the script's as well.
+            ServerErrorKind::NoPerm => true,
+            // The script is not known there; whoever sent it sends its text instead.
+            ServerErrorKind::NoScript => true,
+            // "ERR": servers say it of commands they do not know, but proxies say it of anything.
+            // The others never answer a script.
+            ServerErrorKind::ResponseError
+            | ServerErrorKind::ExecAbort
+            | ServerErrorKind::NotBusy
+            | ServerErrorKind::NoSub => false,
+            // A kind that a newer client knows.
+            _ => false,
+        },
+        // An error whose code the client does not know. Of a script's, these are refusals:
+        ErrorKind::Extension => match error.code() {
+            // The key holds another type, or bytes that are no cell.
+            Some("HAPAX") => return Failure::Foreign,
+            // The script's own, see swap.lua: its write was refused.
+            Some("NOTWRITTEN" | "NOTREAD") => true,
+            // No memory, no disk, too few replicas, another script at work, not logged in.
+            Some("OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "NOAUTH") => true,
+            _ => false,
+        },
+        // No node to send it to.
+        ErrorKind::ClusterConnectionNotFound
+        // Refused by the client itself, before it sends.
+        | ErrorKind::InvalidClientConfig
+        | ErrorKind::EmptySentinelList
+        | ErrorKind::MasterNameNotFoundBySentinel
+        | ErrorKind::NoValidReplicasFoundBySentinel
+        // Both while a connection is made: nothing else was sent on it yet.
+        | ErrorKind::AuthenticationFailed
+        | ErrorKind::RESP3NotSupported => true,
+        // The connection broke, or was found broken: the client does not tell before from after
+        // it was sent.
+        ErrorKind::Io => false,
+        // An answer that cannot be parsed, or is of another type: something was done.
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType => false,
+        // The client's own, at any time.
+        ErrorKind::Client => false,
+        // A kind that a newer client knows.
+        _ => false,
+    };
+    if nothing {
+        Failure::Nothing(RedisStoreError::Redis(error))
+    } else {
+        Failure::Unknown(RedisStoreError::Redis(error))
+    }
+}
+
+/// Whether the connection is of no use after this error, or leads to the wrong server.
+pub(crate) fn breaks(error: &RedisError) -> bool {
+    match error.kind() {
+        // It leads to a server that is no master any more.
+        ErrorKind::Server(ServerErrorKind::ReadOnly) => true,
+        ErrorKind::Io | ErrorKind::Parse => true,
+        _ => error.is_unrecoverable_error(),
+    }
+}

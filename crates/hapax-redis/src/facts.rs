@@ -1,0 +1,123 @@
+//! What a server says about itself, and which servers no store may be on.
+
+use std::collections::HashMap;
+
+/// Before this, `SET` does not take an absolute expiry in milliseconds.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// What `INFO` says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts(HashMap<String, String>);
+
+/// Why a server cannot keep what a store promises.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unfit {
+    /// It removes records when memory runs short: their operations would run again.
+    #[error(
+        "the server's maxmemory-policy is `{policy}`: it would remove records silently, and their \
+         operations would run again; set it to `noeviction`"
+    )]
+    Evicts {
+        /// Its `maxmemory-policy`.
+        policy: String,
+    },
+    /// It follows another server, and refuses writes.
+    #[error("the server is a replica: connect to its master")]
+    Replica,
+    /// Older than 6.2.
+    #[error("the server is version {version}: 6.2 or later is needed")]
+    TooOld {
+        /// Its version.
+        version: String,
+    },
+    /// It is a node of a cluster, and this build does not speak to clusters.
+    #[error("the server is a node of a cluster: build with the feature `cluster`")]
+    Cluster,
+    /// It does not say what it is.
+    #[error("the server does not say what it is: INFO lacks `{field}`")]
+    Silent {
+        /// What is missing.
+        field: &'static str,
+    },
+}
+
+impl Facts {
+    pub(crate) fn parse(info: &str) -> Self {
+        let lines = info.lines().filter_map(|line| line.split_once(':'));
+        Self(lines.map(|(name, value)| (name.into(), value.trim().into())).collect())
+    }
+
+    pub(crate) fn value(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.value("cluster_enabled") == Some("1")
+    }
+
+    pub(crate) fn is_replica(&self) -> bool {
+        self.value("role").is_some_and(|role| role != "master")
+    }
+
+    /// The policy, if it is one that evicts.
+    pub(crate) fn eviction(&self) -> Option<&str> {
+        self.value("maxmemory_policy").filter(|policy| *policy != "noeviction")
+    }
+
+    pub(crate) fn is_too_old(&self) -> bool {
+        let version = self.value("redis_version").unwrap_or_default();
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+        let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        (major, minor) < OLDEST
+    }
+
+    /// Whether a store may be on this server.
+    pub(crate) fn check(&self, allow_eviction: bool) -> Result<(), Unfit> {
+        let silent = |field| Unfit::Silent { field };
+        let version = self.value("redis_version").ok_or(silent("redis_version"))?;
+        if self.is_too_old() {
+            return Err(Unfit::TooOld { version: version.into() });
+        }
+        self.value("role").ok_or(silent("role"))?;
+        if self.is_replica() {
+            return Err(Unfit::Replica);
+        }
+        if allow_eviction {
+            return Ok(());
+        }
+        self.value("maxmemory_policy").ok_or(silent("maxmemory_policy"))?;
+        match self.eviction() {
+            Some(policy) => Err(Unfit::Evicts { policy: policy.into() }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Facts, Unfit};
+
+    fn check(info: &str) -> Result<(), Unfit> {
+        Facts::parse(info).check(false)
+    }
+
+    #[test]
+    fn old_versions_are_told_from_new_ones() {
+        let rest = "role:master\r\nmaxmemory_policy:noeviction\r\n";
+        for (version, fits) in
+            [("6.0.16", false), ("6.2.0", true), ("7.0.15", true), ("10.0.1", true), ("5", false)]
+        {
+            let checked = check(&format!("redis_version:{version}\r\n{rest}"));
+            assert_eq!(checked.is_ok(), fits, "{version}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_not_assumed() {
+        let silent = |field| Err(Unfit::Silent { field });
+        assert_eq!(check(""), silent("redis_version"));
+        assert_eq!(check("redis_version:7.0.0\r\n"), silent("role"));
+        assert_eq!(check("redis_version:7.0.0\r\nrole:master\r\n"), silent("maxmemory_policy"));
+    }
+}

@@ -1,0 +1,32 @@
+//! How cells are called.
+
+use std::sync::Arc;
+
+use hapax::StoreKey;
+
+/// A prefix, and after it the store key in hexadecimal digits.
+#[derive(Clone, Debug)]
+pub(crate) struct Names(Arc<str>);
+
+impl Names {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self(prefix.into())
+    }
+
+    pub(crate) fn name(&self, key: &StoreKey) -> String {
+        format!("{}{key}", self.0)
+    }
+
+    /// What has such a name; `None` for a name that is not ours.
+    pub(crate) fn key(&self, name: &[u8]) -> Option<StoreKey> {
+        let digits = name.strip_prefix(self.0.as_bytes())?;
+        // One spelling only.
+        let lower = digits.iter().all(|digit| !digit.is_ascii_uppercase());
+        lower.then(|| StoreKey::from_hex(std::str::from_utf8(digits).ok()?)).flatten()
+    }
+
+    /// The pattern that every name fits.
+    pub(crate) fn pattern(&self) -> String {
+        format!("{}*", self.0)
+    }
+}

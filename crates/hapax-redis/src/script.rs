@@ -1,0 +1,46 @@
+//! The scripts, and how one is asked for.
+
+use redis::{Cmd, Script};
+
+/// A script and its name on servers that know it.
+#[derive(Debug)]
+pub(crate) struct Lua {
+    text: &'static str,
+    hash: String,
+}
+
+impl Lua {
+    /// Compares and swaps.
+    pub(crate) fn swap() -> Self {
+        Self::new(include_str!("swap.lua"))
+    }
+
+    /// Loads.
+    pub(crate) fn load() -> Self {
+        Self::new(include_str!("load.lua"))
+    }
+
+    fn new(text: &'static str) -> Self {
+        Self { text, hash: Script::new(text).get_hash().to_owned() }
+    }
+
+    /// By its name: what is sent first, and nearly always enough.
+    pub(crate) fn by_name(&self, key: &str, arguments: &[&[u8]]) -> Cmd {
+        command("EVALSHA", &self.hash, key, arguments)
+    }
+
+    /// By its text, for a server that does not know the name, which then does.
+    pub(crate) fn by_text(&self, key: &str, arguments: &[&[u8]]) -> Cmd {
+        command("EVAL", self.text, key, arguments)
+    }
+}
+
+fn command(name: &str, script: &str, key: &str, arguments: &[&[u8]]) -> Cmd {
+    let bytes: usize = arguments.iter().map(|argument| argument.len()).sum();
+    let mut command = Cmd::with_capacity(4 + arguments.len(), script.len() + bytes + 128);
+    command.arg(name).arg(script).arg(1).arg(key);
+    for argument in arguments {
+        command.arg(*argument);
+    }
+    command
+}

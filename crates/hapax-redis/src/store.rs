@@ -1,0 +1,211 @@
+//! The store itself: what callers hold.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
+use hapax::{Entropy, Inspect, Notify, Sealer, State, Store, StoreError, StoreKey};
+use redis::Value;
+
+use crate::cell::{self, Answer, micros};
+use crate::door::{Door, Share};
+use crate::error::{ConnectError, Failure, RedisStoreError};
+use crate::link::Link;
+use crate::names::Names;
+use crate::options::Options;
+use crate::pages;
+use crate::script::Lua;
+use crate::watches::Watches;
+
+/// A store on a Redis or Valkey server, for any number of processes.
+///
+/// Dropping it closes its connection.
+pub struct RedisStore {
+    link: Link,
+    names: Names,
+    watches: Arc<Watches>,
+    sealer: Sealer,
+    entropy: Arc<dyn Entropy>,
+    door: Door,
+    swap: Lua,
+    load: Lua,
+}
+
+impl RedisStore {
+    /// Connects, and looks whether the server can keep what a store promises. From then on the
+    /// connection is kept by a task on the caller's runtime: when it breaks, it is made anew.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; [`ConnectError::Unfit`] where the server evicts, is a replica or too old.
+    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+        let target = options.target()?;
+        let sealer = options.sealer()?;
+        let names = Names::new(&options.prefix);
+        let watches = Arc::new(Watches::default());
+        let entropy = Arc::clone(&options.entropy);
+        let door = Door::new(options.queue_items, options.queue_bytes);
+        let link = Link::open(target, options, names.clone(), Arc::clone(&watches)).await?;
+        let (swap, load) = (Lua::swap(), Lua::load());
+        let store = Self { link, names, watches, sealer, entropy, door, swap, load };
+        store.probe().await?;
+        Ok(store)
+    }
+
+    /// Runs both scripts on a key that holds nothing, and changes nothing: a user who may not run
+    /// them hears it now.
+    async fn probe(&self) -> Result<(), ConnectError> {
+        let nowhere = self.names.name(&NOBODY);
+        let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
+        for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
+            match self.run(script, &nowhere, arguments).await {
+                Ok(_) | Err(Failure::Foreign) => {}
+                Err(Failure::Nothing(error) | Failure::Unknown(error)) => {
+                    return Err(match error {
+                        RedisStoreError::Redis(source) => {
+                            ConnectError::Denied { command: "EVALSHA", source }
+                        }
+                        _ => ConnectError::TimedOut(self.link.timeout()),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a script: by its name, and by its text where the server does not know the name. Not
+    /// knowing it, the server did nothing, so the second answer is the only one.
+    async fn run(&self, script: &Lua, name: &str, arguments: &[&[u8]]) -> Result<Value, Failure> {
+        let answer = self.link.send(&script.by_name(name, arguments)).await;
+        match answer {
+            Err(failure) if failure.is_unknown_script() => {
+                self.link.send(&script.by_text(name, arguments)).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let Swap { key, expected, tag, draft } = swap;
+        let sealed = self
+            .sealer
+            .seal(&key, tag, &draft.record, &*self.entropy)
+            .map_err(StoreError::unavailable)?;
+        let share = if expected.is_none() { Share::Most } else { Share::All };
+        // Held until the answer is there or the caller is gone.
+        let _inside = self.door.enter(sealed.len(), share)?;
+        let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };
+        let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
+        let keep = draft.keep.map(micros).unwrap_or_default();
+        let arguments: [&[u8]; 8] = [
+            tag.as_bytes(),
+            expected.as_ref().map_or(&[], |tag| tag.as_bytes()),
+            flag(draft.stamp == Stamp::NextFence),
+            lease.as_bytes(),
+            keep.as_bytes(),
+            grace.as_bytes(),
+            // Those who wait for a key are not interested in renewals.
+            flag(draft.record.state != State::InFlight),
+            &sealed,
+        ];
+        let answer = self.run(&self.swap, &self.names.name(&key), &arguments).await;
+        let answer = answer.map_err(Failure::of_write)?;
+        cell::swapped(&key, answer, &self.sealer).map_err(|answer| match answer {
+            Answer::Damaged(error) => error,
+            Answer::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
+        })
+    }
+
+    async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+        let _inside = self.door.enter(0, Share::All)?;
+        let answer = self.run(&self.load, &self.names.name(key), &[]).await;
+        cell::loaded(key, answer.map_err(Failure::of_read)?, &self.sealer).map_err(|answer| {
+            match answer {
+                Answer::Damaged(error) => error,
+                Answer::Unreadable => StoreError::unavailable(RedisStoreError::Unreadable),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("link", &self.link)
+            .field("names", &self.names)
+            .field("sealer", &self.sealer)
+            .finish_non_exhaustive()
+    }
+}
+
+// Cancellation: a future that is dropped holds nothing but its place at the door. What it sent may
+// be carried out, whole, as the script is; what it did not send yet is not.
+impl Store for RedisStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(self.swap_cell(swap))
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(self.load_cell(key))
+    }
+
+    /// The server removes by itself what is due, so there is nothing to do.
+    fn reap(&self, _limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async { Ok(Reaped::default()) })
+    }
+}
+
+impl Inspect for RedisStore {
+    /// Walks over every key of the server's database: keys have no order there.
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            let found = pages::keys(&self.link, &self.names, after, limit).await?;
+            let (mut cells, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
+            let mut bytes = 0;
+            for key in &found.keys {
+                if bytes >= PAGE_BYTES {
+                    return Ok(Page { now, cells, more: true });
+                }
+                match self.load_cell(key).await {
+                    // Removed since it was found.
+                    Ok(Snapshot { cell: None, .. }) => {}
+                    Ok(Snapshot { now: later, cell: Some(cell) }) => {
+                        now = now.max(later);
+                        bytes += weight(&cell);
+                        cells.push((*key, Ok(cell)));
+                    }
+                    Err(error @ StoreError::Corrupt(_)) => cells.push((*key, Err(error))),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Page { now, cells, more: found.more })
+        })
+    }
+}
+
+impl Notify for RedisStore {
+    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+        // On the list before this returns, and not only once the future is polled.
+        let watching = self.watches.watch(*key);
+        Box::pin(watching.written())
+    }
+}
+
+/// Bytes of outcomes and checkpoints after which a page ends early.
+const PAGE_BYTES: usize = 8 << 20;
+
+fn weight(cell: &Cell) -> usize {
+    let outcome = match &cell.record.state {
+        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => outcome.bytes().len(),
+        State::InFlight | State::Released | State::Unknown { seen: None, .. } => 0,
+    };
+    outcome + cell.record.checkpoint.as_ref().map_or(0, Bytes::len)
+}
+
+/// A key that no scope and key hash to, but for one chance in 2²⁵⁶: to ask what time it is.
+const NOBODY: StoreKey = StoreKey::from_bytes([0; 32]);

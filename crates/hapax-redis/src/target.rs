@@ -1,0 +1,105 @@
+//! What a URL says: where to connect, and how.
+
+use std::fmt;
+
+use redis::io::tcp::{TcpSettings, socket2};
+use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+
+use crate::error::ConnectError;
+use crate::options::Options;
+
+/// After how long an idle connection is probed by the operating system, so that one whose other
+/// end vanished is found before it is needed.
+const KEEPALIVE: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// Where to connect.
+#[derive(Clone)]
+pub(crate) struct Target {
+    /// Servers: one, or some nodes of a cluster; or sentinels.
+    pub(crate) nodes: Vec<ConnectionInfo>,
+    /// The sentinels' name for the master.
+    pub(crate) master: Option<String>,
+}
+
+impl Target {
+    pub(crate) fn parse(options: &Options) -> Result<Self, ConnectError> {
+        let bad = |why: &str| ConnectError::Url(why.into());
+        let (scheme, rest) =
+            options.url.split_once("://").ok_or_else(|| bad("no scheme, as in redis://HOST"))?;
+        if let Some(tls) = match scheme {
+            "redis+sentinel" => Some(false),
+            "rediss+sentinel" => Some(true),
+            _ => None,
+        } {
+            if cfg!(not(feature = "sentinel")) {
+                return Err(bad("sentinels need the feature `sentinel`"));
+            }
+            return Self::sentinels(if tls { "rediss" } else { "redis" }, rest);
+        }
+        if scheme == "rediss" && cfg!(not(feature = "tls")) {
+            return Err(bad("rediss:// needs the feature `tls`"));
+        }
+        if scheme.ends_with("unix") {
+            return Ok(Self { nodes: vec![info(&options.url)?], master: None });
+        }
+        let Authority { user, hosts, tail } = Authority::split(rest);
+        let nodes = hosts.split(',').map(|host| info(&format!("{scheme}://{user}{host}{tail}")));
+        let nodes: Vec<_> = nodes.collect::<Result<_, _>>()?;
+        if nodes.len() > 1 && cfg!(not(feature = "cluster")) {
+            return Err(bad("several hosts need the feature `cluster`"));
+        }
+        Ok(Self { nodes, master: None })
+    }
+
+    fn sentinels(scheme: &str, rest: &str) -> Result<Self, ConnectError> {
+        let Authority { user, hosts, tail } = Authority::split(rest);
+        let path = tail.trim_start_matches('/');
+        let (master, database) = path.split_once('/').unwrap_or((path, ""));
+        if master.is_empty() {
+            return Err(ConnectError::Url(
+                "no master's name, as in redis+sentinel://HOST/MASTER".into(),
+            ));
+        }
+        let nodes = hosts.split(',').map(|host| {
+            let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+            let port = if has_port { "" } else { ":26379" };
+            info(&format!("{scheme}://{user}{host}{port}/{database}"))
+        });
+        Ok(Self { nodes: nodes.collect::<Result<_, _>>()?, master: Some(master.into()) })
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        write!(f, "{}", nodes.join(","))?;
+        self.master.iter().try_for_each(|master| write!(f, "/{master}"))
+    }
+}
+
+/// The part of a URL between scheme and path, and what follows it.
+struct Authority<'a> {
+    /// With its `@`.
+    user: &'a str,
+    hosts: &'a str,
+    tail: &'a str,
+}
+
+impl<'a> Authority<'a> {
+    fn split(rest: &'a str) -> Self {
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        Self { user, hosts, tail }
+    }
+}
+
+fn info(url: &str) -> Result<ConnectionInfo, ConnectError> {
+    let info = url.into_connection_info().map_err(|error| ConnectError::Url(error.to_string()))?;
+    // The third version of the protocol, in which a connection that serves requests hears of
+    // writes as well.
+    let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    let redis = redis.set_lib_name("hapax", env!("CARGO_PKG_VERSION"));
+    let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    Ok(info.set_redis_settings(redis).set_tcp_settings(tcp))
+}

@@ -1,0 +1,93 @@
+//! Who waits to hear that a cell was written.
+//!
+//! Each cell that somebody waits for is a channel, named like its key. The keeper of the
+//! connection subscribes to what is wanted here; this only keeps the list and passes on the news.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax::StoreKey;
+use tokio::sync::{Notify, watch};
+
+/// The list of those who wait, as long as it is: whoever waits has a place in the engine's crowd,
+/// and those are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    wanted: Mutex<HashMap<StoreKey, Wanted>>,
+    /// Somebody waits for a cell that nobody waited for.
+    pub(crate) more: Notify,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    waiting: usize,
+    written: watch::Sender<()>,
+}
+
+impl Watches {
+    /// Hears what happens to `key` from now on.
+    pub(crate) fn watch(self: &Arc<Self>, key: StoreKey) -> Watching {
+        let mut wanted = self.lock();
+        let written = match wanted.entry(key) {
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().waiting += 1;
+                entry.get().written.subscribe()
+            }
+            Entry::Vacant(entry) => {
+                let (sender, written) = watch::channel(());
+                entry.insert(Wanted { waiting: 1, written: sender });
+                self.more.notify_one();
+                written
+            }
+        };
+        Watching { watches: Arc::clone(self), key, written }
+    }
+
+    /// `key` was written, or may have been.
+    pub(crate) fn wake(&self, key: &StoreKey) {
+        if let Some(wanted) = self.lock().get(key) {
+            wanted.written.send_replace(());
+        }
+    }
+
+    /// The cells that somebody waits for now.
+    pub(crate) fn wanted(&self) -> Vec<StoreKey> {
+        self.lock().keys().copied().collect()
+    }
+
+    pub(crate) fn is_wanted(&self, key: &StoreKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, Wanted>> {
+        // Nothing panics while it is held; and counts stay whole if something did.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place among those who wait; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    watches: Arc<Watches>,
+    key: StoreKey,
+    written: watch::Receiver<()>,
+}
+
+impl Watching {
+    pub(crate) async fn written(mut self) {
+        // The sender is on the list as long as this is.
+        self.written.changed().await.ok();
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut entry) = self.watches.lock().entry(self.key) {
+            entry.get_mut().waiting -= 1;
+            if entry.get().waiting == 0 {
+                entry.remove();
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The rules of every store, on a server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use hapax::Secret;
+use hapax_redis::{Options, RedisStore};
+use hapax_testkit::servers::{RedisServer, skipped};
+use hapax_testkit::suite::{self, Fixture};
+
+/// One server; each store has a prefix of its own, and so sees nothing of the others.
+struct OnOneServer {
+    options: Options,
+    opened: AtomicU32,
+}
+
+impl OnOneServer {
+    fn new(options: Options) -> Self {
+        Self { options, opened: AtomicU32::new(0) }
+    }
+}
+
+impl Fixture for OnOneServer {
+    type Store = RedisStore;
+
+    const EXPIRES_BY_ITSELF: bool = true;
+
+    async fn open(&self) -> Arc<RedisStore> {
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let options = self.options.clone().prefix(format!("suite-{number}:"));
+        Arc::new(RedisStore::connect(options).await.unwrap())
+    }
+
+    async fn pass(&self, store: &RedisStore, by: Duration) {
+        suite::wait(store, by).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_keeps_the_rules() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let fixture = OnOneServer::new(Options::new(server.url()));
+    suite::store_rules(&fixture).await;
+    suite::inspect_rules(&fixture).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_keeps_the_rules_with_a_secret() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let options = Options::new(server.url()).secret(Secret::new([7; 32]));
+    suite::store_rules(&OnOneServer::new(options)).await;
+}
