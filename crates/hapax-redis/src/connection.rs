@@ -157,7 +157,7 @@ fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
 }
 
 #[cfg(not(feature = "cluster"))]
-async fn cluster(
+pub(crate) async fn cluster(
     _target: &Target,
     _options: &Options,
     _pushed: &Pushed,
@@ -166,7 +166,7 @@ async fn cluster(
 }
 
 #[cfg(feature = "cluster")]
-async fn cluster(
+pub(crate) async fn cluster(
     target: &Target,
     options: &Options,
     pushed: &Pushed,
@@ -211,7 +211,7 @@ impl Connection {
     /// What each server says of itself; the only one has no name.
     pub(crate) async fn facts(&mut self) -> Result<Vec<(Option<Node>, Facts)>, ConnectError> {
         let info = redis::cmd("INFO");
-        let denied = |source| ConnectError::Denied { command: "INFO", source };
+        let denied = |source| ConnectError::of("INFO", source);
         match self {
             Self::Single(connection) => {
                 let said = info.query_async::<Value>(connection).await.map_err(denied)?;

@@ -37,6 +37,13 @@ pub enum ConnectError {
     Unfit(#[from] Unfit),
 }
 
+impl ConnectError {
+    /// For a command that is part of connecting.
+    pub(crate) fn of(command: &'static str, source: RedisError) -> Self {
+        if breaks(&source) { Self::Unreachable(source) } else { Self::Denied { command, source } }
+    }
+}
+
 /// Why the store gave no answer: the source within a [`StoreError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

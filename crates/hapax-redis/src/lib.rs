@@ -2,6 +2,7 @@
 
 mod cell;
 mod connection;
+mod diagnose;
 mod door;
 mod error;
 mod facts;
@@ -14,6 +15,7 @@ mod store;
 mod target;
 mod watches;
 
+pub use diagnose::{Finding, Severity, diagnose};
 pub use error::{ConnectError, RedisStoreError};
 pub use facts::Unfit;
 pub use options::Options;

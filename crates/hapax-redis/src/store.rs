@@ -63,9 +63,7 @@ impl RedisStore {
                 Ok(_) | Err(Failure::Foreign) => {}
                 Err(Failure::Nothing(error) | Failure::Unknown(error)) => {
                     return Err(match error {
-                        RedisStoreError::Redis(source) => {
-                            ConnectError::Denied { command: "EVALSHA", source }
-                        }
+                        RedisStoreError::Redis(source) => ConnectError::of("EVALSHA", source),
                         _ => ConnectError::TimedOut(self.link.timeout()),
                     });
                 }

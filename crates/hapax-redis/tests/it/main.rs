@@ -6,4 +6,7 @@
     reason = "a failure here is a failed test"
 )]
 
+mod faults;
+mod histories;
 mod suite;
+mod support;

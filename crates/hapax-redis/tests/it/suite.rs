@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::Secret;
-use hapax_redis::{Options, RedisStore};
+use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisServer, skipped};
 use hapax_testkit::suite::{self, Fixture};
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
-struct OnOneServer {
+pub(crate) struct OnOneServer {
     options: Options,
     opened: AtomicU32,
 }
 
 impl OnOneServer {
-    fn new(options: Options) -> Self {
+    pub(crate) fn new(options: Options) -> Self {
         Self { options, opened: AtomicU32::new(0) }
     }
 }
@@ -29,7 +29,14 @@ impl Fixture for OnOneServer {
     async fn open(&self) -> Arc<RedisStore> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let options = self.options.clone().prefix(format!("suite-{number}:"));
-        Arc::new(RedisStore::connect(options).await.unwrap())
+        loop {
+            match RedisStore::connect(options.clone()).await {
+                Ok(store) => return Arc::new(store),
+                // The network that some of the tests have in between.
+                Err(ConnectError::Unreachable(_)) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
     }
 
     async fn pass(&self, store: &RedisStore, by: Duration) {

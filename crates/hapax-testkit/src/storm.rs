@@ -1,0 +1,215 @@
+//! Many callers on few keys, for as long as it takes, while a test does harm to the store; and
+//! whether what they were told can be true.
+
+#![allow(
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a storm fails by panicking"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
+use hapax::{
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, StoreKey,
+    Tag, Terms,
+};
+use tokio::task::JoinSet;
+
+use crate::SeededEntropy;
+use crate::history::{MAX_OPERATIONS, Recorder};
+
+/// Callers on one key at the same time.
+const CALLERS: u64 = 5;
+
+/// Operations of one caller on one key.
+const EACH: usize = MAX_OPERATIONS / CALLERS as usize;
+
+/// How many operations there are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Storm {
+    /// Operations in all, at least.
+    pub operations: usize,
+    /// Keys on which there are callers at the same time.
+    pub keys_at_once: usize,
+    /// What the operations depend on.
+    pub seed: u64,
+    /// How long a caller pauses after an error, for a store that is away to come back.
+    pub pause: Duration,
+}
+
+/// What the callers were told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Told {
+    /// Swaps that were stored.
+    pub stored: u64,
+    /// Swaps that met something else.
+    pub conflicts: u64,
+    /// Loads that were answered.
+    pub loads: u64,
+    /// Swaps of which nobody knows.
+    pub ambiguous: u64,
+    /// Operations that did not happen.
+    pub unavailable: u64,
+}
+
+impl Storm {
+    /// Runs it over `stores`, which are several ways to the same cells, and checks every history.
+    ///
+    /// Callers do what the engine does: a swap of which nobody knows is sent again, as it is. They
+    /// panic when a record is not what was written with its tag, and when the store says that it
+    /// cannot read its own records.
+    pub async fn run<S: Store>(&self, stores: &[Arc<S>]) -> Told {
+        let keys = self.operations.div_ceil(EACH * CALLERS as usize);
+        let counts = Arc::new(Counts::default());
+        let recorder = Arc::new(Recorder::default());
+        let entropy = SeededEntropy::new(self.seed);
+        let mut running = JoinSet::new();
+        for _ in 0..keys {
+            let key = StoreKey::from_bytes(wide(&entropy));
+            let callers: Vec<_> = (0..CALLERS)
+                .map(|number| Caller {
+                    store: Arc::clone(&stores[number as usize % stores.len()]),
+                    recorder: Arc::clone(&recorder),
+                    counts: Arc::clone(&counts),
+                    entropy: SeededEntropy::new(entropy.next()),
+                    pause: self.pause,
+                })
+                .collect();
+            if running.len() >= self.keys_at_once {
+                running.join_next().await.expect("it is not empty").expect("callers end");
+            }
+            running.spawn(async move {
+                let mut tasks = JoinSet::new();
+                for caller in callers {
+                    tasks.spawn(async move { caller.run(key).await });
+                }
+                tasks.join_all().await;
+            });
+        }
+        running.join_all().await;
+        if let Err(violation) = recorder.check() {
+            panic!("seed {}: {violation}", self.seed);
+        }
+        counts.told()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts([AtomicU64; 5]);
+
+impl Counts {
+    fn add(&self, which: usize) {
+        self.0[which].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn told(&self) -> Told {
+        let [stored, conflicts, loads, ambiguous, unavailable] =
+            [0, 1, 2, 3, 4].map(|which: usize| self.0[which].load(Ordering::Relaxed));
+        Told { stored, conflicts, loads, ambiguous, unavailable }
+    }
+}
+
+struct Caller<S> {
+    store: Arc<S>,
+    recorder: Arc<Recorder>,
+    counts: Arc<Counts>,
+    entropy: SeededEntropy,
+    pause: Duration,
+}
+
+impl<S: Store> Caller<S> {
+    async fn run(&self, key: StoreKey) {
+        let mut last = None;
+        let mut again: Option<Swap> = None;
+        for _ in 0..EACH {
+            if again.is_none() && self.entropy.below(4) == 0 {
+                if let Some(seen) = self.load(key).await {
+                    last = seen;
+                }
+                continue;
+            }
+            let swap = again.take().unwrap_or_else(|| self.swap(key, last));
+            let called = self.recorder.called();
+            let answer = self.store.swap(swap.clone()).await;
+            self.recorder.swapped(called, &swap, &answer);
+            match answer {
+                Ok(Swapped::Stored(_)) => {
+                    self.counts.add(0);
+                    last = Some(swap.tag);
+                }
+                Ok(Swapped::Conflict(seen)) => {
+                    self.counts.add(1);
+                    last = named(&seen);
+                }
+                Err(error) => {
+                    let ambiguous = matches!(error, StoreError::Ambiguous(_));
+                    self.failed(error, if ambiguous { 3 } else { 4 }).await;
+                    again = ambiguous.then_some(swap);
+                }
+            }
+        }
+    }
+
+    async fn load(&self, key: StoreKey) -> Option<Option<Tag>> {
+        let called = self.recorder.called();
+        match self.store.load(&key).await {
+            Ok(seen) => {
+                self.recorder.loaded(called, key, &seen);
+                self.counts.add(2);
+                Some(named(&seen))
+            }
+            Err(error) => {
+                self.failed(error, 4).await;
+                None
+            }
+        }
+    }
+
+    async fn failed(&self, error: StoreError, which: usize) {
+        assert!(!matches!(error, StoreError::Corrupt(_)), "cannot read its own: {error:?}");
+        self.counts.add(which);
+        tokio::time::sleep(self.pause).await;
+    }
+
+    /// A swap that leaves a record which names its tag.
+    fn swap(&self, key: StoreKey, expected: Option<Tag>) -> Swap {
+        let tag = Tag::fresh(&self.entropy).expect("it never fails");
+        let grant = Grant::fresh(&self.entropy).expect("it never fails");
+        let day = Duration::from_secs(24 * 60 * 60);
+        let record = Record {
+            scheme: Scheme::new("storm/1").expect("it is short"),
+            fingerprint: Fingerprint::from_bytes([7; 32]),
+            grant,
+            life: grant,
+            attempt: 1,
+            terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
+            checkpoint: None,
+            state: State::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
+        };
+        let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };
+        Swap { key, expected, tag, draft }
+    }
+}
+
+/// The tag that was found, which its record names too.
+fn named(seen: &Snapshot) -> Option<Tag> {
+    let cell = seen.cell.as_ref()?;
+    match &cell.record.state {
+        State::Done(outcome) => assert_eq!(**outcome.bytes(), cell.tag.as_bytes()[..]),
+        other => panic!("found a state that nobody wrote: {other:?}"),
+    }
+    Some(cell.tag)
+}
+
+fn wide<const N: usize>(entropy: &SeededEntropy) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.chunks_mut(8).for_each(|chunk| {
+        chunk.copy_from_slice(&entropy.next().to_be_bytes()[..chunk.len()]);
+    });
+    bytes
+}
