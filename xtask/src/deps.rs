@@ -23,11 +23,12 @@ core read the time or roll dice.",
 };
 
 /// What each of our crates may depend on outside its tests.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("hapax", &[]),
     ("hapax-testkit", &["hapax"]),
     ("hapax-embedded", &["hapax"]),
     ("hapax-http", &["hapax"]),
+    ("hapax-postgres", &["hapax"]),
     ("hapax-redis", &["hapax"]),
     ("hapax-tiered", &["hapax", "hapax-redis"]),
     ("hapax-gateway", &["hapax", "hapax-http", "hapax-embedded"]),
@@ -58,8 +59,13 @@ const HEAVY: [&str; 15] = [
 const HTTP: [&str; 5] = ["axum", "http", "http-body", "hyper", "reqwest"];
 
 /// Crates whose default features must stay free of others.
-const FREE_OF: [(&str, &[&str]); 4] =
-    [("hapax", &HEAVY), ("hapax-embedded", &HTTP), ("hapax-redis", &HTTP), ("hapax-tiered", &HTTP)];
+const FREE_OF: [(&str, &[&str]); 5] = [
+    ("hapax", &HEAVY),
+    ("hapax-embedded", &HTTP),
+    ("hapax-postgres", &HTTP),
+    ("hapax-redis", &HTTP),
+    ("hapax-tiered", &HTTP),
+];
 
 /// What build scripts compile or find C libraries with.
 const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "cmake", "pkg-config", "vcpkg"];

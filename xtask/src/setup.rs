@@ -9,8 +9,8 @@ use crate::sh::{Failure, Outcome, Run};
 pub(crate) const COMMAND: Command = Command {
     name: "setup",
     summary: "install the system packages that the tests need",
-    help: "Looks for Redis, PostgreSQL, Python 3 and curl. What is missing is installed with
-apt-get when this runs as root; otherwise the line to run is printed, and the command
+    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3 and curl. What is missing is installed
+with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
 their own, on ports of their own.
 
@@ -58,9 +58,10 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 5] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
+    Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
     Need { what: "python3", package: "python3", is_there: || on_path("python3") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
 ];

@@ -109,4 +109,4 @@ pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Te
 pub use scope::{Scope, StoreKey};
 pub use seal::{SealError, Sealer};
 pub use secret::Secret;
-pub use store::{Inspect, Notify, Store, StoreError};
+pub use store::{Inspect, Notify, Store, StoreError, Transactional};

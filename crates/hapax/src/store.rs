@@ -163,6 +163,29 @@ pub trait Notify: fmt::Debug + Send + Sync + 'static {
     fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()>;
 }
 
+/// A store whose records can commit together with a caller's own writes, in one transaction of the
+/// database they share.
+pub trait Transactional<Tx: ?Sized>: Store {
+    /// Writes `swap.draft` as part of `tx`, if the cell bears `swap.expected`, which is some tag:
+    /// claims commit by themselves. The record is there once `tx` has committed, and only then.
+    ///
+    /// To be the last statement before COMMIT: until then the row is locked. It takes part in the
+    /// transaction itself, not in a part of it that could be rolled back alone: within a savepoint
+    /// it is an error.
+    ///
+    /// Unless it answers [`Swapped::Stored`], `tx` can only be rolled back: the store sees to it.
+    /// A cell that bears `swap.tag` already is a conflict here: the transaction that wrote it has
+    /// committed, and what the caller did in this one would be done twice.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; `tx` must be rolled back. Dropped before it resolves, likewise.
+    fn swap_in<'a>(
+        &'a self,
+        tx: &'a mut Tx,
+        swap: Swap,
+    ) -> BoxFuture<'a, Result<Swapped, StoreError>>;
+}
+
 /// A page of cells.
 #[derive(Debug)]
 pub struct Page {

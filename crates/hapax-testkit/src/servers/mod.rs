@@ -12,6 +12,7 @@
     reason = "a server that does not start fails the test"
 )]
 
+mod postgres;
 mod redis;
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use tokio::process::Child;
 
+pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use redis::{RedisOptions, RedisServer};
 
 /// How long a server may take to be ready.

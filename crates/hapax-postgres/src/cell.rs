@@ -1,0 +1,191 @@
+//! Swaps and cells as the statements have them.
+
+use std::time::Duration;
+
+use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{FencingToken, Sealer, State, StoreError, StoreKey, Tag, Timestamp};
+use tokio_postgres::Row;
+
+/// A swap, its record sealed.
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) key: StoreKey,
+    pub(crate) tag: Tag,
+    pub(crate) expected: Option<Tag>,
+    pub(crate) state: &'static str,
+    pub(crate) sealed: Vec<u8>,
+    pub(crate) lease: i64,
+    pub(crate) keep: Option<i64>,
+    /// How long after its keep the row stays.
+    pub(crate) grace: i64,
+    /// After how long a sweep may look at a row that is kept for ever.
+    pub(crate) hint: i64,
+    pub(crate) next_fence: bool,
+}
+
+impl Write {
+    pub(crate) fn new(swap: &Swap, sealed: Vec<u8>) -> Self {
+        let Swap { key, expected, tag, draft } = swap;
+        let terms = draft.record.terms;
+        Self {
+            key: *key,
+            tag: *tag,
+            expected: *expected,
+            state: name(&draft.record.state),
+            sealed,
+            lease: micros(draft.lease),
+            keep: draft.keep.map(micros),
+            grace: micros(terms.lease),
+            hint: micros(terms.retention.saturating_add(terms.lease)),
+            next_fence: draft.stamp == Stamp::NextFence,
+        }
+    }
+
+    /// Bytes it takes in memory and on the wire.
+    pub(crate) const fn size(&self) -> usize {
+        self.sealed.len() + size_of::<Self>()
+    }
+
+    /// Whether it is in flight no more, so that those who wait want to know.
+    pub(crate) fn ends(&self) -> bool {
+        self.state != name(&State::InFlight)
+    }
+}
+
+/// The longest time that is written: 36,000 years. The sum of three and the time of day fits.
+const LONGEST: i64 = 1 << 60;
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(LONGEST).min(LONGEST)
+}
+
+const fn name(state: &State) -> &'static str {
+    match state {
+        State::InFlight => "in-flight",
+        State::Unknown { .. } => "unknown",
+        State::Done(_) => "done",
+        State::Released => "released",
+    }
+}
+
+/// What a statement says of one key.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) now: Timestamp,
+    /// Whether this statement wrote it.
+    pub(crate) written: bool,
+    /// Which key; `None` in a page without rows.
+    pub(crate) key: Option<StoreKey>,
+    /// What is there.
+    pub(crate) found: Result<Option<Found>, Damaged>,
+}
+
+/// A row.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) tag: Tag,
+    fence: FencingToken,
+    lease_until: Timestamp,
+    keep_until: Option<Timestamp>,
+    state: Option<String>,
+    /// `None` where nobody asks for it.
+    sealed: Option<Vec<u8>>,
+}
+
+/// What became of a swap, its record still sealed.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Stored(Stamped),
+    Conflict { now: Timestamp, found: Option<Found> },
+}
+
+/// A row is not as it was written.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the row is damaged, or was written by another program")]
+pub(crate) struct Damaged;
+
+impl Said {
+    /// # Errors
+    /// [`Damaged`] where the row does not even tell which key it is about.
+    pub(crate) fn read(row: &Row) -> Result<Self, Damaged> {
+        let key: Option<&[u8]> = get(row, 2)?;
+        Ok(Self {
+            now: time(get(row, 0)?)?,
+            written: get(row, 1)?,
+            key: key.map(bytes).transpose()?.map(StoreKey::from_bytes),
+            found: Found::read(row),
+        })
+    }
+
+    /// What that means for `write`; `None` if nothing: it may be tried again.
+    pub(crate) fn answer(self, write: &Write) -> Option<Result<Answer, StoreError>> {
+        let Self { now, written, found, .. } = self;
+        let found = match found {
+            Ok(found) => found,
+            Err(damaged) => return Some(Err(StoreError::corrupt(damaged))),
+        };
+        match found {
+            // Written now, or by an earlier copy of the same swap.
+            Some(found) if written || found.tag == write.tag => {
+                let Found { fence, lease_until, .. } = found;
+                Some(Ok(Answer::Stored(Stamped { now, fence, lease_until })))
+            }
+            // As expected, and yet not written: somebody has it locked, or put it there after this
+            // statement looked for it.
+            Some(found) if Some(found.tag) == write.expected => None,
+            found => Some(Ok(Answer::Conflict { now, found })),
+        }
+    }
+}
+
+impl Answer {
+    pub(crate) fn open(self, key: &StoreKey, sealer: &Sealer) -> Result<Swapped, StoreError> {
+        Ok(match self {
+            Self::Stored(stamped) => Swapped::Stored(stamped),
+            Self::Conflict { now, found } => {
+                let cell = found.map(|found| found.open(key, sealer)).transpose()?;
+                Swapped::Conflict(Snapshot { now, cell })
+            }
+        })
+    }
+}
+
+impl Found {
+    fn read(row: &Row) -> Result<Option<Self>, Damaged> {
+        let Some(tag) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
+        Ok(Some(Self {
+            tag: Tag::from_bytes(tag.try_into().map_err(|_| Damaged)?),
+            fence: FencingToken::new(unsigned(get(row, 4)?)?),
+            lease_until: time(get(row, 5)?)?,
+            keep_until: get::<Option<i64>>(row, 6)?.map(time).transpose()?,
+            state: get(row, 7)?,
+            sealed: get(row, 8)?,
+        }))
+    }
+
+    pub(crate) fn open(self, key: &StoreKey, sealer: &Sealer) -> Result<Cell, StoreError> {
+        let Self { tag, fence, lease_until, keep_until, state, sealed } = self;
+        let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
+        let record = sealer.open(key, tag, &sealed).map_err(StoreError::corrupt)?;
+        if state.as_deref() != Some(name(&record.state)) {
+            return Err(StoreError::corrupt(Damaged));
+        }
+        Ok(Cell { tag, fence, lease_until, keep_until, record })
+    }
+}
+
+fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Damaged> {
+    row.try_get(at).map_err(|_| Damaged)
+}
+
+fn bytes(bytes: &[u8]) -> Result<[u8; 32], Damaged> {
+    bytes.try_into().map_err(|_| Damaged)
+}
+
+fn unsigned(number: i64) -> Result<u64, Damaged> {
+    u64::try_from(number).map_err(|_| Damaged)
+}
+
+fn time(micros: i64) -> Result<Timestamp, Damaged> {
+    unsigned(micros).map(Timestamp::from_micros)
+}

@@ -1,0 +1,204 @@
+//! What can go wrong, and what is then known.
+
+use std::sync::Arc;
+
+use hapax::StoreError;
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+/// Why there is no connection to a store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The URL is none, or names a parameter that is not known.
+    #[error("not a PostgreSQL URL: {0}")]
+    Url(#[source] Error),
+    /// The server cannot be reached, or does not let us in.
+    #[error("cannot connect to PostgreSQL: {0}")]
+    Connect(#[source] Error),
+    /// No answer in time.
+    #[error("PostgreSQL gives no answer")]
+    TimedOut,
+    /// The server is too old.
+    #[error("PostgreSQL {found} is too old: 13 is the oldest that works")]
+    TooOld {
+        /// Its major version.
+        found: i32,
+    },
+    /// The server is a standby: it lags behind, and nothing can be written.
+    #[error("the server is a standby; name the primary, or add target_session_attrs=read-write")]
+    Standby,
+    /// The server acknowledges what a crash of it may undo, and nobody said that this is
+    /// acceptable.
+    #[error(
+        "{0}: a crash would make it forget what it acknowledged; see Options::allow_forgetting"
+    )]
+    Forgetful(Forgetful),
+    /// The tables are missing, or older than this build needs, and migrating was switched off.
+    #[error("the tables are of version {found:?}, this build needs {needed}: run the migrations")]
+    NotMigrated {
+        /// Their version; `None` if there are none.
+        found: Option<i32>,
+        /// This build's.
+        needed: i32,
+    },
+    /// The tables belong to a newer build.
+    #[error("the tables are of version {found}, this build knows {known}")]
+    Newer {
+        /// Their version.
+        found: i32,
+        /// The newest that this build knows.
+        known: i32,
+    },
+    /// The migration failed; nothing of it was done.
+    #[error("the migration failed: {0}")]
+    Migration(#[source] Error),
+    /// Other processes write under another secret, or under none while one is given here, or the
+    /// other way round: their keys would be other keys, and nothing would protect one from the
+    /// other.
+    #[error("the database is used with another secret than the one that was given")]
+    OtherSecret,
+    /// A query failed while the server was looked at.
+    #[error("the server cannot be looked at: {0}")]
+    Query(#[source] Error),
+}
+
+/// What makes a server forget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Forgetful {
+    /// `synchronous_commit = off`: the last moments before a crash are lost.
+    SynchronousCommit,
+    /// The table is unlogged: emptied by a crash.
+    Unlogged,
+}
+
+impl std::fmt::Display for Forgetful {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::SynchronousCommit => "synchronous_commit is off",
+            Self::Unlogged => "the table hapax_cells is unlogged",
+        })
+    }
+}
+
+/// Why the store gave no answer: the source within a [`StoreError`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostgresError {
+    /// Too much is waiting already.
+    #[error("too many requests wait for the database")]
+    QueueFull,
+    /// The store was closed, or its runtime is shutting down.
+    #[error("the store is closed")]
+    Closed,
+    /// The server did not answer in time.
+    #[error("the database gave no answer in time")]
+    TimedOut,
+    /// Its turn did not come in time, so it was never sent.
+    #[error("the request was not sent in time")]
+    NotSent,
+    /// There is no connection.
+    #[error("no connection to the database: {0}")]
+    Connect(#[source] Arc<ConnectError>),
+    /// Somebody else holds the row: a transaction that was left open, most likely.
+    #[error("the record is locked by another transaction")]
+    Locked,
+    /// The server refused the statement.
+    #[error("the database refused it ({}): {}", .0.code().code(), .0.message())]
+    Refused(#[source] Box<DbError>),
+    /// The connection broke.
+    #[error("the connection to the database broke: {0}")]
+    Broken(#[source] Arc<Error>),
+    /// The answer is not one to this statement.
+    #[error("the database gave an answer that makes no sense")]
+    Nonsense,
+    /// In a transaction of the caller's: there is a savepoint. To roll back to it would undo the
+    /// record, and leave the rest.
+    #[error("a record is not written within a savepoint")]
+    Savepoint,
+    /// In a transaction of the caller's: the swap expects that there is no record. That is a
+    /// claim, and claims commit by themselves.
+    #[error("a claim is not written within a transaction")]
+    ClaimInTransaction,
+}
+
+/// What became of a transaction that did not get to its end.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The server said that it did not happen.
+    Refused(Box<DbError>),
+    /// Nobody knows.
+    Lost(PostgresError),
+}
+
+impl Failure {
+    /// By SQLSTATE and severity alone; texts are translated.
+    pub(crate) fn of(error: Error) -> Self {
+        let ends = |db: &DbError| {
+            // A server, or a pooler between, that ends the connection (FATAL, PANIC) answers no
+            // particular statement: with BEGIN to COMMIT sent at once, the COMMIT may have been
+            // carried out before. 08: the pooler lost the server. 57P: the server goes away.
+            !matches!(db.parsed_severity(), Some(Severity::Error))
+                || db.code().code().starts_with("08")
+                || db.code().code().starts_with("57P")
+        };
+        match error.as_db_error() {
+            Some(db) if !ends(db) => Self::Refused(Box::new(db.clone())),
+            _ => Self::Lost(PostgresError::Broken(Arc::new(error))),
+        }
+    }
+
+    /// BEGIN failed: what followed it ran outside of a transaction, if at all.
+    pub(crate) fn of_session(error: Error) -> Self {
+        Self::Lost(PostgresError::Broken(Arc::new(error)))
+    }
+
+    /// For a statement in a transaction of its own, whose COMMIT was sent along.
+    pub(crate) fn into_store_error(self) -> StoreError {
+        match self {
+            // It was rolled back.
+            Self::Refused(db) => refused(db),
+            // It may have been committed, or may yet be.
+            Self::Lost(error) => StoreError::ambiguous(error),
+        }
+    }
+
+    /// For a statement that changes nothing: whatever happened, nothing did.
+    pub(crate) fn into_read_error(self) -> StoreError {
+        match self {
+            Self::Refused(db) => refused(db),
+            Self::Lost(error) => StoreError::unavailable(error),
+        }
+    }
+
+    /// Whether the connection must not be used again: another server has to be found, or the
+    /// statements prepared anew.
+    pub(crate) fn ends_connection(&self) -> bool {
+        match self {
+            Self::Lost(_) => true,
+            Self::Refused(db) => {
+                *db.code() == SqlState::READ_ONLY_SQL_TRANSACTION // it became a standby
+                    || *db.code() == SqlState::INVALID_SQL_STATEMENT_NAME // a pooler in between
+                    || *db.code() == SqlState::DUPLICATE_PSTATEMENT // likewise
+                    || *db.code() == SqlState::FEATURE_NOT_SUPPORTED // the table was altered
+            }
+        }
+    }
+}
+
+/// An error that the server answered a statement with, whose transaction it rolled back.
+pub(crate) fn refused(db: Box<DbError>) -> StoreError {
+    let code = db.code();
+    if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED {
+        // The page or the index is damaged: nothing that is read there counts.
+        StoreError::corrupt(PostgresError::Refused(db))
+    } else if *code == SqlState::LOCK_NOT_AVAILABLE {
+        StoreError::unavailable(PostgresError::Locked)
+    } else {
+        // 40001, 40P01: rolled back in favour of another. 57014: statement_timeout. 53: out of
+        // disk, memory or connections. 25006: a standby. 42: the tables are not there, or not
+        // ours to write. 23: a row that the tables do not allow. Whatever it is, it is undone.
+        StoreError::unavailable(PostgresError::Refused(db))
+    }
+}

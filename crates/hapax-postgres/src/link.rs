@@ -1,0 +1,205 @@
+//! One connection, and transactions on it.
+//!
+//! 1. A transaction is sent whole, BEGIN to COMMIT, before its first reply is read: one trip, and
+//!    one connection to a pooler that hands them out by transaction. It leaves nothing behind in
+//!    the session.
+//! 2. Its time-outs are set within it, and `statement_timeout` is off again at COMMIT: a COMMIT
+//!    that waits for a synchronous standby and is cut short *succeeds*, with a warning, without
+//!    that standby. For the same reason nothing here ever sends a cancel request.
+//! 3. A transaction whose future is dropped leaves the connection in a state that nobody knows.
+//!    Whoever does that must not use the link again; dropping the link closes the connection.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Config, Error, Row, Statement};
+
+use crate::error::{ConnectError, Failure};
+use crate::look;
+use crate::options::Options;
+use crate::sql::{Statements, VERBS, Verb, types};
+use crate::tls::{Connected, drive};
+
+/// A parameter.
+pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
+
+/// What every connection of a store is made by.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) options: Options,
+    pub(crate) statements: Statements,
+    /// How long an answer may take, however it turns out.
+    pub(crate) answer: Duration,
+    begin: [String; 2],
+}
+
+/// How long a transaction may wait for a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// A quarter of the time: others wait as well.
+    Batch,
+    /// Half of it.
+    Alone,
+}
+
+/// A statement and its parameters.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) verb: Verb,
+    pub(crate) parameters: Vec<Parameter<'a>>,
+}
+
+/// The task that reads and writes; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Driving(JoinHandle<()>);
+
+/// A connection; closed when dropped.
+#[derive(Debug)]
+pub(crate) struct Link {
+    client: Client,
+    driver: Driving,
+    prepared: Option<Vec<Statement>>,
+}
+
+impl Setup {
+    pub(crate) fn new(mut options: Options) -> Self {
+        let answer = options.timeout;
+        // Whatever the defaults of role and database are: the statements rely on this isolation.
+        let begin = |lock: Duration| {
+            format!(
+                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+                 SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
+                (answer * 3 / 4).as_millis(),
+                lock.as_millis()
+            )
+        };
+        let begin = [begin(answer / 4), begin(answer / 2)];
+        // So that the system gives up on a peer that is gone, too.
+        options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
+        let statements = Statements::new(options.schema.as_deref());
+        Self { options, statements, answer, begin }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.options.config
+    }
+
+    fn begin(&self, patience: Patience) -> &str {
+        &self.begin[patience as usize]
+    }
+}
+
+impl Link {
+    /// Connects, and looks whether the server keeps what it acknowledges.
+    pub(crate) async fn open(setup: &Setup) -> Result<Self, ConnectError> {
+        let opened = timeout(setup.answer, Self::open_patiently(setup)).await;
+        opened.unwrap_or(Err(ConnectError::TimedOut))
+    }
+
+    async fn open_patiently(setup: &Setup) -> Result<Self, ConnectError> {
+        let mut link = Self::connect(setup).await?;
+        look::check(&link.client, &setup.options).await?;
+        if setup.options.prepare {
+            let mut prepared = Vec::with_capacity(VERBS.len());
+            for verb in VERBS {
+                let text = setup.statements.text(verb);
+                let statement = link.client.prepare_typed(text, types(verb)).await;
+                prepared.push(statement.map_err(ConnectError::Query)?);
+            }
+            link.prepared = Some(prepared);
+        }
+        Ok(link)
+    }
+
+    /// Connects only.
+    pub(crate) async fn connect(setup: &Setup) -> Result<Self, ConnectError> {
+        let Connected { client, driver } =
+            setup.options.connector.connect(setup.config()).await.map_err(ConnectError::Connect)?;
+        let driver = Driving(tokio::spawn(drive(driver, drop)));
+        Ok(Self { client, driver, prepared: None })
+    }
+
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether it is known to be gone, so that there is no use in sending anything.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Says good-bye, so that the server need not find out.
+    pub(crate) async fn close(self) {
+        let Self { client, mut driver, .. } = self;
+        drop(client);
+        // It ends once the good-bye is written. A frozen server is not waited for.
+        timeout(Duration::from_millis(200), &mut driver.0).await.ok();
+    }
+
+    /// Runs one or two statements in a transaction, and returns their rows.
+    pub(crate) async fn transact(
+        &self,
+        setup: &Setup,
+        patience: Patience,
+        first: Option<Call<'_>>,
+        second: Option<Call<'_>>,
+    ) -> Result<[Vec<Row>; 2], Failure> {
+        // Polled in this order: each request is sent by the first poll of its future.
+        let (began, first, second, _, committed) = tokio::join!(
+            biased;
+            self.client.batch_execute(setup.begin(patience)),
+            self.call(setup, first),
+            self.call(setup, second),
+            // Fails where the transaction has failed already, and only there.
+            self.client.batch_execute("SET LOCAL statement_timeout = 0"),
+            self.client.batch_execute("COMMIT"),
+        );
+        let rows = match (first.map_err(Failure::of), second.map_err(Failure::of)) {
+            (Ok(first), Ok(second)) => [first, second],
+            // In a transaction that failed, the one after is refused as well: the first says why.
+            (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => return Err(settled(failure, began)),
+            (Err(Failure::Refused(why)), Err(Failure::Refused(_))) => {
+                return Err(settled(Failure::Refused(why), began));
+            }
+            (Err(lost @ Failure::Lost(_)), _) | (_, Err(lost @ Failure::Lost(_))) => {
+                return Err(lost);
+            }
+        };
+        match (began, committed.map_err(Failure::of)) {
+            (Ok(()), Ok(())) => Ok(rows),
+            // Refused at COMMIT: rolled back.
+            (Ok(()), Err(failure)) => Err(failure),
+            // The statements ran outside of a transaction: who knows what was kept.
+            (Err(error), _) => Err(Failure::of_session(error)),
+        }
+    }
+
+    async fn call(&self, setup: &Setup, call: Option<Call<'_>>) -> Result<Vec<Row>, Error> {
+        let Some(Call { verb, parameters }) = call else { return Ok(Vec::new()) };
+        match &self.prepared {
+            Some(prepared) => self.client.query(&prepared[verb as usize], &parameters).await,
+            None => {
+                let typed: Vec<(Parameter<'_>, Type)> =
+                    parameters.into_iter().zip(types(verb).iter().cloned()).collect();
+                self.client.query_typed(setup.statements.text(verb), &typed).await
+            }
+        }
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        // Closes the socket at once, whether or not the server still reads from it.
+        self.0.abort();
+    }
+}
+
+/// A statement was refused. Unless BEGIN was as well, all of it was rolled back.
+fn settled(failure: Failure, began: Result<(), Error>) -> Failure {
+    match began {
+        Ok(()) => failure,
+        Err(error) => Failure::of_session(error),
+    }
+}

@@ -1,0 +1,304 @@
+//! Wake-ups across processes, by LISTEN and NOTIFY.
+//!
+//! 1. A process in which somebody waits for a key says so on one channel, every few seconds. Others
+//!    remember it for a while, and when they end a record that somebody waits for, they say that on
+//!    another channel. Where nobody waits, nothing is said: NOTIFY takes a lock of the whole
+//!    database when it commits.
+//! 2. It is said on the listening connection, in a statement of its own, so that the batches that
+//!    write never wait for that lock.
+//! 3. What is lost is lost: whoever waits looks from time to time anyway.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hapax::StoreKey;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep, timeout};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Notification};
+
+use crate::error::ConnectError;
+use crate::options::Options;
+use crate::tls::{Connected, drive};
+
+const AWAITED: &str = "hapax_awaited";
+const WRITTEN: &str = "hapax_written";
+
+/// How often it is said again that somebody waits, and for how long others remember it.
+const SAY_AGAIN: Duration = Duration::from_secs(5);
+const REMEMBER: Duration = Duration::from_secs(16);
+
+/// Keys remembered for others, and names waiting to be said. Past that, hints are lost.
+const MOST: usize = 10_000;
+
+/// Names in one notification, whose payload may have 8,000 bytes.
+const IN_ONE: usize = 200;
+
+/// How long after a connection ended the next is tried.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Half of a store key: enough to tell keys apart, for a hint.
+type Name = [u8; 16];
+
+/// Hears what other processes write, and tells them; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    board: Arc<Board>,
+    task: JoinHandle<()>,
+}
+
+/// Tells those who wait in other processes.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<Board>);
+
+#[derive(Debug, Default)]
+struct Board {
+    notes: Mutex<Notes>,
+    said: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    /// What is waited for here.
+    here: HashMap<Name, Watched>,
+    /// What is waited for elsewhere, and until when that counts.
+    elsewhere: HashMap<Name, Instant>,
+    /// What is to be said.
+    awaited: Vec<Name>,
+    written: Vec<Name>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    waiting: usize,
+    written: watch::Sender<()>,
+}
+
+/// A place among those who wait for a key; given up when dropped.
+struct Place {
+    board: Arc<Board>,
+    name: Name,
+    written: watch::Receiver<()>,
+}
+
+impl Listener {
+    pub(crate) fn new(options: &Options) -> Self {
+        let board = Arc::new(Board::default());
+        let task = tokio::spawn(run(Arc::clone(&board), options.clone()));
+        Self { board, task }
+    }
+
+    pub(crate) fn bell(&self) -> Bell {
+        Bell(Arc::clone(&self.board))
+    }
+
+    /// Resolves when the key was written elsewhere, since the call.
+    pub(crate) fn written(&self, key: &StoreKey) -> impl Future<Output = ()> + Send + use<> {
+        let mut place = Place::take(&self.board, name(key));
+        async move {
+            // The sender lives as long as anybody waits.
+            place.written.changed().await.ok();
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Bell {
+    /// The record is in flight no more.
+    pub(crate) fn ring(&self, key: &StoreKey) {
+        let name = name(key);
+        let mut notes = self.0.lock();
+        let awaited = notes.elsewhere.get(&name).is_some_and(|until| *until > Instant::now());
+        if awaited && notes.written.len() < MOST {
+            notes.written.push(name);
+            drop(notes);
+            self.0.said.notify_one();
+        }
+    }
+}
+
+impl Place {
+    fn take(board: &Arc<Board>, name: Name) -> Self {
+        let mut notes = board.lock();
+        let watched = notes
+            .here
+            .entry(name)
+            .or_insert_with(|| Watched { waiting: 0, written: watch::Sender::new(()) });
+        watched.waiting += 1;
+        let written = watched.written.subscribe();
+        if notes.awaited.len() < MOST {
+            notes.awaited.push(name);
+        }
+        drop(notes);
+        board.said.notify_one();
+        Self { board: Arc::clone(board), name, written }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut notes = self.board.lock();
+        if let Some(watched) = notes.here.get_mut(&self.name) {
+            watched.waiting -= 1;
+            if watched.waiting == 0 {
+                notes.here.remove(&self.name);
+            }
+        }
+    }
+}
+
+impl Board {
+    fn hear(&self, notification: &Notification) {
+        let names = notification.payload().split(',').filter_map(parse);
+        let mut notes = self.lock();
+        match notification.channel() {
+            WRITTEN => names.for_each(|name| {
+                if let Some(watched) = notes.here.get(&name) {
+                    watched.written.send_replace(());
+                }
+            }),
+            AWAITED => {
+                let now = Instant::now();
+                if notes.elsewhere.len() >= MOST {
+                    notes.elsewhere.retain(|_, until| *until > now);
+                }
+                for name in names {
+                    if notes.elsewhere.len() < MOST || notes.elsewhere.contains_key(&name) {
+                        notes.elsewhere.insert(name, now + REMEMBER);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What was missed without a connection cannot be told from nothing: it is news as well.
+    fn hear_all(&self) {
+        self.lock().here.values().for_each(|watched| {
+            watched.written.send_replace(());
+        });
+    }
+
+    fn say_all_again(&self) {
+        let mut notes = self.lock();
+        notes.awaited = notes.here.keys().take(MOST).copied().collect();
+    }
+
+    /// What is to be said, by channel, in payloads.
+    fn take(&self) -> Vec<(&'static str, String)> {
+        let (awaited, written) = {
+            let mut notes = self.lock();
+            (std::mem::take(&mut notes.awaited), std::mem::take(&mut notes.written))
+        };
+        let channels = [(AWAITED, awaited), (WRITTEN, written)];
+        let payloads = channels.iter().flat_map(|(channel, names)| {
+            names
+                .chunks(IN_ONE)
+                .map(|names| (*channel, names.iter().map(hex).collect::<Vec<_>>().join(",")))
+        });
+        payloads.collect()
+    }
+
+    /// No code that can panic runs under the lock, so a poisoned board is a whole one.
+    fn lock(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn run(board: Arc<Board>, options: Options) {
+    loop {
+        if let Err(error) = listen(&board, &options).await {
+            tracing::warn!(%error, "no wake-ups from PostgreSQL; copies that wait are polled for");
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Listens and says what is to be said until the connection ends.
+async fn listen(board: &Arc<Board>, options: &Options) -> Result<(), ConnectError> {
+    let connecting = options.connector.connect(&options.config);
+    let connected = timeout(options.timeout, connecting).await;
+    let Connected { client, driver } = match connected {
+        Ok(connected) => connected.map_err(ConnectError::Connect)?,
+        Err(_) => return Err(ConnectError::TimedOut),
+    };
+    let hearing = Arc::clone(board);
+    let mut driving = std::pin::pin!(drive(driver, move |said| hearing.hear(&said)));
+    let mut again = interval(SAY_AGAIN);
+    let saying = async {
+        client.batch_execute(&format!("LISTEN {AWAITED}; LISTEN {WRITTEN}")).await?;
+        board.hear_all();
+        loop {
+            tokio::select! {
+                () = board.said.notified() => {}
+                _ = again.tick() => board.say_all_again(),
+            }
+            for (channel, payload) in board.take() {
+                say(&client, channel, &payload, options.timeout).await?;
+            }
+        }
+    };
+    tokio::select! {
+        () = &mut driving => Ok(()),
+        said = saying => {
+            let said: Result<Infallible, tokio_postgres::Error> = said;
+            said.map(|never| match never {}).map_err(ConnectError::Query)
+        }
+    }
+}
+
+async fn say(
+    client: &Client,
+    channel: &str,
+    payload: &str,
+    patience: Duration,
+) -> Result<(), tokio_postgres::Error> {
+    let parameters: [(crate::link::Parameter<'_>, Type); 2] =
+        [(&channel, Type::TEXT), (&payload, Type::TEXT)];
+    let said = client.query_typed("SELECT pg_notify($1, $2)", &parameters);
+    // Late is as good as never: the next word finds out whether the connection lives.
+    timeout(patience, said).await.map_or(Ok(()), |said| said.map(drop))
+}
+
+fn name(key: &StoreKey) -> Name {
+    let (name, _) = key.as_bytes().split_at(16);
+    name.try_into().unwrap_or_default()
+}
+
+fn hex(name: &Name) -> String {
+    format!("{:032x}", u128::from_be_bytes(*name))
+}
+
+fn parse(hex: &str) -> Option<Name> {
+    let is_name = hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_name.then(|| u128::from_str_radix(hex, 16).ok().map(u128::to_be_bytes))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_from_a_payload() {
+        let name = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 254, 255];
+        assert_eq!(parse(&hex(&name)), Some(name));
+        assert_eq!(parse("+0000000000000000000000000000001"), None);
+        assert_eq!(parse(""), None);
+        assert_eq!(parse(&"g".repeat(32)), None);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_said() {
+        let board = Arc::new(Board::default());
+        Bell(Arc::clone(&board)).ring(&StoreKey::from_bytes([7; 32]));
+        assert!(board.take().is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! Whether a server keeps what it acknowledges, and has the tables.
+
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::error::{ConnectError, Forgetful};
+use crate::options::Options;
+use crate::schema::VERSION;
+use crate::sql::table;
+
+/// The oldest server that works.
+pub(crate) const OLDEST: i32 = 13;
+
+/// What a server says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Server {
+    pub(crate) major: i32,
+    pub(crate) standby: bool,
+    pub(crate) synchronous_commit: String,
+    pub(crate) fsync: String,
+    pub(crate) full_page_writes: String,
+    /// How the table is kept: `p` for ever, `u` unlogged, `t` temporary; `None`: there is none.
+    pub(crate) persistence: Option<String>,
+    /// Whether there is a table of migrations.
+    pub(crate) migrations: bool,
+    /// Its clock, in microseconds since 1970.
+    pub(crate) now: i64,
+}
+
+impl Server {
+    pub(crate) async fn ask(client: &Client, schema: Option<&str>) -> Result<Self, ConnectError> {
+        let cells = table(schema, "hapax_cells");
+        let migrations = table(schema, "hapax_migrations");
+        let row = client
+            .query_typed_one(
+                "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(),
+                    current_setting('synchronous_commit'), current_setting('fsync'),
+                    current_setting('full_page_writes'),
+                    (SELECT c.relpersistence::text FROM pg_class c WHERE c.oid = to_regclass($1)),
+                    to_regclass($2) IS NOT NULL,
+                    (extract(epoch FROM clock_timestamp()) * 1000000)::int8",
+                &[(&cells, Type::TEXT), (&migrations, Type::TEXT)],
+            )
+            .await
+            .map_err(ConnectError::Query)?;
+        let read = || -> Result<Self, tokio_postgres::Error> {
+            Ok(Self {
+                major: row.try_get::<_, i32>(0)? / 10_000,
+                standby: row.try_get(1)?,
+                synchronous_commit: row.try_get(2)?,
+                fsync: row.try_get(3)?,
+                full_page_writes: row.try_get(4)?,
+                persistence: row.try_get(5)?,
+                migrations: row.try_get(6)?,
+                now: row.try_get(7)?,
+            })
+        };
+        read().map_err(ConnectError::Query)
+    }
+
+    /// What would make it forget.
+    pub(crate) fn forgetful(&self) -> Option<Forgetful> {
+        if self.synchronous_commit == "off" {
+            return Some(Forgetful::SynchronousCommit);
+        }
+        let unlogged = self.persistence.as_deref().is_some_and(|kept| kept != "p");
+        unlogged.then_some(Forgetful::Unlogged)
+    }
+}
+
+/// Refuses a server that does not do.
+pub(crate) async fn check(client: &Client, options: &Options) -> Result<(), ConnectError> {
+    let server = Server::ask(client, options.schema.as_deref()).await?;
+    if server.major < OLDEST {
+        return Err(ConnectError::TooOld { found: server.major });
+    }
+    if server.standby {
+        return Err(ConnectError::Standby);
+    }
+    match server.forgetful() {
+        Some(forgetful) if !options.allow_forgetting => Err(ConnectError::Forgetful(forgetful)),
+        _ => Ok(()),
+    }
+}
+
+/// The version of the tables; `None` if there are none.
+pub(crate) async fn version(
+    client: &Client,
+    options: &Options,
+) -> Result<Option<i32>, ConnectError> {
+    let schema = options.schema.as_deref();
+    if !Server::ask(client, schema).await?.migrations {
+        return Ok(None);
+    }
+    let text = format!("SELECT max(version) FROM {}", table(schema, "hapax_migrations"));
+    let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
+    row.try_get(0).map_err(ConnectError::Query)
+}
+
+/// Whether tables of `found` will do; whether they must be migrated first.
+pub(crate) fn needs_migration(found: Option<i32>) -> Result<bool, ConnectError> {
+    match found {
+        Some(VERSION) => Ok(false),
+        Some(newer) if newer > VERSION => Err(ConnectError::Newer { found: newer, known: VERSION }),
+        _ => Ok(true),
+    }
+}

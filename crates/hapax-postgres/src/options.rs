@@ -1,0 +1,183 @@
+//! How to connect.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+use tokio_postgres::Config;
+
+use crate::error::ConnectError;
+use crate::tls::{Connector, Plain};
+
+/// How to connect a [`PostgresStore`](crate::PostgresStore). Each method returns it changed.
+///
+/// ```
+/// use hapax_postgres::Options;
+/// let options: Options = "postgres://app@db.example/orders".parse()?;
+/// let options = options.schema("hapax").lanes(2);
+/// # Ok::<(), hapax_postgres::ConnectError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) config: Config,
+    pub(crate) connector: Arc<dyn Connector>,
+    /// The current one first.
+    pub(crate) ring: Vec<Secret>,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) schema: Option<String>,
+    pub(crate) timeout: Duration,
+    pub(crate) lanes: usize,
+    pub(crate) batch: usize,
+    pub(crate) queue_items: usize,
+    pub(crate) queue_bytes: usize,
+    pub(crate) prepare: bool,
+    pub(crate) migrate: bool,
+    pub(crate) allow_forgetting: bool,
+    pub(crate) listen: bool,
+}
+
+impl Options {
+    /// A server by its configuration. Time-outs and keep-alives of connections are set by
+    /// [`timeout`](Self::timeout).
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            connector: Arc::new(Plain),
+            ring: Vec::new(),
+            entropy: Arc::new(SystemEntropy),
+            schema: None,
+            timeout: Duration::from_secs(2),
+            lanes: 1,
+            batch: 128,
+            queue_items: 4096,
+            queue_bytes: 64 << 20,
+            prepare: false,
+            migrate: true,
+            allow_forgetting: false,
+            listen: false,
+        }
+    }
+
+    /// Seals records under `secret`. Give it to the engine as well, which names keys by it.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.ring.insert(0, secret);
+        self
+    }
+
+    /// Also opens records that were sealed under `secret`, an earlier one.
+    #[must_use]
+    pub fn previous_secret(mut self, secret: Secret) -> Self {
+        self.ring.push(secret);
+        self
+    }
+
+    /// Where nonces come from; by default the operating system.
+    #[must_use]
+    pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
+        self.entropy = entropy;
+        self
+    }
+
+    /// Makes connections by TLS as `connector` has it. Without one, connections are in the clear,
+    /// and a URL with `sslmode=require` is an error.
+    #[must_use]
+    pub fn tls(mut self, connector: Arc<dyn Connector>) -> Self {
+        self.connector = connector;
+        self
+    }
+
+    /// The schema of the tables; by default the first of the role's `search_path`.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = Some(schema.into());
+        self
+    }
+
+    /// After which an answer is given in any case, that there is none; by default 2 s. The server
+    /// is told to give up on a statement after three quarters of it, and on a lock after half.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout.max(Duration::from_millis(20));
+        self
+    }
+
+    /// Connections that write batches; by default 1, at least 1. Each key has its lane. The crate's
+    /// `MEASURED.md` has what more of them bring.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes.clamp(1, 64);
+        self
+    }
+
+    /// Swaps in a batch at most; by default 128, at least 1.
+    #[must_use]
+    pub fn batch(mut self, swaps: usize) -> Self {
+        self.batch = swaps.clamp(1, 4096);
+        self
+    }
+
+    /// What may wait in each lane: swaps, and bytes of records in them. By default 4,096 and
+    /// 64 MiB; claims are refused at seven eighths of either. At least 8 swaps.
+    #[must_use]
+    pub fn queue(mut self, swaps: usize, bytes: usize) -> Self {
+        self.queue_items = swaps.max(8);
+        self.queue_bytes = bytes;
+        self
+    }
+
+    /// Whether statements are prepared by name, once for each connection; by default not, because
+    /// a pooler that hands out connections by transaction may not know the names. It saves the
+    /// server from planning each statement anew.
+    #[must_use]
+    pub fn prepare(mut self, prepare: bool) -> Self {
+        self.prepare = prepare;
+        self
+    }
+
+    /// Whether missing tables are made, and old ones migrated; by default yes. Where not, run
+    /// [`migrations`](crate::migrations) first.
+    #[must_use]
+    pub fn migrate(mut self, migrate: bool) -> Self {
+        self.migrate = migrate;
+        self
+    }
+
+    /// Accepts a server that forgets what it acknowledged when it crashes
+    /// ([`Forgetful`](crate::Forgetful)): for tests, and where a duplicate after a crash is
+    /// acceptable. By default such a server is refused.
+    #[must_use]
+    pub fn allow_forgetting(mut self, allow: bool) -> Self {
+        self.allow_forgetting = allow;
+        self
+    }
+
+    /// Whether to keep a connection on which processes tell each other (LISTEN, NOTIFY) of cells
+    /// for which somebody waits; by default not. It needs a session of its own, which a pooler that
+    /// hands out connections by transaction does not give.
+    #[must_use]
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.listen = listen;
+        self
+    }
+
+    pub(crate) fn sealer(&self) -> Sealer {
+        let (current, previous) = match self.ring.split_first() {
+            Some((current, previous)) => (Some(current), previous),
+            None => (None, &[][..]),
+        };
+        previous.iter().fold(Sealer::new(current), Sealer::previously)
+    }
+}
+
+impl FromStr for Options {
+    type Err = ConnectError;
+
+    /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
+    /// `name=value` form.
+    fn from_str(url: &str) -> Result<Self, ConnectError> {
+        url.parse().map(Self::new).map_err(ConnectError::Url)
+    }
+}

@@ -1,0 +1,209 @@
+//! The bounded queues in front of the connections.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax::StoreKey;
+use tokio::sync::Notify;
+
+use crate::error::PostgresError;
+
+/// What a queue holds at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(crate) items: usize,
+    pub(crate) bytes: usize,
+}
+
+/// How much of its limit an item may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Share {
+    /// Seven eighths, so that new work never crowds out what finishes old work.
+    Most,
+    /// All.
+    All,
+}
+
+/// What waits in a queue.
+pub(crate) trait Item {
+    fn key(&self) -> &StoreKey;
+    fn size(&self) -> usize;
+    fn ticket(&self) -> &Ticket;
+}
+
+/// Where a request is: the queue's side and the caller's agree on whether it was ever sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ticket(Arc<AtomicU8>);
+
+const WAITS: u8 = 0;
+const SENT: u8 = 1;
+const WITHDRAWN: u8 = 2;
+
+impl Ticket {
+    /// Before it is sent. `false`: its caller has withdrawn it and been told that it never was.
+    fn send(&self) -> bool {
+        self.0.compare_exchange(WAITS, SENT, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// It is known that what was sent did nothing.
+    pub(crate) fn wait_again(&self) {
+        // Only the side that sent it gets here, and a sent one is not withdrawn.
+        self.0.store(WAITS, Ordering::Release);
+    }
+
+    /// The caller gives up. `true`: it was not sent and never will be.
+    pub(crate) fn withdraw(&self) -> bool {
+        let was = self.0.compare_exchange(WAITS, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire);
+        was.is_ok()
+    }
+}
+
+/// Many put in; connections take out. What was put in before it is closed can be taken out.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    limit: Limit,
+    inner: Mutex<Inner<T>>,
+    ready: Notify,
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    items: VecDeque<T>,
+    bytes: usize,
+    /// Keys that somebody took and has not finished.
+    busy: HashSet<StoreKey>,
+    closed: bool,
+}
+
+impl<T: Item> Queue<T> {
+    pub(crate) fn new(limit: Limit) -> Self {
+        let items = VecDeque::new();
+        let inner = Inner { items, bytes: 0, busy: HashSet::new(), closed: false };
+        Self { limit, inner: Mutex::new(inner), ready: Notify::new() }
+    }
+
+    pub(crate) fn push(&self, item: T, share: Share) -> Result<(), PostgresError> {
+        let of = |limit: usize| match share {
+            Share::Most => limit - limit / 8,
+            Share::All => limit,
+        };
+        let mut inner = self.lock();
+        if inner.closed {
+            return Err(PostgresError::Closed);
+        }
+        // A single item larger than the whole limit passes while there is nothing else.
+        let bytes = inner.bytes.saturating_add(item.size());
+        let fits = inner.items.is_empty() || bytes <= of(self.limit.bytes);
+        if inner.items.len() >= of(self.limit.items) || !fits {
+            return Err(PostgresError::QueueFull);
+        }
+        inner.items.push_back(item);
+        inner.bytes = bytes;
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Puts back what was taken and is to be tried again, before all others. It was within the
+    /// limit when it first came.
+    pub(crate) fn put_back(&self, item: T) {
+        let mut inner = self.lock();
+        inner.bytes += item.size();
+        inner.items.push_front(item);
+        drop(inner);
+        self.ready.notify_one();
+    }
+
+    /// Takes items of distinct keys, up to `most` and about `bytes`, in order. Those that were
+    /// withdrawn are dropped. The keys are busy, which means that nobody else is given items of
+    /// theirs, until they are [`done`](Self::done).
+    pub(crate) fn take(&self, most: usize, bytes: usize) -> Vec<T> {
+        let mut inner = self.lock();
+        let (mut taken, mut passed) = (Vec::new(), VecDeque::new());
+        let mut size = 0;
+        while taken.len() < most
+            && let Some(item) = inner.items.pop_front()
+        {
+            if inner.busy.contains(item.key()) {
+                passed.push_back(item);
+                continue;
+            }
+            if !taken.is_empty() && size + item.size() > bytes {
+                passed.push_back(item);
+                break;
+            }
+            inner.bytes -= item.size();
+            if item.ticket().send() {
+                size += item.size();
+                inner.busy.insert(*item.key());
+                taken.push(item);
+            }
+        }
+        while let Some(item) = passed.pop_back() {
+            inner.items.push_front(item);
+        }
+        let more = !inner.items.is_empty();
+        drop(inner);
+        if more {
+            // For another one: two wake-ups before anybody waits are one.
+            self.ready.notify_one();
+        }
+        taken
+    }
+
+    /// The keys are no longer busy.
+    pub(crate) fn done<'a>(&self, keys: impl IntoIterator<Item = &'a StoreKey>) {
+        let mut inner = self.lock();
+        for key in keys {
+            inner.busy.remove(key);
+        }
+        let waiting = !inner.items.is_empty();
+        drop(inner);
+        if waiting {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Takes everything: nothing of it is sent.
+    pub(crate) fn drain(&self) -> VecDeque<T> {
+        let mut inner = self.lock();
+        inner.bytes = 0;
+        std::mem::take(&mut inner.items)
+    }
+
+    /// Waits until there may be something to take; `false` once it is closed and empty.
+    ///
+    /// Dropping it is safe: a wake-up that was not used is passed on.
+    pub(crate) async fn wait(&self) -> bool {
+        loop {
+            let ready = self.ready.notified();
+            {
+                let inner = self.lock();
+                if inner.items.iter().any(|item| !inner.busy.contains(item.key())) {
+                    return true;
+                }
+                if inner.closed && inner.items.is_empty() {
+                    // Others may wait for the same news.
+                    self.ready.notify_one();
+                    return false;
+                }
+            }
+            ready.await;
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_one();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().items.len()
+    }
+
+    /// No code that can panic runs under the lock, so a poisoned queue is a whole one.
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

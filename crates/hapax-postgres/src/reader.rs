@@ -1,0 +1,72 @@
+//! The task that loads. While a statement is under way loads queue, and then all go in one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hapax::{StoreError, StoreKey};
+use tokio::time::timeout;
+
+use crate::cell::Said;
+use crate::error::{Failure, PostgresError};
+use crate::link::{Call, Link, Patience};
+use crate::shared::{LoadJob, Loaded, Shared};
+use crate::sql::Verb;
+use crate::writer::Line;
+
+/// Loads in a statement at most.
+const BATCH: usize = 128;
+
+/// Loads until the queue is closed and empty.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut line = Line::default();
+    while line.rest(shared.loads.wait(), true).await {
+        let link = match line.link(&shared).await {
+            Ok(link) => link,
+            Err(error) => {
+                for job in shared.loads.drain() {
+                    job.reply.send(Err(StoreError::unavailable(error.clone()))).ok();
+                }
+                line.pause().await;
+                continue;
+            }
+        };
+        let jobs = shared.loads.take(BATCH, usize::MAX);
+        let keys: Vec<StoreKey> = jobs.iter().map(|job| job.key).collect();
+        if !jobs.is_empty() && !load(&shared, link, &keys, jobs).await {
+            line.hang_up();
+        }
+        shared.loads.done(&keys);
+    }
+    line.close().await;
+}
+
+/// Loads and answers. Whether the connection is still good.
+async fn load(shared: &Shared, link: &Link, keys: &[StoreKey], jobs: Vec<LoadJob>) -> bool {
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &key.as_bytes()[..]).collect();
+    let call = Call { verb: Verb::Load, parameters: vec![&keys] };
+    let sent = link.transact(&shared.setup, Patience::Batch, Some(call), None);
+    let failure = match timeout(shared.setup.answer, sent).await {
+        Ok(Ok([rows, _])) => {
+            let said = rows.iter().filter_map(|row| Said::read(row).ok());
+            let mut said: HashMap<_, _> = said.map(|said| (said.key, said)).collect();
+            for job in jobs {
+                let said = said.remove(&Some(job.key));
+                job.reply.send(loaded(said)).ok();
+            }
+            return true;
+        }
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::Lost(PostgresError::TimedOut),
+    };
+    let good = !failure.ends_connection();
+    for job in jobs {
+        job.reply.send(Err(failure.clone().into_read_error())).ok();
+    }
+    good
+}
+
+fn loaded(said: Option<Said>) -> Result<Loaded, StoreError> {
+    let Said { now, found, .. } =
+        said.ok_or_else(|| StoreError::unavailable(PostgresError::Nonsense))?;
+    Ok(Loaded { now, found: found.map_err(StoreError::corrupt)? })
+}

@@ -1,0 +1,305 @@
+//! The store itself: what callers hold.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hapax::store::{BoxFuture, Notify, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::{Inspect, Sealer, Store, StoreError, StoreKey};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tokio_postgres::Row;
+
+use crate::cell::{Said, Write};
+use crate::connect;
+use crate::error::{ConnectError, PostgresError};
+use crate::link::Setup;
+use crate::listen::Listener;
+use crate::options::Options;
+use crate::queue::{Item, Queue, Share, Ticket};
+use crate::reader;
+use crate::shared::{LoadJob, Shared, SwapJob};
+use crate::sql::Verb;
+use crate::upkeep::Upkeep;
+use crate::writer::{Way, Writer};
+
+/// Tasks that carry swaps that go alone. As many keys as that can be locked by transactions that
+/// were left open before others that go alone have to wait.
+const ALONE: usize = 4;
+
+/// Rows that one transaction removes at most, so that none is long.
+const REAP_CHUNK: u32 = 500;
+
+/// A durable store in PostgreSQL, for any number of processes.
+///
+/// Its work is done by tasks on the runtime it was connected on. Dropping it, like
+/// [`close`](Self::close), takes no more requests and finishes those that wait; only `close` tells
+/// when that is.
+pub struct PostgresStore {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) sealer: Sealer,
+    upkeep: Arc<Upkeep>,
+    listener: Option<Listener>,
+    finished: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a store did since it was connected, and what it holds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PostgresStats {
+    /// Transactions with swaps that were sent.
+    pub batches: u64,
+    /// Swaps in those that were committed, conflicts included. Over `batches`: the batch size.
+    pub swaps: u64,
+    /// Conflicts among them.
+    pub conflicts: u64,
+    /// Swaps that were sent again because of a race with another process.
+    pub again: u64,
+    /// Swaps that went alone: their row was locked, or their batch was refused.
+    pub alone: u64,
+    /// Swaps whose answer was lost.
+    pub lost: u64,
+    /// Connections made.
+    pub connections: u64,
+    /// Cells reaped.
+    pub removed: u64,
+    /// Swaps that wait.
+    pub queued: usize,
+}
+
+impl PostgresStore {
+    /// Connects: looks at the server, makes or migrates the tables, and starts the tasks.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. What it did to the tables until then stays.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with time and I/O.
+    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+        let sealer = options.sealer();
+        let setup = Setup::new(options);
+        connect::prepare(&setup).await?;
+        let listener = setup.options.listen.then(|| Listener::new(&setup.options));
+        let bell = listener.as_ref().map(Listener::bell);
+        let shared = Arc::new(Shared::new(setup, bell));
+        let upkeep = Upkeep::new(Arc::clone(&shared));
+        let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep)));
+        let finished = Mutex::new(Some(finished));
+        Ok(Self { shared, sealer, upkeep, listener, finished })
+    }
+
+    /// What it did and what it holds up.
+    #[must_use]
+    pub fn stats(&self) -> PostgresStats {
+        let counters = &self.shared.counters;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let lanes = self.shared.lanes.iter().map(Queue::len).sum::<usize>();
+        PostgresStats {
+            batches: read(&counters.batches),
+            swaps: read(&counters.swaps),
+            conflicts: read(&counters.conflicts),
+            again: read(&counters.again),
+            alone: read(&counters.alone),
+            lost: read(&counters.lost),
+            connections: read(&counters.connections),
+            removed: read(&counters.removed),
+            queued: lanes + self.shared.alone.len(),
+        }
+    }
+
+    /// Takes no more requests, finishes those that wait, and closes the connections. Dropped
+    /// early, all of that still happens.
+    pub async fn close(&self) {
+        self.shared.close();
+        let finished = {
+            let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+            finished.take()
+        };
+        if let Some(finished) = finished {
+            // It ends early only with the runtime.
+            finished.await.ok();
+        }
+    }
+
+    pub(crate) fn seal(&self, swap: &Swap) -> Result<Write, StoreError> {
+        let entropy = &*self.shared.setup.options.entropy;
+        let sealed = self
+            .sealer
+            .seal(&swap.key, swap.tag, &swap.draft.record, entropy)
+            .map_err(StoreError::unavailable)?;
+        Ok(Write::new(swap, sealed))
+    }
+
+    /// Queues a job and waits for its answer, for as long as an answer may take.
+    async fn ask<J: Item, T>(
+        &self,
+        queue: &Queue<J>,
+        share: Share,
+        job: impl FnOnce(Ticket, oneshot::Sender<Result<T, StoreError>>) -> J,
+    ) -> Result<T, StoreError> {
+        let ticket = Ticket::default();
+        let (reply, answer) = oneshot::channel();
+        queue.push(job(ticket.clone(), reply), share).map_err(StoreError::unavailable)?;
+        let silence = match timeout(self.shared.setup.answer, answer).await {
+            Ok(Ok(answer)) => return answer,
+            // The task is gone, and the runtime with it.
+            Ok(Err(_)) => PostgresError::Closed,
+            Err(_) => PostgresError::TimedOut,
+        };
+        // Whoever sends it asks the ticket first: it is either never sent, or was.
+        Err(if ticket.withdraw() {
+            StoreError::unavailable(match silence {
+                PostgresError::TimedOut => PostgresError::NotSent,
+                closed => closed,
+            })
+        } else {
+            StoreError::ambiguous(silence)
+        })
+    }
+}
+
+/// Starts the tasks and waits until all of them are done, in order: what lanes pass on is alone's.
+async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>) {
+    let mut first = JoinSet::new();
+    for lane in 0..shared.lanes.len() {
+        first.spawn(Writer::new(Arc::clone(&shared), Way::Batches(lane)).run());
+    }
+    first.spawn(reader::run(Arc::clone(&shared)));
+    let mut alone = JoinSet::new();
+    for _ in 0..ALONE {
+        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone).run());
+    }
+    while first.join_next().await.is_some() {}
+    shared.alone.close();
+    while alone.join_next().await.is_some() {}
+    upkeep.close().await;
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("stats", &self.stats())
+            .field("sealer", &self.sealer)
+            .finish_non_exhaustive()
+    }
+}
+
+// Cancellation: each method queues a job and awaits the answer. Dropped before the first, nothing
+// happened; dropped after it, a task does the whole job and drops the answer. There is no third
+// place.
+impl Store for PostgresStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            // Here and not on the writer's task: sealing goes on for many at once.
+            let write = self.seal(&swap)?;
+            let share = if write.expected.is_none() { Share::Most } else { Share::All };
+            let key = write.key;
+            let lane = self.shared.lane(&key);
+            let job = |ticket, reply| SwapJob { write, ticket, reply };
+            self.ask(lane, share, job).await?.open(&key, &self.sealer)
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            let job = |ticket, reply| LoadJob { key: *key, ticket, reply };
+            let loaded = self.ask(&self.shared.loads, Share::All, job).await.map_err(|error| {
+                match error {
+                    // Nothing was changed, whether or not it was sent.
+                    StoreError::Ambiguous(source) => StoreError::Unavailable(source),
+                    other => other,
+                }
+            })?;
+            let cell = loaded.found.map(|found| found.open(key, &self.sealer)).transpose()?;
+            Ok(Snapshot { now: loaded.now, cell })
+        })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move {
+            let mut reaped = Reaped::default();
+            let mut left = limit.get();
+            while left > 0 {
+                let chunk = left.min(REAP_CHUNK);
+                let rows = self.upkeep.run(Verb::Reap, None, chunk.into()).await;
+                let rows = rows.map_err(crate::upkeep::Undone::into_store_error)?;
+                let (removed, moved) = counts(&rows)?;
+                crate::shared::count(&self.shared.counters.removed, removed as usize);
+                reaped.removed += removed;
+                reaped.more = removed + moved >= chunk;
+                if !reaped.more {
+                    break;
+                }
+                left -= chunk;
+            }
+            Ok(reaped)
+        })
+    }
+}
+
+impl Inspect for PostgresStore {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            // Every key is larger than nothing.
+            let after = after.map_or_else(Vec::new, |key| key.as_bytes().to_vec());
+            // One more than asked for says that there are more.
+            let rows = self.upkeep.run(Verb::Page, Some(after), i64::from(limit.get()) + 1).await;
+            let rows = rows.map_err(crate::upkeep::Undone::into_read_error)?;
+            self.read_page(&rows, limit.get() as usize)
+        })
+    }
+}
+
+impl PostgresStore {
+    fn read_page(&self, rows: &[Row], limit: usize) -> Result<Page, StoreError> {
+        let nonsense = || StoreError::unavailable(PostgresError::Nonsense);
+        let first = rows.first().ok_or_else(nonsense)?;
+        let now = Said::read(first).map_err(StoreError::corrupt)?.now;
+        let found: Option<i64> = first.try_get(9).map_err(|_| nonsense())?;
+        let mut cells = Vec::new();
+        for row in rows.iter().take(limit) {
+            let Said { key, found, .. } = Said::read(row).map_err(StoreError::corrupt)?;
+            let Some(key) = key else { continue };
+            let cell = match found {
+                Ok(Some(found)) => found.open(&key, &self.sealer),
+                Ok(None) => continue,
+                Err(damaged) => Err(StoreError::corrupt(damaged)),
+            };
+            cells.push((key, cell));
+        }
+        // Those past the limit of bytes were counted, and left out.
+        let more = usize::try_from(found.unwrap_or(0)).is_ok_and(|found| found > cells.len());
+        Ok(Page { now, cells, more })
+    }
+}
+
+impl Notify for PostgresStore {
+    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+        match &self.listener {
+            Some(listener) => Box::pin(listener.written(key)),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+/// Rows removed and moved.
+fn counts(rows: &[Row]) -> Result<(u32, u32), StoreError> {
+    let nonsense = || StoreError::ambiguous(PostgresError::Nonsense);
+    let [row] = rows else { return Err(nonsense()) };
+    let count = |at: usize| {
+        let count: i64 = row.try_get(at).map_err(|_| nonsense())?;
+        u32::try_from(count).map_err(|_| nonsense())
+    };
+    Ok((count(0)?, count(1)?))
+}

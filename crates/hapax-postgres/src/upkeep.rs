@@ -1,0 +1,110 @@
+//! What is done now and then, on a connection of its own: pages and purging.
+
+use std::sync::Arc;
+
+use hapax::StoreError;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{timeout, timeout_at};
+use tokio_postgres::Row;
+
+use crate::error::{Failure, PostgresError};
+use crate::link::{Call, Parameter, Patience};
+use crate::shared::Shared;
+use crate::sql::Verb;
+use crate::writer::Line;
+
+/// Requests that may wait for it at one time.
+const WAITING: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    shared: Arc<Shared>,
+    line: Mutex<Line>,
+    waiting: Arc<Semaphore>,
+}
+
+/// Why there is no answer.
+pub(crate) enum Undone {
+    /// Nothing was sent.
+    NotSent(PostgresError),
+    Failed(Failure),
+}
+
+impl Upkeep {
+    pub(crate) fn new(shared: Arc<Shared>) -> Arc<Self> {
+        let waiting = Arc::new(Semaphore::new(WAITING));
+        Arc::new(Self { shared, line: Mutex::default(), waiting })
+    }
+
+    /// Runs one statement in a transaction of its own, on a task of its own: dropping the caller
+    /// does not leave the connection in the middle of it.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        verb: Verb,
+        key: Option<Vec<u8>>,
+        number: i64,
+    ) -> Result<Vec<Row>, Undone> {
+        let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return Err(Undone::NotSent(PostgresError::QueueFull));
+        };
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let _turn = turn;
+            this.run_here(verb, key, number).await
+        });
+        task.await.unwrap_or(Err(Undone::Failed(Failure::Lost(PostgresError::Closed))))
+    }
+
+    async fn run_here(
+        &self,
+        verb: Verb,
+        key: Option<Vec<u8>>,
+        number: i64,
+    ) -> Result<Vec<Row>, Undone> {
+        let Self { shared, line, .. } = self;
+        let deadline = tokio::time::Instant::now() + shared.setup.answer;
+        let Ok(mut line) = timeout_at(deadline, line.lock()).await else {
+            return Err(Undone::NotSent(PostgresError::NotSent));
+        };
+        let Ok(link) = timeout_at(deadline, line.link(shared)).await else {
+            return Err(Undone::NotSent(PostgresError::NotSent));
+        };
+        let link = link.map_err(Undone::NotSent)?;
+        let mut parameters: Vec<Parameter<'_>> = Vec::new();
+        if let Some(key) = &key {
+            parameters.push(key);
+        }
+        parameters.push(&number);
+        let call = Call { verb, parameters };
+        let sent = link.transact(&shared.setup, Patience::Batch, Some(call), None);
+        let failure = match timeout(shared.setup.answer, sent).await {
+            Ok(Ok([rows, _])) => return Ok(rows),
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::Lost(PostgresError::TimedOut),
+        };
+        if failure.ends_connection() {
+            line.hang_up();
+        }
+        Err(Undone::Failed(failure))
+    }
+
+    pub(crate) async fn close(&self) {
+        self.line.lock().await.close().await;
+    }
+}
+
+impl Undone {
+    pub(crate) fn into_store_error(self) -> StoreError {
+        match self {
+            Self::NotSent(error) => StoreError::unavailable(error),
+            Self::Failed(failure) => failure.into_store_error(),
+        }
+    }
+
+    pub(crate) fn into_read_error(self) -> StoreError {
+        match self {
+            Self::NotSent(error) => StoreError::unavailable(error),
+            Self::Failed(failure) => failure.into_read_error(),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The tasks that write.
+//!
+//! 1. While a batch is under way swaps queue, and then all go in one transaction: at most one of
+//!    each key, those that expect nothing in one statement, those that expect a tag in another.
+//! 2. A batch that the server refuses did not happen; each swap of it goes alone, so that the one
+//!    that it stumbled over is found. A batch whose answer was lost is ambiguous, each swap of it.
+//! 3. A row that somebody has locked is left out of the batch, and its swap goes alone, on another
+//!    connection, where it waits for the lock without keeping others waiting.
+//! 4. Nothing can deadlock. Batches wait for nothing but rows that others are inserting, and those
+//!    they meet in order of key; who is alone in its transaction holds nothing while it waits.
+//!
+//! The tasks belong to the store and not to callers: a caller that is dropped drops the answer.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{StoreError, StoreKey};
+use tokio::time::{sleep, timeout};
+
+use crate::cell::{Answer, Said, Write};
+use crate::error::{Failure, PostgresError};
+use crate::link::{Call, Link, Parameter, Patience};
+use crate::queue::Queue;
+use crate::shared::{Shared, SwapJob, count};
+use crate::sql::Verb;
+
+/// Bytes of records in a batch, about.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Pauses between attempts to connect: they double from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// After which a connection that is only needed now and then is closed.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Which queue a writer empties, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// In batches, that of this lane.
+    Batches(usize),
+    /// One by one, what batches left over.
+    Alone,
+}
+
+#[derive(Debug)]
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    way: Way,
+    line: Line,
+}
+
+/// A connection that comes back by itself.
+#[derive(Debug)]
+pub(crate) struct Line {
+    link: Option<Link>,
+    pause: Duration,
+}
+
+impl Writer {
+    pub(crate) fn new(shared: Arc<Shared>, way: Way) -> Self {
+        Self { shared, way, line: Line::default() }
+    }
+
+    /// Writes until the queue is closed and empty.
+    pub(crate) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let queue = self.queue(&shared);
+        while self.line.rest(queue.wait(), self.way == Way::Alone).await {
+            let link = match self.line.link(&shared).await {
+                Ok(link) => link,
+                Err(error) => {
+                    // Nothing of it was sent.
+                    for job in queue.drain() {
+                        job.reply.send(Err(StoreError::unavailable(error.clone()))).ok();
+                    }
+                    self.line.pause().await;
+                    continue;
+                }
+            };
+            let jobs = match self.way {
+                Way::Batches(_) => queue.take(shared.setup.options.batch, BATCH_BYTES),
+                Way::Alone => queue.take(1, BATCH_BYTES),
+            };
+            let keys: Vec<StoreKey> = jobs.iter().map(|job| job.write.key).collect();
+            if !jobs.is_empty() && !write(&shared, self.way, link, jobs).await {
+                self.line.hang_up();
+            }
+            queue.done(&keys);
+        }
+        self.line.close().await;
+    }
+
+    fn queue<'a>(&self, shared: &'a Shared) -> &'a Queue<SwapJob> {
+        match self.way {
+            Way::Batches(lane) => &shared.lanes[lane],
+            Way::Alone => &shared.alone,
+        }
+    }
+}
+
+/// Sends a batch and answers its callers. Whether the connection is still good.
+async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
+    let patience = if way == Way::Alone { Patience::Alone } else { Patience::Batch };
+    let (mut inserts, mut updates): (Vec<_>, Vec<_>) =
+        jobs.iter().map(|job| &job.write).partition(|write| write.expected.is_none());
+    // In order of key: batches that insert the same keys then wait for each other in one direction.
+    inserts.sort_unstable_by_key(|write| write.key);
+    updates.sort_unstable_by_key(|write| write.key);
+    let (inserts, updates) = (Columns::of(&inserts), Columns::of(&updates));
+    let update = if way == Way::Alone { Verb::UpdateAlone } else { Verb::Update };
+    let sent = link.transact(&shared.setup, patience, inserts.insert(), updates.update(update));
+    count(&shared.counters.batches, 1);
+    // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
+    let outcome = timeout(shared.setup.answer, sent).await;
+    let failure = match outcome {
+        Ok(Ok(rows)) => match said(rows.iter().flatten()) {
+            Some(said) => {
+                settle(shared, way, jobs, said);
+                return true;
+            }
+            None => Failure::Lost(PostgresError::Nonsense),
+        },
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::Lost(PostgresError::TimedOut),
+    };
+    let good = !failure.ends_connection();
+    fail(shared, jobs, &failure);
+    good
+}
+
+/// What the rows say, by key; `None` if they cannot be read.
+fn said<'a>(
+    rows: impl Iterator<Item = &'a tokio_postgres::Row>,
+) -> Option<HashMap<StoreKey, Said>> {
+    rows.map(|row| Said::read(row).ok().and_then(|said| Some((said.key?, said)))).collect()
+}
+
+fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<StoreKey, Said>) {
+    count(&shared.counters.swaps, jobs.len());
+    let mut again = VecDeque::new();
+    for job in jobs {
+        let said = said.remove(&job.write.key);
+        let written = said.as_ref().is_some_and(|said| said.written);
+        match said.and_then(|said| said.answer(&job.write)) {
+            Some(answer) => {
+                if matches!(answer, Ok(Answer::Conflict { .. })) {
+                    count(&shared.counters.conflicts, 1);
+                }
+                if let Some(bell) = shared.bell.as_ref().filter(|_| written && job.write.ends()) {
+                    bell.ring(&job.write.key);
+                }
+                job.reply.send(answer).ok();
+            }
+            None => again.push_front(job),
+        }
+    }
+    for job in again {
+        // It was committed without this one: this copy did nothing.
+        job.ticket.wait_again();
+        if job.write.expected.is_none() || way == Way::Alone {
+            // Somebody else's write was not visible yet. By now it is.
+            count(&shared.counters.again, 1);
+            shared.queue_of(way, &job).put_back(job);
+        } else {
+            count(&shared.counters.alone, 1);
+            shared.alone.put_back(job);
+        }
+    }
+}
+
+fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
+    let rolled_back = matches!(failure, Failure::Refused(_));
+    if rolled_back && jobs.len() > 1 {
+        count(&shared.counters.alone, jobs.len());
+        for job in jobs.into_iter().rev() {
+            job.ticket.wait_again();
+            shared.alone.put_back(job);
+        }
+        return;
+    }
+    if !rolled_back {
+        count(&shared.counters.lost, jobs.len());
+    }
+    for job in jobs {
+        job.reply.send(Err(failure.clone().into_store_error())).ok();
+    }
+}
+
+impl Shared {
+    fn queue_of(&self, way: Way, job: &SwapJob) -> &Queue<SwapJob> {
+        match way {
+            Way::Batches(_) => self.lane(&job.write.key),
+            Way::Alone => &self.alone,
+        }
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { link: None, pause: FIRST_PAUSE }
+    }
+}
+
+impl Line {
+    /// Waits for `work`; closes the connection if that takes long and it is needed `rarely`.
+    pub(crate) async fn rest(&mut self, work: impl Future<Output = bool>, rarely: bool) -> bool {
+        let mut work = std::pin::pin!(work);
+        if rarely && self.link.is_some() {
+            match timeout(IDLE, &mut work).await {
+                Ok(more) => return more,
+                Err(_) => self.close().await,
+            }
+        }
+        work.await
+    }
+
+    /// The connection, made anew if need be. Bounded in time.
+    pub(crate) async fn link(&mut self, shared: &Shared) -> Result<&Link, PostgresError> {
+        let link = match self.link.take().filter(|link| !link.is_closed()) {
+            Some(link) => link,
+            None => open(shared).await?,
+        };
+        self.pause = FIRST_PAUSE;
+        Ok(self.link.insert(link))
+    }
+
+    /// After an attempt to connect that failed.
+    pub(crate) async fn pause(&mut self) {
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+    }
+
+    /// The connection is in a state that nobody knows.
+    pub(crate) fn hang_up(&mut self) {
+        self.link = None;
+    }
+
+    pub(crate) async fn close(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.close().await;
+        }
+    }
+}
+
+async fn open(shared: &Shared) -> Result<Link, PostgresError> {
+    let opened = Link::open(&shared.setup).await;
+    match opened {
+        Ok(link) => {
+            count(&shared.counters.connections, 1);
+            Ok(link)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "no connection to PostgreSQL");
+            Err(PostgresError::Connect(Arc::new(error)))
+        }
+    }
+}
+
+/// Writes as columns, which is how a statement takes many at once.
+#[derive(Debug, Default)]
+pub(crate) struct Columns<'a> {
+    keys: Vec<&'a [u8]>,
+    tags: Vec<&'a [u8]>,
+    states: Vec<&'static str>,
+    sealed: Vec<&'a [u8]>,
+    leases: Vec<i64>,
+    keeps: Vec<Option<i64>>,
+    graces: Vec<i64>,
+    hints: Vec<i64>,
+    expected: Vec<Option<&'a [u8]>>,
+    next: Vec<bool>,
+}
+
+impl<'a> Columns<'a> {
+    pub(crate) fn of(writes: &[&'a Write]) -> Self {
+        let mut columns = Self::default();
+        for write in writes {
+            columns.keys.push(write.key.as_bytes());
+            columns.tags.push(write.tag.as_bytes());
+            columns.states.push(write.state);
+            columns.sealed.push(&write.sealed);
+            columns.leases.push(write.lease);
+            columns.keeps.push(write.keep);
+            columns.graces.push(write.grace);
+            columns.hints.push(write.hint);
+            columns.expected.push(write.expected.as_ref().map(|tag| &tag.as_bytes()[..]));
+            columns.next.push(write.next_fence);
+        }
+        columns
+    }
+
+    fn insert(&self) -> Option<Call<'_>> {
+        let Self { keys, tags, states, sealed, leases, keeps, graces, hints, .. } = self;
+        (!keys.is_empty()).then(|| Call {
+            verb: Verb::Insert,
+            parameters: vec![keys, tags, states, sealed, leases, keeps, graces, hints],
+        })
+    }
+
+    fn update(&self, verb: Verb) -> Option<Call<'_>> {
+        (!self.keys.is_empty()).then(|| Call { verb, parameters: self.update_parameters() })
+    }
+
+    pub(crate) fn update_parameters(&self) -> Vec<Parameter<'_>> {
+        let Self { keys, tags, states, sealed, leases, keeps, graces, expected, next, .. } = self;
+        vec![keys, tags, states, sealed, leases, keeps, graces, expected, next]
+    }
+}

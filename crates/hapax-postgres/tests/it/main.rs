@@ -1,0 +1,10 @@
+//! The store against real servers, which the tests start themselves.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod suite;
+mod support;

@@ -1,0 +1,348 @@
+//! PostgreSQL, and PgBouncer in front of it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{EVERY, PATIENCE, free_port, program, tail};
+
+/// How to start a [`PostgresServer`]. Each method returns it changed.
+#[derive(Clone, Debug, Default)]
+pub struct PostgresOptions {
+    settings: Vec<(String, String)>,
+}
+
+impl PostgresOptions {
+    /// A server as it is installed, but for a small memory and for syncing: it survives being
+    /// killed, not a crash of the system.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default().set("shared_buffers", "32MB").set("fsync", "off")
+    }
+
+    /// Sets a parameter of the server, in addition to or instead of the usual ones.
+    #[must_use]
+    pub fn set(mut self, parameter: &str, value: impl Into<String>) -> Self {
+        self.settings.push((parameter.into(), value.into()));
+        self
+    }
+}
+
+/// A PostgreSQL server of a test's own; killed when dropped, and its folder removed. Everybody on
+/// this machine may connect, as `postgres`, without a password.
+#[derive(Debug)]
+pub struct PostgresServer {
+    options: PostgresOptions,
+    folder: tempfile::TempDir,
+    user: Option<User>,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Starts one with [`PostgresOptions::new`].
+    pub async fn start() -> Self {
+        Self::start_with(PostgresOptions::new()).await
+    }
+
+    /// Starts one.
+    pub async fn start_with(options: PostgresOptions) -> Self {
+        let (folder, user) = (tempfile::tempdir().expect("a temporary folder"), User::other());
+        if let Some(user) = &user {
+            user.give(folder.path());
+        }
+        let mut server = Self { options, folder, user, port: free_port(), child: None };
+        server.make_cluster().await;
+        // Somebody else may have taken the port in between.
+        for _ in 0..5 {
+            if server.try_start().await {
+                return server;
+            }
+            server.port = free_port();
+        }
+        panic!("the server does not start:\n{}", tail(&server.log()));
+    }
+
+    /// Where it listens, on 127.0.0.1.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// Where its data are.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// Makes an empty database.
+    pub async fn create_database(&self, name: &str) {
+        self.sql("postgres", &format!("CREATE DATABASE {name}")).await;
+    }
+
+    /// Runs SQL and returns what comes back, columns separated by `|`, without the final line
+    /// break.
+    pub async fn sql(&self, database: &str, text: &str) -> String {
+        psql(self.port, database, text).await.unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Freezes it, every process of it (SIGSTOP): connections stay, nothing is answered.
+    pub fn pause(&self) {
+        self.signal_all(Signal::STOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal_all(Signal::CONT);
+    }
+
+    /// Kills it, every process of it (SIGKILL), and waits until it is gone. Its files stay.
+    pub async fn kill(&mut self) {
+        self.signal_all(Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            child.wait().await.expect("our own child can be awaited");
+        }
+    }
+
+    /// Ends it as an operator does who is in a hurry (SIGINT): transactions are rolled back,
+    /// connections closed.
+    pub async fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            super::signal(&child, Signal::INT);
+            child.wait().await.expect("our own child can be awaited");
+        }
+    }
+
+    /// Starts it again after [`kill`](Self::kill) or [`stop`](Self::stop), on the same port and
+    /// files.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        // Processes of the one that was killed may need a moment to go.
+        for _ in 0..50 {
+            if self.try_start().await {
+                return;
+            }
+            sleep(EVERY * 10).await;
+        }
+        panic!("the server does not start again:\n{}", tail(&self.log()));
+    }
+
+    async fn make_cluster(&self) {
+        let mut command = Command::new(postgres_program("initdb"));
+        let arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"];
+        command.arg("--pgdata").arg(self.data()).args(arguments).arg("--no-sync");
+        let made = self.spawn(command).wait_with_output().await.expect("initdb can be awaited");
+        assert!(made.status.success(), "initdb fails:\n{}", tail(&self.log()));
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let settings = [
+            ("port", self.port.to_string()),
+            ("listen_addresses", "127.0.0.1".into()),
+            ("unix_socket_directories", String::new()),
+        ];
+        let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let mut command = Command::new(postgres_program("postgres"));
+        command.arg("-D").arg(self.data());
+        for (name, value) in settings.chain(self.options.settings.iter().cloned()) {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        let child = self.spawn(command);
+        let port = self.port;
+        let child = self.child.insert(child);
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if child.try_wait().expect("our own child can be asked").is_some() {
+                self.child = None;
+                return false;
+            }
+            // Another server on this port would have other files.
+            match psql(port, "postgres", "SHOW data_directory").await {
+                Ok(folder) if Path::new(&folder) == self.folder.path().join("data") => return true,
+                _ => sleep(EVERY).await,
+            }
+        }
+        false
+    }
+
+    fn spawn(&self, command: Command) -> Child {
+        spawn(command, self.folder.path(), &self.log(), self.user.as_ref())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+
+    /// The server is many processes, and each of them leads a group of its own.
+    fn signal_all(&self, signal: Signal) {
+        let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
+        let mut all = vec![id];
+        // The first goes first: a frozen or dead one starts no more.
+        kill_process(pid(id), signal).expect("our own child takes signals");
+        all.extend(children_of(id));
+        for id in &all[1..] {
+            // It may have ended by itself.
+            kill_process(pid(*id), signal).ok();
+        }
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // Frozen ones die as well: SIGKILL needs no cooperation.
+        if self.child.is_some() {
+            self.signal_all(Signal::KILL);
+        }
+    }
+}
+
+/// PgBouncer in transaction mode, in front of a server: it hands out connections to the server by
+/// transaction. Killed when dropped.
+#[derive(Debug)]
+pub struct PgBouncer {
+    port: u16,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl PgBouncer {
+    /// Starts one that keeps at most `connections` to `server`.
+    pub async fn start(server: &PostgresServer, connections: u32) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let user = User::other();
+        if let Some(user) = &user {
+            user.give(folder.path());
+        }
+        let log = folder.path().join("pgbouncer.log");
+        for _ in 0..5 {
+            let port = free_port();
+            let config = folder.path().join("pgbouncer.ini");
+            let text = format!(
+                "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+                 listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+                 auth_type = any\npool_mode = transaction\ndefault_pool_size = {connections}\n\
+                 max_client_conn = 200\n",
+                server.port()
+            );
+            std::fs::write(&config, text).expect("a configuration file");
+            let mut command = Command::new(program(&["pgbouncer"]));
+            command.arg(config);
+            let mut child = spawn(command, folder.path(), &log, user.as_ref());
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline
+                && child.try_wait().expect("our own child can be asked").is_none()
+            {
+                if psql(port, "postgres", "SELECT 1").await.is_ok_and(|answer| answer == "1") {
+                    return Self { port, child, _folder: folder };
+                }
+                sleep(EVERY).await;
+            }
+        }
+        panic!("PgBouncer does not start:\n{}", tail(&log));
+    }
+
+    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        self.child.start_kill().ok();
+    }
+}
+
+/// Whom the server runs as: it refuses to be root.
+#[derive(Debug)]
+struct User {
+    id: u32,
+    group: u32,
+}
+
+impl User {
+    /// Somebody else where this is root: `postgres`, which its package makes, or `nobody`.
+    fn other() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let users = std::fs::read_to_string("/etc/passwd").expect("a list of users");
+        let find = |name: &str| {
+            let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+            let mut numbers = line.split(':').skip(2).map_while(|word| word.parse().ok());
+            Some(Self { id: numbers.next()?, group: numbers.next()? })
+        };
+        Some(find("postgres").or_else(|| find("nobody")).expect("a user who is not root"))
+    }
+
+    fn give(&self, path: &Path) {
+        std::os::unix::fs::chown(path, Some(self.id), Some(self.group)).expect("root may");
+    }
+}
+
+fn spawn(mut command: Command, folder: &Path, log: &Path, user: Option<&User>) -> Child {
+    let log = File::options().create(true).append(true).open(log).expect("a log file");
+    if let Some(user) = user {
+        command.uid(user.id).gid(user.group);
+    }
+    command
+        .current_dir(folder)
+        .env("TZ", "UTC")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle of the log file"))
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the server can be run")
+}
+
+/// Debian keeps the server's programs off the path, in a folder for each version: the newest.
+fn postgres_program(name: &str) -> PathBuf {
+    let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let mut found: Vec<PathBuf> = versions.map(|version| version.path()).collect();
+    found.retain(|version| version.join("bin").join(name).is_file());
+    found
+        .iter()
+        .max_by_key(|version| number(version))
+        .map_or_else(|| program(&[name]), |version| version.join("bin").join(name))
+}
+
+async fn psql(port: u16, database: &str, text: &str) -> Result<String, String> {
+    let mut command = Command::new(program(&["psql"]));
+    let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?connect_timeout=5");
+    let arguments = ["--no-psqlrc", "--tuples-only", "--no-align", "--quiet", "--set"];
+    command.args(arguments).args(["ON_ERROR_STOP=1", "--command", text]).arg(url);
+    let done = timeout(PATIENCE, command.stdin(Stdio::null()).kill_on_drop(true).output()).await;
+    let done = done.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+    if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let processes = Path::new("/proc").read_dir().into_iter().flatten().flatten();
+    let ids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    ids.filter(|id| parent_of(*id) == Some(parent)).collect()
+}
+
+fn parent_of(id: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // After the name, which is in brackets and may hold anything: the state, then the parent.
+    text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+fn pid(id: u32) -> Pid {
+    let id = i32::try_from(id).ok().and_then(Pid::from_raw);
+    id.expect("a process's number is positive")
+}
