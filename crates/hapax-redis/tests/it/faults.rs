@@ -143,7 +143,7 @@ async fn a_server_that_is_gone_did_nothing() {
         assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
     }
     server.restart().await;
-    comes_back(&*store).await;
+    comes_back(&store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -183,7 +183,7 @@ async fn nothing_acknowledged_is_lost_by_kills() {
             lost_track += 1;
         }
         server.restart().await;
-        comes_back(&*store).await;
+        comes_back(&store).await;
     }
     assert!(acknowledged.len() > 100 && lost_track == 80, "{}", acknowledged.len());
     for of in acknowledged {

@@ -6,7 +6,12 @@
     reason = "a failure here is a failed test"
 )]
 
+mod connecting;
+mod doctor;
 mod faults;
 mod histories;
+mod secrets;
 mod suite;
 mod support;
+mod waking;
+mod weaknesses;

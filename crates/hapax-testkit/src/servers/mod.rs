@@ -12,6 +12,7 @@
     reason = "a server that does not start fails the test"
 )]
 
+mod clock;
 mod postgres;
 mod redis;
 

@@ -1,6 +1,5 @@
 //! Redis, or Valkey where that is what is installed.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,14 +10,14 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{EVERY, PATIENCE, free_port, program, signal, tail};
+use super::{EVERY, PATIENCE, clock, free_port, program, signal, tail};
 
 /// How to start a [`RedisServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     config: Vec<(String, String)>,
-    env: Vec<(OsString, OsString)>,
     sentinel: bool,
+    own_clock: bool,
 }
 
 impl RedisOptions {
@@ -35,10 +34,10 @@ impl RedisOptions {
         self
     }
 
-    /// Sets a variable of the server's environment.
+    /// Gives it a clock that [`RedisServer::set_clock`] can set.
     #[must_use]
-    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.env.push((name.into(), value.into()));
+    pub fn own_clock(mut self) -> Self {
+        self.own_clock = true;
         self
     }
 
@@ -106,6 +105,13 @@ impl RedisServer {
         signal(self.child(), Signal::CONT);
     }
 
+    /// Sets its clock to so many seconds after the real one, or before it. Needs
+    /// [`RedisOptions::own_clock`].
+    pub fn set_clock(&self, seconds: i64) {
+        assert!(self.options.own_clock, "it goes by the real clock");
+        clock::set(&self.clock(), seconds);
+    }
+
     /// Kills it (SIGKILL) and waits until it is gone. Its files stay.
     pub async fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -150,8 +156,11 @@ impl RedisServer {
         if self.options.sentinel {
             command.arg("--sentinel");
         }
+        if self.options.own_clock {
+            self.set_clock(0);
+            command.envs(clock::environment(self.folder(), &self.clock()));
+        }
         let child = command
-            .envs(self.options.env.iter().cloned())
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle of the log file"))
@@ -196,6 +205,10 @@ impl RedisServer {
             std::fs::write(&file, text).expect("a configuration file");
         }
         file
+    }
+
+    fn clock(&self) -> PathBuf {
+        self.folder.path().join("clock")
     }
 
     fn log(&self) -> PathBuf {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax::{Claim, Idempotency, InFlight, Limits, OnUnknown, Policy};
+use hapax::store::BoxFuture;
+use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, StoreKey};
 use tokio::task::JoinSet;
 
 use super::{World, claim, outcome, own, policy, settle};
@@ -131,4 +132,36 @@ async fn one_process_polls_a_key_once_for_all_its_copies() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(world.store.swaps() - before, arrived, "polls load, and claim nothing");
     drop((lease, copies));
+}
+
+/// Rings when a test says so; for nothing as well.
+#[derive(Debug, Default)]
+struct Bell(tokio::sync::Notify);
+
+impl Notify for Bell {
+    fn written<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, ()> {
+        Box::pin(self.0.notified())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn copies_look_at_once_when_the_store_tells_of_a_write() {
+    let world = World::new();
+    let lease = own(&world.process(), &Policy::default()).await;
+    let bell = Arc::new(Bell::default());
+    let process =
+        Idempotency::builder(Arc::clone(&world.store) as _).notify(Arc::clone(&bell) as _).build();
+    let copies = copies(&process, 10, waiting(Duration::from_secs(5)));
+    settle().await;
+    // For nothing: it is still in flight.
+    bell.0.notify_one();
+    settle().await;
+    assert_eq!(process.stats().waiting, 10);
+    let began = tokio::time::Instant::now();
+    lease.complete(outcome("done"), None).await.unwrap();
+    bell.0.notify_one();
+    for copy in copies.join_all().await {
+        assert!(matches!(copy, Claim::Replay(_)), "{copy:?}");
+    }
+    assert!(began.elapsed() < Duration::from_millis(10), "{:?}", began.elapsed());
 }

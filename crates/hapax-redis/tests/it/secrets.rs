@@ -1,0 +1,98 @@
+//! What is left of a secret in the server's files, and how secrets change.
+
+use std::path::Path;
+
+use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
+use hapax_redis::RedisStore;
+use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+
+use crate::support::{Same, at, claim, complete, key, stored};
+
+const CANARIES: [&str; 4] =
+    ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
+
+/// A whole life of an operation, with a canary in each of its parts.
+async fn live(process: &Idempotency) {
+    let [name, credential, body, checkpoint] = CANARIES;
+    let scope = Scope::of([("authorization", credential)]);
+    let claim = process.claim(&scope, &Key::new(name).unwrap(), &Same, &Policy::default()).await;
+    let hapax::Claim::Execute(lease) = claim.unwrap() else { panic!("it is new") };
+    lease.handle().save(checkpoint.into()).await.unwrap();
+    lease.complete(Outcome::new("test/1", format!("{{\"card\":\"{body}\"}}")), None).await.unwrap();
+}
+
+/// The canaries that are in the server's files after everything was written to them.
+async fn found(server: &mut RedisServer) -> Vec<&'static str> {
+    // Into a snapshot as well: compression would hide what it holds.
+    assert_eq!(server.command("SAVE").await, "+OK");
+    server.stop().await;
+    let mut bytes = Vec::new();
+    let mut files = 0;
+    collect(server.folder(), &mut bytes, &mut files);
+    assert!(files >= 3, "a snapshot and an append-only file, in {files} files");
+    let found = |canary: &&str| bytes.windows(canary.len()).any(|part| part == canary.as_bytes());
+    CANARIES.into_iter().filter(found).collect()
+}
+
+fn collect(folder: &Path, bytes: &mut Vec<u8>, files: &mut u32) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, bytes, files);
+        } else {
+            bytes.extend(std::fs::read(path).unwrap());
+            *files += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
+    if skipped("redis") {
+        return;
+    }
+    let options = RedisOptions::new().set("rdbcompression", "no");
+    for secret in [None, Some(Secret::new([9; 32]))] {
+        let mut server = RedisServer::start_with(options.clone()).await;
+        let mut store = at(server.port());
+        if let Some(secret) = &secret {
+            store = store.secret(secret.clone());
+        }
+        let store = std::sync::Arc::new(RedisStore::connect(store).await.unwrap());
+        let mut process = Idempotency::builder(store);
+        if let Some(secret) = &secret {
+            process = process.secret(secret.clone());
+        }
+        live(&process.build()).await;
+        let found = found(&mut server).await;
+        match secret {
+            // Shows that the search finds what is there. Key and credential never are.
+            None => assert_eq!(found, [CANARIES[2], CANARIES[3]]),
+            Some(_) => assert!(found.is_empty(), "{found:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn secrets_change_without_losing_what_is_there() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
+    let old = RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
+    let claimed = claim(1);
+    stored(&old, &claimed).await;
+    let options = at(server.port()).secret(second.clone()).previous_secret(first);
+    let new = RedisStore::connect(options).await.unwrap();
+    assert!(new.load(&key(1)).await.unwrap().cell.is_some());
+    stored(&new, &complete(&claimed, 2, b"yes")).await;
+    // Written anew, it is under the new secret; one without it does not run it again.
+    let loaded = old.load(&key(1)).await;
+    assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
+    let only_new = RedisStore::connect(at(server.port()).secret(second)).await.unwrap();
+    assert!(only_new.load(&key(1)).await.unwrap().cell.is_some());
+    let none = RedisStore::connect(at(server.port())).await.unwrap();
+    let swapped = none.swap(claim(1)).await;
+    assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
+}

@@ -1,0 +1,113 @@
+//! Copies that wait in one process hear what happens in another.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
+use hapax_redis::RedisStore;
+use hapax_testkit::servers::{RedisServer, skipped};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{ask, claim, complete, connect, key, own, policy, stored};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// The key that the tests write.
+static ONE: LazyLock<StoreKey> = LazyLock::new(|| key(1));
+
+/// Waits until what is wanted is subscribed to: the first news is that.
+async fn listen(store: &RedisStore, of: u64) {
+    timeout(SOON, store.written(&key(of))).await.expect("it is subscribed to");
+}
+
+#[tokio::test]
+async fn a_write_by_another_process_is_heard_of() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let (here, there) = (connect(&server).await, connect(&server).await);
+    listen(&here, 1).await;
+    let claimed = claim(1);
+    let written = here.written(&ONE);
+    stored(&*there, &claimed).await;
+    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    // Polled only now: it counts from the call.
+    timeout(SOON, written).await.expect("news");
+}
+
+#[tokio::test]
+async fn news_goes_on_after_the_connection_was_lost() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let (here, there) = (connect(&server).await, connect(&server).await);
+    listen(&here, 1).await;
+    let written = here.written(&ONE);
+    server.command("CLIENT KILL TYPE pubsub").await;
+    // What was missed in between cannot be told from nothing: it is news as well.
+    timeout(SOON, written).await.expect("news of the new connection");
+    let written = here.written(&ONE);
+    let claimed = claim(1);
+    stored(&*there, &claimed).await;
+    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    timeout(SOON, written).await.expect("news");
+}
+
+#[tokio::test]
+async fn nobody_stays_subscribed_for_nothing() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let store = connect(&server).await;
+    for of in 0..20 {
+        listen(&store, of).await;
+    }
+    let channels = || async { server.command("PUBSUB CHANNELS *").await };
+    timeout(SOON, async { while channels().await != "*0" {} }).await.expect("all given up");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
+    const ROUNDS: u64 = 15;
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let here = Idempotency::builder(connect(&server).await).build();
+    let store = connect(&server).await;
+    let there = Idempotency::builder(Arc::clone(&store) as _).notify(store).build();
+    let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
+    let mut waited = Duration::ZERO;
+    for of in 0..ROUNDS {
+        let lease = own(&here, of, &patient).await;
+        let copy = tokio::spawn({
+            let there = there.clone();
+            async move { ask(&there, of, &patient).await }
+        });
+        timeout(SOON, async {
+            while there.stats().waiting == 0 {
+                tokio::task::yield_now().await
+            }
+        })
+        .await
+        .expect("it waits");
+        let channel = format!(
+            "hapax:{}",
+            there.store_key(&hapax::Scope::shared(), &crate::support::named(of))
+        );
+        let subscribed =
+            async { while !server.command("PUBSUB CHANNELS *").await.contains(&channel) {} };
+        timeout(SOON, subscribed).await.expect("it listens");
+        let completed = Instant::now();
+        lease.complete(Outcome::new("test/1", "yes"), None).await.unwrap();
+        let told = copy.await.unwrap();
+        assert!(matches!(told, Claim::Replay(_)), "{told:?}");
+        waited += completed.elapsed();
+    }
+    // Looking four times a second they would wait half of that on average.
+    let mean = waited / ROUNDS as u32;
+    assert!(mean < Duration::from_millis(60), "{mean:?} from completion to answer");
+}

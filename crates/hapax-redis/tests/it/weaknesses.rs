@@ -1,0 +1,94 @@
+//! What this store does not promise. Each test shows that it does happen: were it to pass by
+//! itself one day, the documentation would have to change.
+
+use std::time::Duration;
+
+use hapax::store::Swapped;
+use hapax::{Idempotency, OnUnknown, Outcome, State, Store};
+use hapax_redis::{RedisStore, diagnose};
+use hapax_testkit::faults::Proxy;
+use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use tokio::time::timeout;
+
+use crate::support::{at, claim, complete, connect, key, own, policy, stored};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn a_server_that_evicts_lets_a_second_execution_through() {
+    if skipped("redis") {
+        return;
+    }
+    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
+    let server = RedisServer::start_with(evicts).await;
+    let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();
+    let process = Idempotency::builder(std::sync::Arc::new(store)).build();
+    let block = policy(OnUnknown::Block);
+    own(&process, 0, &block).await.complete(Outcome::new("test/1", "paid"), None).await.unwrap();
+    // Others fill what memory there is.
+    server.command("CONFIG SET maxmemory 3mb").await;
+    for of in 1..200 {
+        let lease = own(&process, of, &block).await;
+        let big = Outcome::new("test/1", vec![of as u8; 64 << 10]);
+        lease.complete(big, None).await.unwrap();
+    }
+    let again = own(&process, 0, &block).await;
+    assert_eq!(again.attempt(), 1, "it does not even know that there was a first");
+}
+
+#[tokio::test]
+async fn a_failover_loses_what_was_acknowledged() {
+    if skipped("redis") {
+        return;
+    }
+    let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
+    let mut master = RedisServer::start_with(at_once).await;
+    let wire = Proxy::start(master.port(), 1).await;
+    let of = format!("127.0.0.1 {}", wire.port());
+    let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
+    let store = connect(&master).await;
+    let claimed = claim(1);
+    stored(&*store, &claimed).await;
+    let name = format!("EXISTS hapax:{}", key(1));
+    timeout(SOON, async { while replica.command(&name).await != ":1" {} }).await.expect("a copy");
+    // The replica lags, and the master answers all the same.
+    wire.hole(true);
+    stored(&*store, &complete(&claimed, 2, b"paid")).await;
+    master.kill().await;
+    replica.command("REPLICAOF NO ONE").await;
+    let promoted = connect(&replica).await;
+    let found = promoted.load(&key(1)).await.unwrap().cell.expect("the claim was copied");
+    assert_eq!((found.tag, found.record.state), (claimed.tag, State::InFlight));
+}
+
+#[tokio::test]
+async fn a_step_of_the_servers_clock_ends_every_retention() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start_with(RedisOptions::new().own_clock()).await;
+    let store = connect(&server).await;
+    let claimed = claim(1);
+    let first = stored(&*store, &claimed).await;
+    stored(&*store, &complete(&claimed, 2, b"paid")).await;
+    server.set_clock(2 * 86_400);
+    assert_eq!(store.load(&key(1)).await.unwrap().cell, None, "kept for a day, two days ago");
+    let second = stored(&*store, &claim(1)).await;
+    assert!(second.fence > first.fence);
+    // Back again: leases and retention last longer, and fences still grow.
+    server.set_clock(-86_400);
+    let seen = store.load(&key(1)).await.unwrap();
+    assert!(
+        seen.cell
+            .is_some_and(|cell| cell.lease_until.since(seen.now) > Duration::from_secs(86_400))
+    );
+    let mut third = claim(1);
+    (third.expected, third.tag) = (Some(third.tag), crate::support::tag(3));
+    let Swapped::Stored(third) = store.swap(third).await.unwrap() else { panic!("a conflict") };
+    assert_eq!(third.fence.get(), second.fence.get() + 1);
+    let findings = diagnose(&at(server.port()), &hapax::SystemClock).await.unwrap();
+    assert!(
+        findings.iter().any(|finding| finding.found.contains("behind this one")),
+        "{findings:?}"
+    );
+}

@@ -1,0 +1,33 @@
+//! A wall clock for one server, which a test sets.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+const SOURCE: &str = include_str!("clock.c");
+
+/// Sets the clock in `file` to so many seconds from the real one.
+pub(super) fn set(file: &Path, seconds: i64) {
+    // In one write, of one length, over what is there: whoever reads it at the same moment reads
+    // a whole number.
+    let mut file = File::options().create(true).truncate(false).write(true).open(file);
+    let file = file.as_mut().expect("a file for the clock");
+    file.write_all(format!("{seconds:+022}").as_bytes()).expect("a file for the clock");
+}
+
+/// What a server's environment must hold to go by the clock in `file`. What is needed for that is
+/// made in `folder` by the C compiler, which is there wherever Rust links.
+pub(super) fn environment(folder: &Path, file: &Path) -> [(OsString, OsString); 2] {
+    let source = folder.join("clock.c");
+    let library = folder.join("clock.so");
+    std::fs::write(&source, SOURCE).expect("a file for the source");
+    let compiled = Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .output()
+        .expect("the C compiler that Rust links with");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    [("LD_PRELOAD".into(), library.into()), ("HAPAX_TEST_CLOCK".into(), file.into())]
+}
