@@ -113,6 +113,9 @@ pub enum PostgresError {
     /// The answer is not one to this statement.
     #[error("the database gave an answer that makes no sense")]
     Nonsense,
+    /// In a transaction of the caller's: there is none.
+    #[error("there is no transaction")]
+    NoTransaction,
     /// In a transaction of the caller's: there is a savepoint. To roll back to it would undo the
     /// record, and leave the rest.
     #[error("a record is not written within a savepoint")]
@@ -170,6 +173,11 @@ impl Failure {
             Self::Refused(db) => refused(db),
             Self::Lost(error) => StoreError::unavailable(error),
         }
+    }
+
+    /// Whether a lock was not to be had in time.
+    pub(crate) fn is_locked(&self) -> bool {
+        matches!(self, Self::Refused(db) if *db.code() == SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Whether the connection must not be used again: another server has to be found, or the

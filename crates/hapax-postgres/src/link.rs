@@ -32,16 +32,7 @@ pub(crate) struct Setup {
     pub(crate) statements: Statements,
     /// How long an answer may take, however it turns out.
     pub(crate) answer: Duration,
-    begin: [String; 2],
-}
-
-/// How long a transaction may wait for a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    /// A quarter of the time: others wait as well.
-    Batch,
-    /// Half of it.
-    Alone,
+    begin: String,
 }
 
 /// A statement and its parameters.
@@ -66,16 +57,7 @@ pub(crate) struct Link {
 impl Setup {
     pub(crate) fn new(mut options: Options) -> Self {
         let answer = options.timeout;
-        // Whatever the defaults of role and database are: the statements rely on this isolation.
-        let begin = |lock: Duration| {
-            format!(
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
-                 SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
-                (answer * 3 / 4).as_millis(),
-                lock.as_millis()
-            )
-        };
-        let begin = [begin(answer / 4), begin(answer / 2)];
+        let begin = begin(answer * 3 / 4, answer / 4);
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref());
@@ -86,9 +68,23 @@ impl Setup {
         &self.options.config
     }
 
-    fn begin(&self, patience: Patience) -> &str {
-        &self.begin[patience as usize]
+    /// For a transaction with others' work in it: it waits for a lock no longer than a quarter of
+    /// the time.
+    pub(crate) fn begin(&self) -> &str {
+        &self.begin
     }
+}
+
+/// For a transaction that may take `statement`, and wait for a lock for as long as `lock`.
+pub(crate) fn begin(statement: Duration, lock: Duration) -> String {
+    // Whatever the defaults of role and database are: the statements rely on this isolation. Zero
+    // would mean no limit.
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+         SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
+        statement.as_millis().max(1),
+        lock.as_millis().max(1)
+    )
 }
 
 impl Link {
@@ -138,18 +134,18 @@ impl Link {
         timeout(Duration::from_millis(200), &mut driver.0).await.ok();
     }
 
-    /// Runs one or two statements in a transaction, and returns their rows.
+    /// Runs one or two statements in a transaction that `begin` begins, and returns their rows.
     pub(crate) async fn transact(
         &self,
         setup: &Setup,
-        patience: Patience,
+        begin: &str,
         first: Option<Call<'_>>,
         second: Option<Call<'_>>,
     ) -> Result<[Vec<Row>; 2], Failure> {
         // Polled in this order: each request is sent by the first poll of its future.
         let (began, first, second, _, committed) = tokio::join!(
             biased;
-            self.client.batch_execute(setup.begin(patience)),
+            self.client.batch_execute(begin),
             self.call(setup, first),
             self.call(setup, second),
             // Fails where the transaction has failed already, and only there.

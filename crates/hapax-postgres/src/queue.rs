@@ -165,6 +165,17 @@ impl<T: Item> Queue<T> {
         }
     }
 
+    /// Takes everything of one key: nothing of it is sent.
+    pub(crate) fn drain_key(&self, key: &StoreKey) -> Vec<T> {
+        let mut inner = self.lock();
+        let (of_key, others) = std::mem::take(&mut inner.items)
+            .into_iter()
+            .partition::<VecDeque<T>, _>(|item| item.key() == key);
+        inner.items = others;
+        inner.bytes -= of_key.iter().map(Item::size).sum::<usize>();
+        of_key.into()
+    }
+
     /// Takes everything: nothing of it is sent.
     pub(crate) fn drain(&self) -> VecDeque<T> {
         let mut inner = self.lock();

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::cell::Said;
 use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Link, Patience};
+use crate::link::{Call, Link};
 use crate::shared::{LoadJob, Loaded, Shared};
 use crate::sql::Verb;
 use crate::writer::Line;
@@ -44,7 +44,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 async fn load(shared: &Shared, link: &Link, keys: &[StoreKey], jobs: Vec<LoadJob>) -> bool {
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key.as_bytes()[..]).collect();
     let call = Call { verb: Verb::Load, parameters: vec![&keys] };
-    let sent = link.transact(&shared.setup, Patience::Batch, Some(call), None);
+    let sent = link.transact(&shared.setup, shared.setup.begin(), Some(call), None);
     let failure = match timeout(shared.setup.answer, sent).await {
         Ok(Ok([rows, _])) => {
             let said = rows.iter().filter_map(|row| Said::read(row).ok());

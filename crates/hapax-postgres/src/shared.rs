@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hapax::StoreError;
 use hapax::StoreKey;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::cell::{Answer, Found, Write};
 use crate::link::Setup;
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
 pub(crate) struct SwapJob {
     pub(crate) write: Write,
     pub(crate) ticket: Ticket,
+    /// When its caller gives up.
+    pub(crate) deadline: Instant,
     pub(crate) reply: oneshot::Sender<Result<Answer, StoreError>>,
 }
 

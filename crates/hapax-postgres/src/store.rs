@@ -9,7 +9,7 @@ use hapax::store::{BoxFuture, Notify, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Inspect, Sealer, Store, StoreError, StoreKey};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
 use crate::cell::{Said, Write};
@@ -202,7 +202,8 @@ impl Store for PostgresStore {
             let share = if write.expected.is_none() { Share::Most } else { Share::All };
             let key = write.key;
             let lane = self.shared.lane(&key);
-            let job = |ticket, reply| SwapJob { write, ticket, reply };
+            let deadline = Instant::now() + self.shared.setup.answer;
+            let job = |ticket, reply| SwapJob { write, ticket, deadline, reply };
             self.ask(lane, share, job).await?.open(&key, &self.sealer)
         })
     }

@@ -1,5 +1,8 @@
 //! Records that commit with a caller's own writes.
 
+#[cfg(feature = "sqlx")]
+mod sqlx;
+
 use hapax::store::{BoxFuture, Snapshot, Swap, Swapped, Transactional};
 use hapax::{Store, StoreError};
 use tokio_postgres::Transaction;
@@ -12,9 +15,9 @@ use crate::store::PostgresStore;
 use crate::writer::Columns;
 
 /// No row was written.
-pub(crate) const NOT_ONE_ROW: &str = "22012";
+const NOT_ONE_ROW: &str = "22012";
 /// The writer is a subtransaction.
-pub(crate) const SAVEPOINT: &str = "2201E";
+const SAVEPOINT: &str = "2201E";
 
 impl Transactional<Transaction<'_>> for PostgresStore {
     fn swap_in<'a>(
@@ -54,7 +57,7 @@ impl Transactional<Transaction<'_>> for PostgresStore {
 }
 
 impl PostgresStore {
-    pub(crate) fn seal_for_transaction(&self, swap: &Swap) -> Result<Write, StoreError> {
+    fn seal_for_transaction(&self, swap: &Swap) -> Result<Write, StoreError> {
         // The key of a claim that is not committed would keep every other claim of it waiting, for
         // as long as the caller's transaction lasts.
         if swap.expected.is_none() {
@@ -64,13 +67,13 @@ impl PostgresStore {
     }
 
     /// What is there instead, by another connection: the transaction has failed.
-    pub(crate) async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
+    async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let Snapshot { now, cell } = self.load(&swap.key).await?;
         Ok(Swapped::Conflict(Snapshot { now, cell }))
     }
 }
 
-pub(crate) fn stored(said: Said, write: &Write) -> Result<Swapped, StoreError> {
+fn stored(said: Said, write: &Write) -> Result<Swapped, StoreError> {
     match said.answer(write) {
         Some(Ok(Answer::Stored(stamped))) => Ok(Swapped::Stored(stamped)),
         _ => Err(nonsense()),
@@ -78,6 +81,6 @@ pub(crate) fn stored(said: Said, write: &Write) -> Result<Swapped, StoreError> {
 }
 
 /// Nothing can be said; the caller's transaction must not be committed.
-pub(crate) fn nonsense() -> StoreError {
+fn nonsense() -> StoreError {
     StoreError::unavailable(PostgresError::Nonsense)
 }

@@ -8,7 +8,7 @@ use tokio::time::{timeout, timeout_at};
 use tokio_postgres::Row;
 
 use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Parameter, Patience};
+use crate::link::{Call, Parameter};
 use crate::shared::Shared;
 use crate::sql::Verb;
 use crate::writer::Line;
@@ -76,7 +76,7 @@ impl Upkeep {
         }
         parameters.push(&number);
         let call = Call { verb, parameters };
-        let sent = link.transact(&shared.setup, Patience::Batch, Some(call), None);
+        let sent = link.transact(&shared.setup, shared.setup.begin(), Some(call), None);
         let failure = match timeout(shared.setup.answer, sent).await {
             Ok(Ok([rows, _])) => return Ok(rows),
             Ok(Err(failure)) => failure,

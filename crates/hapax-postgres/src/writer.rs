@@ -11,16 +11,17 @@
 //!
 //! The tasks belong to the store and not to callers: a caller that is dropped drops the answer.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{StoreError, StoreKey};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::cell::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Link, Parameter, Patience};
+use crate::link::{Call, Link, Parameter, begin};
 use crate::queue::Queue;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
@@ -102,15 +103,17 @@ impl Writer {
 
 /// Sends a batch and answers its callers. Whether the connection is still good.
 async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
-    let patience = if way == Way::Alone { Patience::Alone } else { Patience::Batch };
     let (mut inserts, mut updates): (Vec<_>, Vec<_>) =
         jobs.iter().map(|job| &job.write).partition(|write| write.expected.is_none());
     // In order of key: batches that insert the same keys then wait for each other in one direction.
     inserts.sort_unstable_by_key(|write| write.key);
     updates.sort_unstable_by_key(|write| write.key);
     let (inserts, updates) = (Columns::of(&inserts), Columns::of(&updates));
-    let update = if way == Way::Alone { Verb::UpdateAlone } else { Verb::Update };
-    let sent = link.transact(&shared.setup, patience, inserts.insert(), updates.update(update));
+    let (update, begin) = match way {
+        Way::Batches(_) => (Verb::Update, Cow::Borrowed(shared.setup.begin())),
+        Way::Alone => (Verb::UpdateAlone, Cow::Owned(begin_alone(&jobs, shared.setup.answer))),
+    };
+    let sent = link.transact(&shared.setup, &begin, inserts.insert(), updates.update(update));
     count(&shared.counters.batches, 1);
     // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
     let outcome = timeout(shared.setup.answer, sent).await;
@@ -126,8 +129,22 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
         Err(_) => Failure::Lost(PostgresError::TimedOut),
     };
     let good = !failure.ends_connection();
+    if failure.is_locked() && way == Way::Alone {
+        // Others that wait behind it for the same lock hear so with it.
+        for behind in jobs.iter().flat_map(|job| shared.alone.drain_key(&job.write.key)) {
+            behind.reply.send(Err(failure.clone().into_store_error())).ok();
+        }
+    }
     fail(shared, jobs, &failure);
     good
+}
+
+/// A lock is waited for no longer than half of the time, and so that the caller still hears of it.
+fn begin_alone(jobs: &[SwapJob], answer: Duration) -> String {
+    let now = Instant::now();
+    let left = jobs.iter().map(|job| job.deadline.saturating_duration_since(now)).min();
+    let left = left.unwrap_or_default() * 3 / 4;
+    begin(left, left.min(answer / 2))
 }
 
 /// What the rows say, by key; `None` if they cannot be read.

@@ -6,5 +6,8 @@
     reason = "a failure here is a failed test"
 )]
 
+mod connecting;
+mod locks;
 mod suite;
 mod support;
+mod transactions;

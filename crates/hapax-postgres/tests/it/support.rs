@@ -1,8 +1,115 @@
 //! What the tests write and read.
 
-use hapax_postgres::Options;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::store::{Cell, Draft, Stamp, Stamped, Swap, Swapped};
+use hapax::{
+    Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
+    Request, Scheme, Scope, State, Store, StoreKey, Tag, Terms,
+};
+use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
+
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
 pub(crate) fn at(server: &PostgresServer) -> Options {
     server.url("postgres").parse().unwrap()
+}
+
+/// By way of a proxy on `port`.
+pub(crate) fn by(port: u16) -> Options {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres").parse().unwrap()
+}
+
+pub(crate) async fn connect(server: &PostgresServer) -> Arc<PostgresStore> {
+    Arc::new(PostgresStore::connect(at(server)).await.unwrap())
+}
+
+pub(crate) fn key(of: u64) -> StoreKey {
+    StoreKey::from_bytes(wide(of))
+}
+
+pub(crate) fn tag(of: u64) -> Tag {
+    Tag::from_bytes(wide(of))
+}
+
+/// A claim of key `of`, tagged `of`.
+pub(crate) fn claim(of: u64) -> Swap {
+    let grant = Grant::from_bytes(wide(of));
+    let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
+    let record = Record {
+        scheme: Scheme::new("test/1").unwrap(),
+        fingerprint: Fingerprint::from_bytes([7; 32]),
+        grant,
+        life: grant,
+        attempt: 1,
+        terms,
+        checkpoint: None,
+        state: State::InFlight,
+    };
+    let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
+    Swap { key: key(of), expected: None, tag: tag(of), draft }
+}
+
+/// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
+pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
+    let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
+    let record = Record { state, ..swap.draft.record.clone() };
+    let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
+    Swap { key: swap.key, expected: Some(swap.tag), tag: tag(next), draft }
+}
+
+pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
+    match store.swap(swap.clone()).await.unwrap() {
+        Swapped::Stored(stamped) => stamped,
+        Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
+    }
+}
+
+pub(crate) async fn load(store: &dyn Store, of: u64) -> Option<Cell> {
+    store.load(&key(of)).await.unwrap().cell
+}
+
+/// A request that is the same each time.
+pub(crate) struct Same;
+
+impl Request for Same {
+    fn scheme(&self) -> Scheme {
+        Scheme::new("same/1").unwrap()
+    }
+
+    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+        Some(Fingerprint::from_bytes([1; 32]))
+    }
+}
+
+pub(crate) fn policy(on_unknown: OnUnknown) -> Policy {
+    let mut policy = Policy::default();
+    policy.terms.on_unknown = on_unknown;
+    policy
+}
+
+pub(crate) fn named(of: u64) -> Key {
+    Key::new(format!("key-{of}")).unwrap()
+}
+
+pub(crate) async fn ask(process: &Idempotency, of: u64, policy: &Policy) -> Claim {
+    process.claim(&Scope::shared(), &named(of), &Same, policy).await.unwrap()
+}
+
+pub(crate) async fn own(process: &Idempotency, of: u64, policy: &Policy) -> Lease {
+    match ask(process, of, policy).await {
+        Claim::Execute(lease) => lease,
+        other => panic!("expected to execute {of}, got {other:?}"),
+    }
+}
+
+fn wide<const N: usize>(of: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    let spread = of.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bytes[..8].copy_from_slice(&spread.to_be_bytes());
+    bytes[8..16].copy_from_slice(&of.to_be_bytes());
+    bytes
 }

@@ -1,0 +1,212 @@
+//! Transactions of others that are left open, and deadlocks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::store::{Stamp, Swap, Swapped, Transactional};
+use hapax::{Store, StoreError, StoreKey, Tag};
+use hapax_postgres::{PostgresError, PostgresStore};
+use hapax_testkit::SeededEntropy;
+use hapax_testkit::servers::{PostgresServer, skipped};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{Client, NoTls};
+
+use crate::support::{LEASE, at, claim, complete, connect, key, load, stored};
+
+pub(crate) async fn client(server: &PostgresServer) -> Client {
+    let (client, connection) =
+        tokio_postgres::connect(&server.url("postgres"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_transaction_that_is_left_open_delays_nobody_else() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let store = connect(&server).await;
+    let mut client = client(&server).await;
+    let held = claim(0);
+    stored(&*store, &held).await;
+    let mut transaction = client.transaction().await.unwrap();
+    let done = complete(&held, 1_000, b"not yet");
+    let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
+    assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
+
+    // Copies of it see what was there before, at once.
+    let copy = Swap { tag: crate::support::tag(7), ..claim(0) };
+    let swapped = timeout(LIMIT, store.swap(copy)).await.expect("it does not wait").unwrap();
+    let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
+    assert_eq!(seen.cell.map(|cell| cell.tag), Some(held.tag));
+
+    // Whoever wants to write it waits for a while, and others do not wait with it.
+    let taken = Swap { tag: crate::support::tag(8), ..complete(&held, 2_000, b"taken over") };
+    let mut waiting = JoinSet::new();
+    for _ in 0..8 {
+        let (store, taken) = (Arc::clone(&store), taken.clone());
+        waiting.spawn(async move { store.swap(taken).await });
+    }
+    let before = Instant::now();
+    let mut others = JoinSet::new();
+    for of in 1..200 {
+        let store = Arc::clone(&store);
+        others.spawn(async move {
+            let claimed = claim(of);
+            stored(&*store, &claimed).await;
+            stored(&*store, &complete(&claimed, of + 10_000, b"yes")).await;
+        });
+    }
+    others.join_all().await;
+    assert!(before.elapsed() < LIMIT, "others waited for {:?}", before.elapsed());
+    for answer in waiting.join_all().await {
+        let Err(StoreError::Unavailable(source)) = answer else { panic!("{answer:?}") };
+        let source = source.downcast_ref::<PostgresError>().expect("one of ours");
+        assert!(matches!(source, PostgresError::Locked | PostgresError::NotSent), "{source}");
+    }
+    transaction.commit().await.unwrap();
+    assert_eq!(load(&*store, 0).await.map(|cell| cell.tag), Some(done.tag));
+}
+
+/// Half of what a store waits for a lock, by default.
+const LIMIT: Duration = Duration::from_millis(900);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let store = connect(&server).await;
+    for (of, commit) in [(1, true), (2, false)] {
+        let held = claim(of);
+        stored(&*store, &held).await;
+        let mut client = client(&server).await;
+        let mut transaction = client.transaction().await.unwrap();
+        let done = complete(&held, of + 10, b"yes");
+        store.swap_in(&mut transaction, done.clone()).await.unwrap();
+        let renewed = Swap { tag: crate::support::tag(of + 20), draft: held.draft, ..done };
+        let waiting = tokio::spawn({
+            let (store, renewed) = (Arc::clone(&store), renewed.clone());
+            async move { store.swap(renewed).await.unwrap() }
+        });
+        while store.stats().alone < of {
+            tokio::task::yield_now().await;
+        }
+        // It says what became of the transaction: that is how a lost COMMIT is resolved.
+        if commit {
+            transaction.commit().await.unwrap();
+            let Swapped::Conflict(seen) = waiting.await.unwrap() else { panic!("overwritten") };
+            assert_eq!(seen.cell.map(|cell| cell.tag), Some(done.tag));
+        } else {
+            transaction.rollback().await.unwrap();
+            assert!(matches!(waiting.await.unwrap(), Swapped::Stored(_)));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let store = connect(&server).await;
+    let other = client(&server).await;
+    let [stuck, free] = [claim(1), claim(2)];
+    let insert = format!(
+        "BEGIN; INSERT INTO hapax_cells (key, tag, state, sealed, fence, lease_until)
+        VALUES ('\\x{}', '\\x{}', 'done', '', 1, 1)",
+        stuck.key,
+        "00".repeat(16)
+    );
+    other.batch_execute(&insert).await.unwrap();
+    // In one batch, most likely: while this one is under way the others queue.
+    let mut together = JoinSet::new();
+    for swap in [claim(3), stuck.clone(), free] {
+        let store = Arc::clone(&store);
+        together.spawn(async move { (swap.key, store.swap(swap).await) });
+    }
+    for (key, answer) in together.join_all().await {
+        if key == stuck.key {
+            assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+        } else {
+            assert!(matches!(answer, Ok(Swapped::Stored(_))), "{answer:?}");
+        }
+    }
+    other.batch_execute("ROLLBACK").await.unwrap();
+    stored(&*store, &stuck).await;
+}
+
+/// What callers of several processes do to few keys at once: every order in which they can meet.
+struct Scramble {
+    stores: Vec<Arc<PostgresStore>>,
+    keys: u64,
+    until: Instant,
+}
+
+impl Scramble {
+    async fn run(&self) -> u64 {
+        let mut callers = JoinSet::new();
+        for caller in 0..48 {
+            let store = Arc::clone(&self.stores[caller % self.stores.len()]);
+            let entropy = SeededEntropy::new(caller as u64);
+            let (keys, until) = (self.keys, self.until);
+            callers.spawn(async move {
+                let mut stored = 0;
+                while Instant::now() < until {
+                    stored += u64::from(once(&*store, &entropy, keys).await);
+                }
+                stored
+            });
+        }
+        callers.join_all().await.into_iter().sum()
+    }
+}
+
+async fn once(store: &PostgresStore, entropy: &SeededEntropy, keys: u64) -> bool {
+    let key: StoreKey = key(entropy.below(keys));
+    let tag = Tag::fresh(entropy).unwrap();
+    let expected = match entropy.below(8) {
+        0 => None,
+        1 => {
+            store.reap(std::num::NonZeroU32::new(20).unwrap()).await.unwrap();
+            return false;
+        }
+        _ => store.load(&key).await.unwrap().cell.map(|cell| cell.tag),
+    };
+    let mut draft = claim(0).draft;
+    draft.stamp = Stamp::NextFence;
+    draft.lease = LEASE;
+    // So that there is something to reap.
+    draft.keep = Some(Duration::from_millis(20));
+    draft.record.terms.lease = Duration::ZERO;
+    let swapped = store.swap(Swap { key, expected, tag, draft }).await;
+    // Not refused as a deadlock, nor for any other reason.
+    matches!(swapped.unwrap(), Swapped::Stored(_))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_two_processes_deadlock() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let mut stores = Vec::new();
+    for lanes in [1, 2, 1, 3] {
+        // Small batches, so that many are under way with the same keys.
+        let options = at(&server).lanes(lanes).batch(8).timeout(Duration::from_secs(10));
+        stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
+    }
+    let until = Instant::now() + Duration::from_secs(5);
+    let scramble = Scramble { stores, keys: 24, until };
+    let written = scramble.run().await;
+    let stats: Vec<_> = scramble.stores.iter().map(|store| store.stats()).collect();
+    assert!(written > 500, "{written} {stats:?}");
+    assert!(stats.iter().map(|stats| stats.alone).sum::<u64>() > 5, "never in each other's way");
+    assert!(stats.iter().map(|stats| stats.removed).sum::<u64>() > 5, "{stats:?}");
+    let count = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'";
+    assert_eq!(server.sql("postgres", count).await, "0");
+}
