@@ -16,13 +16,14 @@ use crate::sql::table;
 /// How long a migration may take: other processes may be at it.
 const MIGRATION: Duration = Duration::from_secs(60);
 
-/// Looks at the server, migrates, and makes sure that everybody uses the same secret.
+/// Looks at the server, migrates, and makes sure that everybody uses the same secret. Returns the
+/// connection it did that on.
 ///
 /// Dropping it closes its connection, and with it what was under way there is undone.
-pub(crate) async fn prepare(setup: &Setup) -> Result<(), ConnectError> {
+pub(crate) async fn prepare(setup: &Setup) -> Result<Link, ConnectError> {
     let options = &setup.options;
     let timed_out = || ConnectError::TimedOut;
-    let link = {
+    let mut link = {
         let look = async {
             let link = Link::connect(setup).await?;
             look::check(link.client(), options).await?;
@@ -41,11 +42,11 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<(), ConnectError> {
             look::check(link.client(), options).await?;
         }
         let schema = options.schema.as_deref();
-        agree(link.client(), schema, &options.ring).await
+        agree(link.client(), schema, &options.ring).await?;
+        link.prepare(setup).await
     };
     timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;
-    link.close().await;
-    Ok(())
+    Ok(link)
 }
 
 /// Enters the current secret, unless others are in use and none of ours is among them.

@@ -97,16 +97,22 @@ impl Link {
     async fn open_patiently(setup: &Setup) -> Result<Self, ConnectError> {
         let mut link = Self::connect(setup).await?;
         look::check(&link.client, &setup.options).await?;
+        link.prepare(setup).await?;
+        Ok(link)
+    }
+
+    /// Prepares the statements, if that is wanted.
+    pub(crate) async fn prepare(&mut self, setup: &Setup) -> Result<(), ConnectError> {
         if setup.options.prepare {
             let mut prepared = Vec::with_capacity(VERBS.len());
             for verb in VERBS {
                 let text = setup.statements.text(verb);
-                let statement = link.client.prepare_typed(text, types(verb)).await;
+                let statement = self.client.prepare_typed(text, types(verb)).await;
                 prepared.push(statement.map_err(ConnectError::Query)?);
             }
-            link.prepared = Some(prepared);
+            self.prepared = Some(prepared);
         }
-        Ok(link)
+        Ok(())
     }
 
     /// Connects only.

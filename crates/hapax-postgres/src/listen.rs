@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ use crate::tls::{Connected, drive};
 
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
+/// Who has just begun to listen asks who waits.
+const ASKED: &str = "hapax_asked";
 
 /// How often it is said again that somebody waits, and for how long others remember it.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
@@ -95,6 +98,12 @@ impl Listener {
         Bell(Arc::clone(&self.board))
     }
 
+    /// Keys for which somebody waits elsewhere.
+    pub(crate) fn awaited(&self) -> usize {
+        let now = Instant::now();
+        self.board.lock().elsewhere.values().filter(|until| **until > now).count()
+    }
+
     /// Resolves when the key was written elsewhere, since the call.
     pub(crate) fn written(&self, key: &StoreKey) -> impl Future<Output = ()> + Send + use<> {
         let mut place = Place::take(&self.board, name(key));
@@ -156,7 +165,11 @@ impl Drop for Place {
 }
 
 impl Board {
-    fn hear(&self, notification: &Notification) {
+    fn hear(&self, notification: &Notification, own: i32) {
+        // Who says something hears it as well.
+        if notification.process_id() == own {
+            return;
+        }
         let names = notification.payload().split(',').filter_map(parse);
         let mut notes = self.lock();
         match notification.channel() {
@@ -176,7 +189,11 @@ impl Board {
                     }
                 }
             }
-            _ => {}
+            _ => {
+                drop(notes);
+                self.say_all_again();
+                self.said.notify_one();
+            }
         }
     }
 
@@ -231,10 +248,16 @@ async fn listen(board: &Arc<Board>, options: &Options) -> Result<(), ConnectErro
         Err(_) => return Err(ConnectError::TimedOut),
     };
     let hearing = Arc::clone(board);
-    let mut driving = std::pin::pin!(drive(driver, move |said| hearing.hear(&said)));
+    let own = Arc::new(AtomicI32::new(0));
+    let own_there = Arc::clone(&own);
+    let hear = move |said| hearing.hear(&said, own_there.load(Ordering::Relaxed));
+    let mut driving = std::pin::pin!(drive(driver, hear));
     let mut again = interval(SAY_AGAIN);
     let saying = async {
-        client.batch_execute(&format!("LISTEN {AWAITED}; LISTEN {WRITTEN}")).await?;
+        let row = client.query_typed_one("SELECT pg_backend_pid()", &[]).await?;
+        own.store(row.try_get(0)?, Ordering::Relaxed);
+        let listen = format!("LISTEN {AWAITED}; LISTEN {WRITTEN}; LISTEN {ASKED}; NOTIFY {ASKED}");
+        client.batch_execute(&listen).await?;
         board.hear_all();
         loop {
             tokio::select! {

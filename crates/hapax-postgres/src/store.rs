@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 use crate::cell::{Said, Write};
 use crate::connect;
 use crate::error::{ConnectError, PostgresError};
-use crate::link::Setup;
+use crate::link::{Link, Setup};
 use crate::listen::Listener;
 use crate::options::Options;
 use crate::queue::{Item, Queue, Share, Ticket};
@@ -23,7 +23,7 @@ use crate::reader;
 use crate::shared::{LoadJob, Shared, SwapJob};
 use crate::sql::Verb;
 use crate::upkeep::Upkeep;
-use crate::writer::{Way, Writer};
+use crate::writer::{Line, Way, Writer};
 
 /// Tasks that carry swaps that go alone. As many keys as that can be locked by transactions that
 /// were left open before others that go alone have to wait.
@@ -66,6 +66,8 @@ pub struct PostgresStats {
     pub removed: u64,
     /// Swaps that wait.
     pub queued: usize,
+    /// Keys for which copies are known to wait in other processes.
+    pub awaited: usize,
 }
 
 impl PostgresStore {
@@ -79,12 +81,12 @@ impl PostgresStore {
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         let sealer = options.sealer();
         let setup = Setup::new(options);
-        connect::prepare(&setup).await?;
+        let link = connect::prepare(&setup).await?;
         let listener = setup.options.listen.then(|| Listener::new(&setup.options));
         let bell = listener.as_ref().map(Listener::bell);
         let shared = Arc::new(Shared::new(setup, bell));
         let upkeep = Upkeep::new(Arc::clone(&shared));
-        let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep)));
+        let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep), link));
         let finished = Mutex::new(Some(finished));
         Ok(Self { shared, sealer, upkeep, listener, finished })
     }
@@ -105,6 +107,7 @@ impl PostgresStore {
             connections: read(&counters.connections),
             removed: read(&counters.removed),
             queued: lanes + self.shared.alone.len(),
+            awaited: self.listener.as_ref().map_or(0, Listener::awaited),
         }
     }
 
@@ -160,15 +163,17 @@ impl PostgresStore {
 }
 
 /// Starts the tasks and waits until all of them are done, in order: what lanes pass on is alone's.
-async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>) {
+async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>, link: Link) {
     let mut first = JoinSet::new();
+    let mut link = Some(link);
     for lane in 0..shared.lanes.len() {
-        first.spawn(Writer::new(Arc::clone(&shared), Way::Batches(lane)).run());
+        let line = Line::new(link.take());
+        first.spawn(Writer::new(Arc::clone(&shared), Way::Batches(lane), line).run());
     }
     first.spawn(reader::run(Arc::clone(&shared)));
     let mut alone = JoinSet::new();
     for _ in 0..ALONE {
-        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone).run());
+        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone, Line::default()).run());
     }
     while first.join_next().await.is_some() {}
     shared.alone.close();

@@ -60,8 +60,8 @@ pub(crate) struct Line {
 }
 
 impl Writer {
-    pub(crate) fn new(shared: Arc<Shared>, way: Way) -> Self {
-        Self { shared, way, line: Line::default() }
+    pub(crate) const fn new(shared: Arc<Shared>, way: Way, line: Line) -> Self {
+        Self { shared, way, line }
     }
 
     /// Writes until the queue is closed and empty.
@@ -216,11 +216,15 @@ impl Shared {
 
 impl Default for Line {
     fn default() -> Self {
-        Self { link: None, pause: FIRST_PAUSE }
+        Self::new(None)
     }
 }
 
 impl Line {
+    pub(crate) const fn new(link: Option<Link>) -> Self {
+        Self { link, pause: FIRST_PAUSE }
+    }
+
     /// Waits for `work`; closes the connection if that takes long and it is needed `rarely`.
     pub(crate) async fn rest(&mut self, work: impl Future<Output = bool>, rarely: bool) -> bool {
         let mut work = std::pin::pin!(work);

@@ -7,7 +7,11 @@
 )]
 
 mod connecting;
+mod faults;
+mod histories;
 mod locks;
+mod secrets;
 mod suite;
 mod support;
 mod transactions;
+mod waking;

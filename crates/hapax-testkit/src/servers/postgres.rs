@@ -93,7 +93,25 @@ impl PostgresServer {
     /// Runs SQL and returns what comes back, columns separated by `|`, without the final line
     /// break.
     pub async fn sql(&self, database: &str, text: &str) -> String {
-        psql(self.port, database, text).await.unwrap_or_else(|error| panic!("{text}: {error}"))
+        let answer = self.try_sql(database, text).await;
+        answer.unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// Like [`sql`](Self::sql), where it may fail.
+    ///
+    /// # Errors
+    /// What the server or the client says.
+    pub async fn try_sql(&self, database: &str, text: &str) -> Result<String, String> {
+        psql(self.port, database, text).await
+    }
+
+    /// Kills one of its processes (SIGKILL), so that the others end and it recovers by itself.
+    pub fn crash(&self) {
+        let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
+        if let Some(last) = children_of(id).into_iter().max() {
+            // It may have ended by itself.
+            kill_process(pid(last), Signal::KILL).ok();
+        }
     }
 
     /// Freezes it, every process of it (SIGSTOP): connections stay, nothing is answered.

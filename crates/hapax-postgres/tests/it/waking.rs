@@ -1,0 +1,132 @@
+//! Copies that wait in one process hear what happens in another.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
+use hapax_postgres::PostgresStore;
+use hapax_testkit::servers::{PostgresServer, skipped};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{AsyncMessage, NoTls};
+
+use crate::faults::TERMINATE;
+use crate::support::{ask, at, claim, complete, key, own, policy, stored};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// The key that the tests write.
+static ONE: LazyLock<StoreKey> = LazyLock::new(|| key(1));
+
+async fn listening(server: &PostgresServer) -> Arc<PostgresStore> {
+    Arc::new(PostgresStore::connect(at(server).listen(true)).await.unwrap())
+}
+
+/// Waits until `store` knows that somebody waits for `keys` keys elsewhere.
+async fn hears_of(store: &PostgresStore, keys: usize) {
+    let hears = async {
+        while store.stats().awaited != keys {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, hears).await.expect("it hears who waits");
+}
+
+#[tokio::test]
+async fn a_write_by_another_process_is_heard_of() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let (here, there) = (listening(&server).await, listening(&server).await);
+    let mut written = here.written(&ONE);
+    // Until it is said again: it may have been said before the other listened.
+    hears_of(&there, 1).await;
+    // The first news is that there is a connection, if it came to be only now.
+    if timeout(Duration::from_millis(1), &mut written).await.is_ok() {
+        written = here.written(&ONE);
+    }
+    let claimed = claim(1);
+    stored(&*there, &claimed).await;
+    // In flight as before, as far as those who wait are concerned.
+    assert!(timeout(Duration::from_millis(300), &mut written).await.is_err());
+    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    timeout(SOON, written).await.expect("news");
+}
+
+#[tokio::test]
+async fn news_goes_on_after_the_connection_was_lost() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let (here, there) = (listening(&server).await, listening(&server).await);
+    let written = here.written(&ONE);
+    hears_of(&there, 1).await;
+    server.sql("postgres", TERMINATE).await;
+    // What was missed in between cannot be told from nothing: it is news as well.
+    timeout(SOON, written).await.expect("news of the new connection");
+}
+
+#[tokio::test]
+async fn where_nobody_waits_nothing_is_said() {
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let (said, mut heard) = mpsc::unbounded_channel();
+    let (spy, mut connection) =
+        tokio_postgres::connect(&server.url("postgres"), NoTls).await.unwrap();
+    tokio::spawn(async move {
+        let next = |context: &mut std::task::Context<'_>| connection.poll_message(context);
+        let mut next = next;
+        while let Some(Ok(message)) = std::future::poll_fn(&mut next).await {
+            if let AsyncMessage::Notification(notification) = message {
+                said.send(notification.channel().to_owned()).ok();
+            }
+        }
+    });
+    spy.batch_execute("LISTEN hapax_awaited; LISTEN hapax_written").await.unwrap();
+    let (here, there) = (listening(&server).await, listening(&server).await);
+    for of in 0..20 {
+        let claimed = claim(of);
+        stored(&*there, &claimed).await;
+        stored(&*there, &complete(&claimed, of + 100, b"yes")).await;
+    }
+    assert!(heard.is_empty(), "{:?}", heard.recv().await);
+    // Shows that the spy hears.
+    let _written = here.written(&ONE);
+    assert_eq!(timeout(SOON, heard.recv()).await.unwrap().unwrap(), "hapax_awaited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
+    const ROUNDS: u64 = 15;
+    if skipped("postgres") {
+        return;
+    }
+    let server = PostgresServer::start().await;
+    let writer = listening(&server).await;
+    let here = Idempotency::builder(Arc::clone(&writer) as _).build();
+    let store = listening(&server).await;
+    let there = Idempotency::builder(Arc::clone(&store) as _).notify(store).build();
+    let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
+    let mut waited = Duration::ZERO;
+    for of in 0..ROUNDS {
+        let lease = own(&here, of, &patient).await;
+        let copy = tokio::spawn({
+            let there = there.clone();
+            async move { ask(&there, of, &patient).await }
+        });
+        // Those of the rounds before are remembered for a while.
+        hears_of(&writer, of as usize + 1).await;
+        let completed = Instant::now();
+        lease.complete(Outcome::new("test/1", "yes"), None).await.unwrap();
+        let told = copy.await.unwrap();
+        assert!(matches!(told, Claim::Replay(_)), "{told:?}");
+        waited += completed.elapsed();
+    }
+    // Looking four times a second they would wait half of that on average.
+    let mean = waited / ROUNDS as u32;
+    assert!(mean < Duration::from_millis(60), "{mean:?} from completion to answer");
+}
