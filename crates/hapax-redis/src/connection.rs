@@ -42,10 +42,18 @@ pub(crate) async fn open(
             return Ok(connection);
         }
         connection = cluster(target, options, pushed).await?;
-        for (_, facts) in connection.facts().await? {
-            // Its replicas are nodes as well; what is written goes to masters.
-            if !facts.is_replica() {
-                facts.check(options.allow_eviction)?;
+        match connection.facts().await {
+            Ok(servers) => {
+                // Its replicas are nodes as well; what is written goes to masters.
+                let mut masters = servers.iter().filter(|(_, facts)| !facts.is_replica());
+                masters.try_for_each(|(_, facts)| facts.check(options.allow_eviction))?;
+            }
+            // One that is away is no reason to do without the others.
+            Err(error) => {
+                tracing::warn!(%error, "not every node of the cluster says what it is");
+                if !facts.is_replica() {
+                    facts.check(options.allow_eviction)?;
+                }
             }
         }
         Ok(connection)
@@ -174,8 +182,10 @@ pub(crate) async fn cluster(
     use redis::PushKind;
     use redis::cluster::ClusterClientBuilder;
 
-    /// Redirections followed before the caller hears of them.
-    const RETRIES: u32 = 4;
+    /// Redirections followed, and nodes tried, before the caller hears of them.
+    const RETRIES: u32 = 6;
+    /// Pauses in between, in milliseconds: the caller's whole time is not much more than a second.
+    const PAUSES: (u64, u64) = (5, 100);
     let pushed = Arc::clone(pushed);
     let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
         .use_protocol(redis::ProtocolVersion::RESP3)
@@ -183,6 +193,8 @@ pub(crate) async fn cluster(
         .response_timeout(options.timeout)
         // Copies of a request that the client sends by itself are copies of the same swap.
         .retries(RETRIES)
+        .min_retry_wait(PAUSES.0)
+        .max_retry_wait(PAUSES.1)
         .push_sender(move |push: PushInfo| {
             // One node's connection is not the cluster's: the client makes it anew by itself.
             if push.kind != PushKind::Disconnection {
@@ -226,6 +238,20 @@ impl Connection {
                     return Err(Unfit::Silent { field: "INFO" }.into());
                 };
                 Ok(said.iter().map(|(node, said)| (name(node), facts(said))).collect())
+            }
+        }
+    }
+
+    /// Every server that holds keys: of a cluster the owners of its slots, also one that is away.
+    /// `None` if slots have no owner.
+    pub(crate) async fn masters(&mut self) -> RedisResult<Option<Vec<Option<Node>>>> {
+        match self {
+            Self::Single(_) => Ok(Some(vec![None])),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => {
+                let mut slots = redis::cmd("CLUSTER");
+                slots.arg("SLOTS");
+                Ok(owners(self.query(&slots).await?))
             }
         }
     }
@@ -305,4 +331,29 @@ fn name(node: &Value) -> Option<Node> {
     };
     let (host, port) = text.rsplit_once(':')?;
     Some(Node { host: host.into(), port: port.parse().ok()? })
+}
+
+/// The owners of all slots, from what `CLUSTER SLOTS` says: ranges, each with its first and last
+/// slot and its servers, the owner first.
+#[cfg(feature = "cluster")]
+fn owners(slots: Value) -> Option<Vec<Option<Node>>> {
+    const SLOTS: i64 = 16_384;
+    let Value::Array(ranges) = slots else { return None };
+    let mut owners = Vec::new();
+    let mut covered = 0;
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(owner), ..] = range.as_slice()
+        else {
+            return None;
+        };
+        let [Value::BulkString(host), Value::Int(port), ..] = owner.as_slice() else { return None };
+        let host = String::from_utf8(host.clone()).ok()?;
+        let owner = Node { host, port: u16::try_from(*port).ok()? };
+        covered += last - first + 1;
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+    (covered == SLOTS).then(|| owners.into_iter().map(Some).collect())
 }

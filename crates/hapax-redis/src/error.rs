@@ -66,6 +66,9 @@ pub enum RedisStoreError {
     /// An answer that no script of ours gives.
     #[error("the server's answer cannot be understood")]
     Unreadable,
+    /// Part of the cluster is served by nobody: a page would look whole and is not.
+    #[error("not every slot of the cluster is served")]
+    Incomplete,
     /// The key holds something that no store of ours wrote.
     #[error("the key holds something that is no cell")]
     NoCell,

@@ -14,7 +14,7 @@ use redis::Value;
 use tokio::time::timeout;
 
 use crate::connection::{Connection, Node};
-use crate::error::{ConnectError, Failure, RedisStoreError, classify};
+use crate::error::{Failure, RedisStoreError, classify};
 use crate::link::Link;
 use crate::names::Names;
 
@@ -70,10 +70,12 @@ async fn masters(
     link: &Link,
     connection: &mut Connection,
 ) -> Result<Vec<Option<Node>>, StoreError> {
-    let facts = timeout(link.timeout(), connection.facts()).await;
-    let facts = facts.unwrap_or(Err(ConnectError::TimedOut(link.timeout())));
-    let facts = facts.map_err(StoreError::unavailable)?;
-    Ok(facts.into_iter().filter(|(_, facts)| !facts.is_replica()).map(|(node, _)| node).collect())
+    let masters = timeout(link.timeout(), connection.masters()).await;
+    let masters = masters
+        .map_err(|_| Failure::Nothing(RedisStoreError::TimedOut(link.timeout())))
+        .and_then(|masters| masters.map_err(classify))
+        .map_err(Failure::of_read)?;
+    masters.ok_or_else(|| StoreError::unavailable(RedisStoreError::Incomplete))
 }
 
 async fn walk(

@@ -15,6 +15,7 @@
 mod clock;
 mod postgres;
 mod redis;
+mod redis_cluster;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use tokio::process::Child;
 
 pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
 pub use redis::{RedisOptions, RedisServer};
+pub use redis_cluster::RedisCluster;
 
 /// How long a server may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -236,11 +236,10 @@ async fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
     for word in words {
         request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
     }
-    // After QUIT the server closes, so that what it said is all there is to read.
-    request.extend_from_slice(b"*1\r\n$4\r\nQUIT\r\n");
     stream.write_all(&request).await?;
+    // The server answers what it read, reads the end, and closes: all there is to read is answer.
+    stream.shutdown().await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
-    let answer = String::from_utf8_lossy(&answer);
-    Ok(answer.strip_suffix("+OK\r\n").unwrap_or(&answer).trim_end().to_owned())
+    Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
 }
