@@ -151,7 +151,7 @@ fn with_certificates(node: ConnectionInfo, options: &Options) -> Result<Client, 
 
 /// `None` where the system's suffice.
 #[cfg(feature = "tls")]
-fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
+pub(crate) fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
     // The process may have chosen a provider already; then that one serves.
     rustls::crypto::ring::default_provider().install_default().ok();
     let client_tls = options
@@ -164,6 +164,9 @@ fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
         .then_some(redis::TlsCertificates { client_tls, root_cert })
 }
 
+#[cfg(feature = "cluster")]
+pub(crate) use crate::cluster::open as cluster;
+
 #[cfg(not(feature = "cluster"))]
 pub(crate) async fn cluster(
     _target: &Target,
@@ -171,45 +174,6 @@ pub(crate) async fn cluster(
     _pushed: &Pushed,
 ) -> Result<Connection, ConnectError> {
     Err(Unfit::Cluster.into())
-}
-
-#[cfg(feature = "cluster")]
-pub(crate) async fn cluster(
-    target: &Target,
-    options: &Options,
-    pushed: &Pushed,
-) -> Result<Connection, ConnectError> {
-    use redis::PushKind;
-    use redis::cluster::ClusterClientBuilder;
-
-    /// Redirections followed, and nodes tried, before the caller hears of them.
-    const RETRIES: u32 = 6;
-    /// Pauses in between, in milliseconds: the caller's whole time is not much more than a second.
-    const PAUSES: (u64, u64) = (5, 100);
-    let pushed = Arc::clone(pushed);
-    let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
-        .use_protocol(redis::ProtocolVersion::RESP3)
-        .connection_timeout(options.timeout)
-        .response_timeout(options.timeout)
-        // Copies of a request that the client sends by itself are copies of the same swap.
-        .retries(RETRIES)
-        .min_retry_wait(PAUSES.0)
-        .max_retry_wait(PAUSES.1)
-        .push_sender(move |push: PushInfo| {
-            // One node's connection is not the cluster's: the client makes it anew by itself.
-            if push.kind != PushKind::Disconnection {
-                pushed(push);
-            }
-            Ok::<(), SendError>(())
-        });
-    #[cfg(feature = "tls")]
-    let builder = match certificates(options) {
-        Some(certificates) => builder.certs(certificates),
-        None => builder,
-    };
-    let client = builder.build().map_err(ConnectError::Unreachable)?;
-    let connection = client.get_async_connection().await;
-    Ok(Connection::Cluster(connection.map_err(ConnectError::Unreachable)?))
 }
 
 /// A server among those of a cluster.
@@ -237,7 +201,10 @@ impl Connection {
                 let Value::Map(said) = said else {
                     return Err(Unfit::Silent { field: "INFO" }.into());
                 };
-                Ok(said.iter().map(|(node, said)| (name(node), facts(said))).collect())
+                Ok(said
+                    .iter()
+                    .map(|(node, said)| (crate::cluster::name(node), facts(said)))
+                    .collect())
             }
         }
     }
@@ -251,7 +218,7 @@ impl Connection {
             Self::Cluster(_) => {
                 let mut slots = redis::cmd("CLUSTER");
                 slots.arg("SLOTS");
-                Ok(owners(self.query(&slots).await?))
+                Ok(crate::cluster::owners(self.query(&slots).await?))
             }
         }
     }
@@ -320,40 +287,4 @@ fn facts(said: &Value) -> Facts {
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => Facts::parse(text),
         _ => Facts::default(),
     }
-}
-
-#[cfg(feature = "cluster")]
-fn name(node: &Value) -> Option<Node> {
-    let text = match node {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-        Value::SimpleString(text) => text,
-        _ => return None,
-    };
-    let (host, port) = text.rsplit_once(':')?;
-    Some(Node { host: host.into(), port: port.parse().ok()? })
-}
-
-/// The owners of all slots, from what `CLUSTER SLOTS` says: ranges, each with its first and last
-/// slot and its servers, the owner first.
-#[cfg(feature = "cluster")]
-fn owners(slots: Value) -> Option<Vec<Option<Node>>> {
-    const SLOTS: i64 = 16_384;
-    let Value::Array(ranges) = slots else { return None };
-    let mut owners = Vec::new();
-    let mut covered = 0;
-    for range in ranges {
-        let Value::Array(range) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(owner), ..] = range.as_slice()
-        else {
-            return None;
-        };
-        let [Value::BulkString(host), Value::Int(port), ..] = owner.as_slice() else { return None };
-        let host = String::from_utf8(host.clone()).ok()?;
-        let owner = Node { host, port: u16::try_from(*port).ok()? };
-        covered += last - first + 1;
-        if !owners.contains(&owner) {
-            owners.push(owner);
-        }
-    }
-    (covered == SLOTS).then(|| owners.into_iter().map(Some).collect())
 }

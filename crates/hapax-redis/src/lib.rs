@@ -1,6 +1,83 @@
-//! Hapax on Redis or Valkey.
+//! Hapax on Redis or Valkey, 6.2 or later: a store that many processes share.
+//!
+//! 1. A record is one key, and a swap one script and one round trip: the script compares the tag
+//!    and writes with a single command, by the server's own clock.
+//! 2. All callers of a process share one connection, on which their requests are pipelined. It is
+//!    kept by itself: broken or silent, it is replaced, and until then callers hear within
+//!    [`Options::timeout`] that there is no store.
+//! 3. A request that was never sent is *unavailable*; one that was sent and not answered is
+//!    *ambiguous*, because it may be carried out yet, and the engine sends it again.
+//! 4. A server that would forget by design is refused, at first and whenever it is found again:
+//!    one that evicts, a replica, an old version. [`diagnose`] looks at what can be accepted.
+//! 5. Those who wait for a key hear of its end by pub/sub ([`hapax::Notify`]).
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use hapax::{Idempotency, Secret};
+//! use hapax_redis::{Options, RedisStore};
+//!
+//! let secret = Secret::from_hex(&std::fs::read_to_string("hapax.secret")?).ok_or("no secret")?;
+//! let options = Options::new("redis://127.0.0.1").secret(secret.clone());
+//! let store = Arc::new(RedisStore::connect(options).await?);
+//! let idempotency = Idempotency::builder(store.clone()).notify(store).secret(secret).build();
+//! # Ok(()) }
+//! ```
+//!
+//! # When it forgets
+//!
+//! What Redis acknowledged it may lose, and what is lost runs again, also under `block`. Where a
+//! rare second execution is acceptable, Redis is the fastest store for many processes. Where it
+//! is not, as with money, keep records in Postgres or in a file, with a cache in front if need be.
+//!
+//! | what happens | what is lost | against it |
+//! | --- | --- | --- |
+//! | memory runs short under a policy that evicts | any record, silently | `maxmemory-policy noeviction`; else the store does not open |
+//! | the server is killed, `appendfsync everysec` | a second of what was acknowledged | `appendfsync always` |
+//! | the server is restarted without append-only file | what came after the last snapshot | `appendonly yes` |
+//! | a failover | what the replica was not told yet; `WAIT` narrows it, and promises nothing | none |
+//! | the server's clock steps forward | what has ended by then: leases, and retention for good | keep it in step; never set it by hand |
+//! | the server's clock steps back | nothing: leases and retention last longer, and fences grow, but for a key that was removed in between | |
+//! | somebody deletes keys | those | a server or at least a database of its own |
+//!
+//! # Expiry
+//!
+//! A record that is kept for a time has the server's own expiry (`PXAT`), at the end of its keep
+//! and one lease, rounded up to the next millisecond, by the clock that also stamps deadlines. So
+//! nothing is removed while somebody whose lease is over may still come to record its outcome
+//! under the old tag, and `reap` has nothing to do. The server removes lazily; therefore the
+//! scripts read what is due as gone, so that nobody can see that. What is kept for ever (in flight
+//! or unknown under `block`) has no expiry at all.
+//!
+//! # What a server's user needs
+//!
+//! ```text
+//! ACL SETUSER hapax on >PASSWORD resetkeys resetchannels ~hapax:* &hapax:* -@all
+//!   +hello +info +time +get +getrange +set +evalsha +eval +ping +scan
+//!   +publish +subscribe +unsubscribe +client|setinfo
+//! ```
+//!
+//! `publish`, `subscribe` and channels are for those who wait; without them they look four times a
+//! second. `scan` is for paging ([`hapax::Inspect`]). `client|setinfo` exists from 7.2 on and names
+//! the connection. A cluster needs `+cluster|slots` as well, and [`diagnose`] asks for
+//! `+config|get`, but goes without.
+//!
+//! # At rest
+//!
+//! With [`Options::secret`] records are sealed, and the server's files tell nothing of keys,
+//! credentials or outcomes. Deadlines, tag and fence stand beside the record in the clear, because
+//! the script stamps them: whoever can write to the server can end a lease, as they can delete a
+//! key, but can neither read a record nor make one.
+//!
+//! # Features
+//!
+//! - `cluster`: Redis Cluster. A URL that leads to a node of one is enough.
+//! - `sentinel`: `redis+sentinel://` URLs.
+//! - `tls`: `rediss://` URLs, by rustls.
 
 mod cell;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod connection;
 mod diagnose;
 mod door;
