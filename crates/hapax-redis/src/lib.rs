@@ -75,6 +75,7 @@
 //! - `sentinel`: `redis+sentinel://` URLs.
 //! - `tls`: `rediss://` URLs, by rustls.
 
+mod cache;
 mod cell;
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -92,6 +93,7 @@ mod store;
 mod target;
 mod watches;
 
+pub use cache::RedisCache;
 pub use diagnose::{Finding, Severity, diagnose};
 pub use error::{ConnectError, RedisStoreError};
 pub use facts::Unfit;

@@ -1,0 +1,97 @@
+//! A place for what can be looked up elsewhere.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::StoreKey;
+use redis::{Cmd, Value};
+
+use crate::door::{Door, Share};
+use crate::error::{ConnectError, Failure, RedisStoreError};
+use crate::link::Link;
+use crate::names::Names;
+use crate::options::Options;
+use crate::watches::Watches;
+
+/// Bytes by store key, each for a time, on a server that may forget: it may evict, and need not
+/// persist. Names begin with the prefix and `cache:`, so that a store's are others.
+///
+/// Its user needs `+hello +info +get +set +del +ping` on those keys.
+pub struct RedisCache {
+    link: Link,
+    names: Names,
+    door: Door,
+}
+
+impl RedisCache {
+    /// Connects, and keeps the connection as a store does. Secrets among the options are of no
+    /// account: what is put here is stored as it is.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; [`ConnectError::Unfit`] where the server is a replica or too old.
+    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+        let options = options.allow_eviction();
+        let target = options.target()?;
+        let names = Names::new(&format!("{}cache:", options.prefix));
+        let door = Door::new(options.queue_items, options.queue_bytes);
+        let watches = Arc::new(Watches::default());
+        let link = Link::open(target, options, names.clone(), watches).await?;
+        Ok(Self { link, names, door })
+    }
+
+    /// What was put under `key`, if it is still there.
+    ///
+    /// # Errors
+    /// [`RedisStoreError`]; it may be there.
+    pub async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>, RedisStoreError> {
+        match self.send(0, redis::cmd("GET").arg(self.names.name(key))).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(bytes) => Ok(Some(bytes.into())),
+            _ => Err(RedisStoreError::Unreadable),
+        }
+    }
+
+    /// Puts `bytes` under `key`, for so long, to the next millisecond.
+    ///
+    /// # Errors
+    /// [`RedisStoreError`]; it may be there now.
+    pub async fn put(
+        &self,
+        key: &StoreKey,
+        bytes: &[u8],
+        life: Duration,
+    ) -> Result<(), RedisStoreError> {
+        let millis = u64::try_from(life.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::MAX >> 12);
+        let mut set = redis::cmd("SET");
+        set.arg(self.names.name(key)).arg(bytes).arg("PX").arg(millis);
+        self.send(bytes.len(), &set).await.map(drop)
+    }
+
+    /// Forgets `key`.
+    ///
+    /// # Errors
+    /// [`RedisStoreError`]; it may still be there.
+    pub async fn remove(&self, key: &StoreKey) -> Result<(), RedisStoreError> {
+        self.send(0, redis::cmd("DEL").arg(self.names.name(key))).await.map(drop)
+    }
+
+    async fn send(&self, bytes: usize, command: &Cmd) -> Result<Value, RedisStoreError> {
+        let full = |_| RedisStoreError::QueueFull;
+        let _inside = self.door.enter(bytes, Share::All).map_err(full)?;
+        self.link.send(command).await.map_err(|failure| match failure {
+            Failure::Nothing(error) | Failure::Unknown(error) => error,
+            Failure::Foreign => RedisStoreError::NoCell,
+        })
+    }
+}
+
+impl fmt::Debug for RedisCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisCache")
+            .field("link", &self.link)
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}

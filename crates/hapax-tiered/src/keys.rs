@@ -1,0 +1,297 @@
+//! What this process knows of keys, so that the cache never contradicts what it told anybody.
+//!
+//! The authority answers in an order that everybody can agree on. An answer from the cache must fit
+//! into it: whoever was answered before a call began must not have seen something newer. All ways
+//! to the authority pass here, so this can be told:
+//!
+//! 1. Every call on a key holds a place in its row while it is under way. Whatever it learns that
+//!    may contradict the cache is noted in the row *before* it returns.
+//! 2. What is noted while something may be in the cache makes the key be *avoided* until every
+//!    entry that may be there is over. It is removed as well, but nothing rests on that: a put may
+//!    be under way, and a cache may not answer.
+//! 3. A note ends the *epoch* of the row. Calls that began in an epoch that ended meanwhile cannot
+//!    tell whether what they saw is older or newer than the note: they put nothing, and take
+//!    nothing from the cache.
+//! 4. A claim that was sent to the authority and not answered is *in doubt*: its copy must reach
+//!    the authority, which alone can say that it was stored. While there is a doubt nothing is
+//!    taken from the cache for that key.
+//!
+//! Other processes do not note here. What they change is seen when the entries are over, and that
+//! is the promise: a finished record changes only when an operator releases it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax::{StoreKey, Tag};
+use tokio::time::Instant;
+
+const SHARDS: usize = 64;
+
+/// Rows that are kept in all for what is in the cache; beyond, nothing is put there.
+const MOST_CACHED: usize = 262_144;
+
+/// Doubts in all; beyond, claims are refused. The engine holds far fewer.
+const MOST_DOUBTS: usize = 65_536;
+
+#[derive(Debug)]
+pub(crate) struct Keys {
+    shards: Vec<Mutex<Shard>>,
+    doubts: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    rows: HashMap<StoreKey, Row>,
+    /// When rows that are kept for what is in the cache are to be looked at again, each once.
+    over: VecDeque<(Instant, StoreKey)>,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    /// Calls under way.
+    calls: usize,
+    epoch: u64,
+    /// Puts under way.
+    puts: usize,
+    /// Which finished record is in the cache, put by us or found there, and until when.
+    cached: Option<(Tag, Instant)>,
+    /// Nothing is taken from the cache before.
+    avoid: Option<Instant>,
+    doubts: Vec<Tag>,
+    /// Whether it is among those to be looked at again.
+    queued: bool,
+}
+
+/// A call under way; its place is given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Call {
+    keys: Arc<Keys>,
+    key: StoreKey,
+    epoch: u64,
+}
+
+/// What is to be done about a finished record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) enum Seen {
+    /// Put it into the cache; then [`Call::put_ended`] must follow.
+    Put,
+    /// Remove what is in the cache.
+    Remove,
+    /// Nothing.
+    Leave,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, doubts: AtomicUsize::new(0) }
+    }
+
+    /// Begins a call.
+    pub(crate) fn enter(self: &Arc<Self>, key: StoreKey) -> Call {
+        let mut shard = self.shard(&key);
+        shard.sweep();
+        let row = shard.rows.entry(key).or_default();
+        row.calls += 1;
+        Call { keys: Arc::clone(self), key, epoch: row.epoch }
+    }
+
+    fn shard(&self, key: &StoreKey) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[usize::from(key.as_bytes()[1]) % SHARDS];
+        // Nothing panics while it is held; and rows stay whole if something did.
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_room_for_doubts(&self) -> bool {
+        self.doubts.load(Ordering::Relaxed) < MOST_DOUBTS
+    }
+}
+
+impl Call {
+    pub(crate) const fn key(&self) -> &StoreKey {
+        &self.key
+    }
+
+    /// Whether the cache may be asked at all.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.with(|row| row.doubts.is_empty() && !row.avoids())
+    }
+
+    /// Whether `tag`, found in the cache and good until `until`, may be given as an answer. If so
+    /// it counts as cached from here on.
+    pub(crate) fn may_answer(&self, tag: Tag, until: Instant) -> bool {
+        self.with_shard(|shard| {
+            let room = shard.has_room();
+            let row = shard.rows.entry(self.key).or_default();
+            let fits = match row.cached {
+                Some((cached, _)) => cached == tag,
+                None => room,
+            };
+            let may = fits && row.epoch == self.epoch && row.doubts.is_empty() && !row.avoids();
+            if may {
+                row.cache(tag, until);
+                shard.look_again(self.key);
+            }
+            may
+        })
+    }
+
+    /// This call wrote the cell, or saw it unfinished. Whether something is to be removed from the
+    /// cache, so that other processes do not find it.
+    pub(crate) fn note(&self) -> bool {
+        self.with_shard(|shard| shard.note(self.key))
+    }
+
+    /// This call saw the cell finished, with `tag`, to be cached until `until`.
+    pub(crate) fn saw_finished(&self, tag: Tag, until: Instant) -> Seen {
+        self.with_shard(|shard| {
+            let room = shard.has_room();
+            let row = shard.rows.entry(self.key).or_default();
+            // Somebody learnt something meanwhile, and it may be newer, or older.
+            let unclear = row.epoch != self.epoch;
+            if unclear || row.cached.is_some_and(|(cached, _)| cached != tag) {
+                return if shard.note(self.key) { Seen::Remove } else { Seen::Leave };
+            }
+            // What was there may have been lost: it is put again. One put at a time.
+            if row.puts > 0 || row.avoids() || !room {
+                return Seen::Leave;
+            }
+            row.puts += 1;
+            row.cache(tag, until);
+            shard.look_again(self.key);
+            Seen::Put
+        })
+    }
+
+    /// The put that [`Seen::Put`] asked for has ended, however it did.
+    pub(crate) fn put_ended(&self) {
+        self.with(|row| row.puts -= 1);
+    }
+
+    /// Takes nothing from the cache for this key before `until`.
+    pub(crate) fn avoid(&self, until: Instant) {
+        self.with_shard(|shard| {
+            let row = shard.rows.entry(self.key).or_default();
+            row.avoid = row.avoid.max(Some(until));
+            shard.look_again(self.key);
+        });
+    }
+
+    /// Whether a claim may be sent: there is room to remember it should it not be answered, or it
+    /// is remembered already.
+    pub(crate) fn may_send(&self, tag: Tag) -> bool {
+        self.keys.has_room_for_doubts() || self.with(|row| row.doubts.contains(&tag))
+    }
+
+    /// A claim was sent and not answered.
+    pub(crate) fn doubt(&self, tag: Tag) {
+        let new = self.with(|row| {
+            let new = !row.doubts.contains(&tag);
+            if new {
+                row.doubts.push(tag);
+            }
+            new
+        });
+        self.keys.doubts.fetch_add(usize::from(new), Ordering::Relaxed);
+    }
+
+    /// The authority has said what became of a claim.
+    pub(crate) fn settle(&self, tag: Tag) {
+        let settled = self.with(|row| {
+            let before = row.doubts.len();
+            row.doubts.retain(|doubt| *doubt != tag);
+            before - row.doubts.len()
+        });
+        self.keys.doubts.fetch_sub(settled, Ordering::Relaxed);
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Row) -> T) -> T {
+        self.with_shard(|shard| act(shard.rows.entry(self.key).or_default()))
+    }
+
+    fn with_shard<T>(&self, act: impl FnOnce(&mut Shard) -> T) -> T {
+        act(&mut self.keys.shard(&self.key))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.with_shard(|shard| {
+            if let Some(row) = shard.rows.get_mut(&self.key) {
+                row.calls -= 1;
+                if row.is_over() {
+                    shard.rows.remove(&self.key);
+                }
+            }
+        });
+    }
+}
+
+impl Shard {
+    fn note(&mut self, key: StoreKey) -> bool {
+        let row = self.rows.entry(key).or_default();
+        row.epoch += 1;
+        let Some((_, until)) = row.cached.take() else { return false };
+        row.avoid = row.avoid.max(Some(until));
+        self.look_again(key);
+        true
+    }
+
+    fn has_room(&self) -> bool {
+        self.over.len() < MOST_CACHED / SHARDS
+    }
+
+    /// Puts a row among those to be looked at again, when nothing is to be known of it any more.
+    fn look_again(&mut self, key: StoreKey) {
+        let Some(row) = self.rows.get_mut(&key) else { return };
+        if let Some(at) = row.needed_until()
+            && !row.queued
+        {
+            row.queued = true;
+            self.over.push_back((at, key));
+        }
+    }
+
+    /// Forgets rows of which nothing is left to know. A few at a time: as many may be added.
+    fn sweep(&mut self) {
+        for _ in 0..4 {
+            let Some((at, key)) = self.over.front().copied() else { return };
+            if Instant::now() < at {
+                return;
+            }
+            self.over.pop_front();
+            let Some(row) = self.rows.get_mut(&key) else { continue };
+            row.queued = false;
+            if row.is_over() {
+                self.rows.remove(&key);
+            } else {
+                // Needed longer than was known when it was put here; or by a call, which then
+                // sees to it.
+                self.look_again(key);
+            }
+        }
+    }
+}
+
+impl Row {
+    fn cache(&mut self, tag: Tag, until: Instant) {
+        let until = self.cached.map_or(until, |(_, before)| before.max(until));
+        self.cached = Some((tag, until));
+    }
+
+    fn avoids(&self) -> bool {
+        self.avoid.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Until when it must be kept for what is in the cache; `None` if for nothing.
+    fn needed_until(&self) -> Option<Instant> {
+        let cached = self.cached.map(|(_, until)| until);
+        cached.max(self.avoid).filter(|until| Instant::now() < *until)
+    }
+
+    fn is_over(&self) -> bool {
+        self.calls == 0 && self.puts == 0 && self.doubts.is_empty() && self.needed_until().is_none()
+    }
+}

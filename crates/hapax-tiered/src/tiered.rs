@@ -1,0 +1,389 @@
+//! The store that asks the cache first.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::{Entropy, Inspect, Notify, Sealer, Secret, Store, StoreError, StoreKey, SystemEntropy};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use crate::cache::Cache;
+use crate::clock::Guess;
+use crate::entry::Entry;
+use crate::keys::{Call, Keys, Seen};
+
+/// Entries put into the cache at one time; what is beyond is put at its next replay.
+const PUTS: usize = 64;
+
+/// After a failure the cache is left alone for so long, so that one that is away costs a time-out
+/// now and then instead of one for each request.
+const REST: Duration = Duration::from_secs(1);
+
+/// A store whose finished records are also in a cache, from which retries are answered.
+///
+/// Cheap to clone; clones share everything.
+pub struct Tiered<A: ?Sized> {
+    inner: Arc<Inner>,
+    authority: Arc<A>,
+}
+
+struct Inner {
+    cache: Arc<dyn Cache>,
+    sealer: Sealer,
+    entropy: Arc<dyn Entropy>,
+    longest: Duration,
+    patience: Duration,
+    keys: Arc<Keys>,
+    guess: Guess,
+    puts: Arc<Semaphore>,
+    /// Rests since `began` plus so many milliseconds.
+    rests_until: AtomicU64,
+    began: Instant,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    puts: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// What the cache was good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TieredStats {
+    /// Claims that it answered.
+    pub hits: u64,
+    /// Claims for which it was asked in vain.
+    pub misses: u64,
+    /// Records put there.
+    pub puts: u64,
+    /// Times it did not answer.
+    pub failures: u64,
+}
+
+/// Why a claim was refused: the source within a [`StoreError`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TieredError {
+    /// Too many claims are in doubt already to remember one more.
+    #[error("too many claims wait to hear what became of them")]
+    TooManyDoubts,
+}
+
+impl<A: Store + ?Sized> Tiered<A> {
+    /// `authority` decides, `cache` answers retries. Entries live at most 60 s, and the cache may
+    /// take 100 ms.
+    ///
+    /// All calls of this process should pass through one value and its clones: it knows which
+    /// entries they contradict.
+    #[must_use]
+    pub fn new(authority: Arc<A>, cache: Arc<dyn Cache>) -> Self {
+        let inner = Inner {
+            cache,
+            sealer: Sealer::checksum(),
+            entropy: Arc::new(SystemEntropy),
+            longest: Duration::from_secs(60),
+            patience: Duration::from_millis(100),
+            keys: Arc::new(Keys::new()),
+            guess: Guess::default(),
+            puts: Arc::new(Semaphore::new(PUTS)),
+            rests_until: AtomicU64::new(0),
+            began: Instant::now(),
+            counters: Counters::default(),
+        };
+        Self { inner: Arc::new(inner), authority }
+    }
+
+    /// The store that decides.
+    #[must_use]
+    pub const fn authority(&self) -> &Arc<A> {
+        &self.authority
+    }
+
+    /// What the cache was good for.
+    #[must_use]
+    pub fn stats(&self) -> TieredStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { hits, misses, puts, failures } = &self.inner.counters;
+        TieredStats {
+            hits: count(hits),
+            misses: count(misses),
+            puts: count(puts),
+            failures: count(failures),
+        }
+    }
+
+    async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let inner = &self.inner;
+        let (key, tag, is_claim) = (swap.key, swap.tag, swap.expected.is_none());
+        let call = inner.keys.enter(key);
+        if is_claim {
+            if let Some(seen) = inner.recall(&call, &swap).await {
+                return Ok(Swapped::Conflict(seen));
+            }
+            if !call.may_send(tag) {
+                return Err(StoreError::unavailable(TieredError::TooManyDoubts));
+            }
+        }
+        let called = Instant::now();
+        let doubt = Doubt { call: &call, tag, open: is_claim };
+        let swapped = self.authority.swap(swap).await;
+        doubt.answered(&swapped);
+        match &swapped {
+            Ok(Swapped::Stored(stamped)) => {
+                inner.guess.answered(called, stamped.now);
+                inner.clean(&call, call.note()).await;
+            }
+            Ok(Swapped::Conflict(seen)) => inner.saw(&call, called, key, seen).await,
+            // What may have been written is noted by whoever sees it, or is told that it was.
+            Err(_) => {}
+        }
+        swapped
+    }
+
+    async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+        let call = self.inner.keys.enter(*key);
+        let called = Instant::now();
+        let seen = self.authority.load(key).await?;
+        self.inner.saw(&call, called, *key, &seen).await;
+        Ok(seen)
+    }
+}
+
+/// How it is set up: before it is cloned.
+impl<A: Store + ?Sized> Tiered<A> {
+    /// Seals what is put into the cache, so that it can be neither read nor made there.
+    #[must_use]
+    pub fn secret(self, secret: &Secret) -> Self {
+        self.set(|inner| inner.sealer = Sealer::keyed(secret))
+    }
+
+    /// How long a finished record may be replayed from the cache, and so how long after an
+    /// operator released it. By default 60 s; at most a quarter of what is left of its retention.
+    #[must_use]
+    pub fn cache_ttl(self, longest: Duration) -> Self {
+        self.set(|inner| inner.longest = longest)
+    }
+
+    /// How long the cache may take before the authority is asked instead. By default 100 ms.
+    #[must_use]
+    pub fn cache_timeout(self, patience: Duration) -> Self {
+        self.set(|inner| inner.patience = patience)
+    }
+
+    /// Where nonces come from; by default the operating system.
+    #[must_use]
+    pub fn entropy(self, entropy: Arc<dyn Entropy>) -> Self {
+        self.set(|inner| inner.entropy = entropy)
+    }
+
+    /// Changes nothing once there are clones.
+    fn set(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            change(inner);
+        }
+        self
+    }
+}
+
+impl Inner {
+    /// What a claim may be answered with from the cache. Why that is right:
+    ///
+    /// - A finished record does not change until its retention ends, unless an operator releases
+    ///   it. So as long as there was none, the authority would answer the same conflict.
+    /// - It is used for a quarter of what was left of its retention at most, counted from when it
+    ///   was seen by the authority's own clock, in which the moment is a guess that is never early.
+    /// - The answer says *done* and nothing else, and only to a claim of the same scheme and
+    ///   fingerprint, so that the only step that can follow is a replay. Everything that takes or
+    ///   changes a key is a swap of the authority.
+    /// - It is no answer to a copy of a claim that was sent to the authority before: that one may
+    ///   have been stored, and then its owner must hear so.
+    async fn recall(&self, call: &Call, claim: &Swap) -> Option<Snapshot> {
+        if !call.may_ask() || self.rests() {
+            return None;
+        }
+        // Without an answer of the authority nobody knows how old an entry is.
+        let before = self.guess.now()?;
+        let found = self.ask(self.cache.get(&claim.key)).await;
+        let entry = found.flatten().and_then(|bytes| {
+            let entry = Entry::decode(&claim.key, &bytes, &self.sealer)?;
+            let (asked, kept) = (&claim.draft.record, &entry.cell.record);
+            let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
+            let left = entry.life(self.longest).checked_sub(before.latest.since(entry.seen))?;
+            // When everybody takes it for over, whichever end of the guess is right.
+            let until = Instant::now() + left + before.latest.since(before.earliest);
+            (same && !left.is_zero() && call.may_answer(entry.cell.tag, until)).then_some(entry)
+        });
+        let Some(entry) = entry else {
+            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        // A moment that the authority itself named: a guess might be later than what it says next.
+        let now = before.said.max(entry.seen);
+        Some(Snapshot { now, cell: Some(entry.cell) })
+    }
+
+    /// The authority showed the cell to a call that began at `called`.
+    async fn saw(&self, call: &Call, called: Instant, key: StoreKey, seen: &Snapshot) {
+        self.guess.answered(called, seen.now);
+        let entry = seen.cell.as_ref().and_then(|cell| Entry::new(seen.now, cell));
+        let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.longest));
+        let Some(entry) = entry.filter(|_| !life.is_zero()) else {
+            return self.clean(call, call.note()).await;
+        };
+        // It was seen before now.
+        let until = Instant::now() + life;
+        match call.saw_finished(entry.cell.tag, until) {
+            Seen::Put => {
+                let left = (called + life).saturating_duration_since(Instant::now());
+                self.put(key, &entry, left, until);
+            }
+            Seen::Remove => self.clean(call, true).await,
+            Seen::Leave => {}
+        }
+    }
+
+    /// Puts an entry in the background: whoever waits for the answer need not wait for that.
+    fn put(&self, key: StoreKey, entry: &Entry, left: Duration, until: Instant) {
+        // A call of its own, so that the row is kept until the put has ended.
+        let mut putting = Putting { call: self.keys.enter(key), until, unsure: false };
+        let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
+        if self.rests() || left.is_zero() {
+            return;
+        }
+        let Ok(bytes) = entry.encode(&key, &self.sealer, &*self.entropy) else { return };
+        self.counters.puts.fetch_add(1, Ordering::Relaxed);
+        let (cache, patience) = (Arc::clone(&self.cache), self.patience);
+        tokio::spawn(async move {
+            putting.unsure = true;
+            let put = timeout(patience, cache.put(&key, bytes, left)).await;
+            putting.unsure = !matches!(put, Ok(Ok(())));
+            drop((putting, permit));
+        });
+    }
+
+    /// Removes what a call found out to be wrong. Nothing in this process would use it.
+    async fn clean(&self, call: &Call, remove: bool) {
+        if remove && !self.rests() {
+            self.ask(self.cache.remove(call.key())).await;
+        }
+    }
+
+    /// Asks the cache for something, and leaves it alone for a while if it does not answer.
+    async fn ask<T>(&self, asked: impl Future<Output = Result<T, crate::CacheError>>) -> Option<T> {
+        match timeout(self.patience, asked).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => tracing::debug!(%error, "the cache failed"),
+            Err(_) => tracing::debug!("the cache did not answer in time"),
+        }
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        let until = (self.began.elapsed() + REST).as_millis();
+        self.rests_until.store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+        None
+    }
+
+    fn rests(&self) -> bool {
+        self.began.elapsed().as_millis() < u128::from(self.rests_until.load(Ordering::Relaxed))
+    }
+}
+
+/// A claim on its way to the authority: in doubt if it is dropped without an answer.
+struct Doubt<'a> {
+    call: &'a Call,
+    tag: hapax::Tag,
+    open: bool,
+}
+
+impl Doubt<'_> {
+    fn answered(mut self, swapped: &Result<Swapped, StoreError>) {
+        let open = std::mem::take(&mut self.open);
+        match swapped {
+            Ok(_) if open => self.call.settle(self.tag),
+            Err(StoreError::Ambiguous(_)) if open => self.call.doubt(self.tag),
+            // This copy did nothing. An earlier one is in doubt still, if it was.
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.call.doubt(self.tag);
+        }
+    }
+}
+
+/// A put under way. One that may arrive late, when nobody remembers it, makes the key be avoided.
+struct Putting {
+    call: Call,
+    until: Instant,
+    unsure: bool,
+}
+
+impl Drop for Putting {
+    fn drop(&mut self) {
+        if self.unsure {
+            self.call.avoid(self.until);
+        }
+        self.call.put_ended();
+    }
+}
+
+// Nothing here has a default to fall back to: what is not passed on would be lost silently.
+#[deny(clippy::missing_trait_methods)]
+impl<A: Store + ?Sized> Store for Tiered<A> {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(self.swap_cell(swap))
+    }
+
+    /// By the authority: whoever loads wants to know what is true now.
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(self.load_cell(key))
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.authority.reap(limit)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.authority.page(after, limit)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Notify + ?Sized> Notify for Tiered<A> {
+    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+        self.authority.written(key)
+    }
+}
+
+impl<A: ?Sized> Clone for Tiered<A> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), authority: Arc::clone(&self.authority) }
+    }
+}
+
+impl<A: fmt::Debug + ?Sized> fmt::Debug for Tiered<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tiered")
+            .field("authority", &self.authority)
+            .field("cache", &self.inner.cache)
+            .field("cache_ttl", &self.inner.longest)
+            .finish_non_exhaustive()
+    }
+}

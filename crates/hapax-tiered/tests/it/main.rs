@@ -1,0 +1,15 @@
+//! The cache in front of stores, from outside.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod caches;
+mod coherence;
+mod replays;
+#[cfg(feature = "redis")]
+mod shared;
+mod suite;
+mod support;

@@ -1,0 +1,114 @@
+//! The cache that processes share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, Request};
+use hapax::{Scheme, Scope, Secret};
+use hapax_redis::{Options, RedisCache};
+use hapax_testkit::faults::Proxy;
+use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::suite::{self, Fixture};
+use hapax_tiered::Tiered;
+
+struct OverRedis {
+    url: String,
+    opened: AtomicU32,
+}
+
+impl Fixture for OverRedis {
+    type Store = Tiered<MemoryStore>;
+
+    const EXPIRES_BY_ITSELF: bool = false;
+
+    async fn open(&self) -> Arc<Self::Store> {
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let options = Options::new(&self.url).prefix(format!("suite-{number}:"));
+        let cache = Arc::new(RedisCache::connect(options).await.unwrap());
+        Arc::new(Tiered::new(Arc::new(MemoryStore::default()), cache))
+    }
+
+    async fn pass(&self, store: &Self::Store, by: Duration) {
+        suite::wait(store, by).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_rules_hold_with_redis_for_a_cache() {
+    if skipped("redis") {
+        return;
+    }
+    // One that evicts will do.
+    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
+    let server = RedisServer::start_with(evicts).await;
+    suite::store_rules(&OverRedis { url: server.url(), opened: AtomicU32::new(0) }).await;
+}
+
+struct Same;
+
+impl Request for Same {
+    fn scheme(&self) -> Scheme {
+        Scheme::new("same/1").unwrap()
+    }
+
+    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+        Some(Fingerprint::from_bytes([1; 32]))
+    }
+}
+
+async fn ask(process: &Idempotency, of: u32) -> Claim {
+    let key = Key::new(format!("key-{of}")).unwrap();
+    process.claim(&Scope::shared(), &key, &Same, &Policy::default()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache() {
+    if skipped("redis") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port(), 1).await;
+    let authority = Arc::new(MemoryStore::default());
+    let secret = Secret::new([3; 32]);
+    let mut processes = Vec::new();
+    for _ in 0..2 {
+        let options = Options::new(format!("redis://127.0.0.1:{}", proxy.port()));
+        let cache = Arc::new(RedisCache::connect(options).await.unwrap());
+        let store = Tiered::new(Arc::clone(&authority), cache).secret(&secret);
+        let process = Idempotency::builder(Arc::new(store.clone())).secret(secret.clone()).build();
+        processes.push((store, process));
+    }
+    let [(one, first), (two, second)] = processes.try_into().unwrap_or_else(|_| panic!("two"));
+    for of in 0..20 {
+        let Claim::Execute(lease) = ask(&first, of).await else { panic!("{of} is new") };
+        lease.complete(Outcome::new("test/1", format!("canary-{of}")), None).await.unwrap();
+        assert!(matches!(ask(&first, of).await, Claim::Replay(_)));
+    }
+    while one.stats().puts < 20 || server.command("DBSIZE").await != ":20" {
+        tokio::task::yield_now().await;
+    }
+    // The first is from the authority, which says what time it is.
+    for of in 0..20 {
+        let Claim::Replay(replay) = ask(&second, of).await else { panic!("{of} is done") };
+        assert_eq!(replay.outcome.bytes(), format!("canary-{of}").as_bytes());
+    }
+    assert_eq!(two.stats().hits, 19, "{:?}", two.stats());
+    server.command("CONFIG SET appendonly no").await;
+    for file in std::fs::read_dir(server.folder().join("appendonlydir")).into_iter().flatten() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        assert!(!bytes.windows(7).any(|part| part == b"canary-"), "the cache can be read");
+    }
+
+    proxy.hole(true);
+    for of in 0..20 {
+        assert!(matches!(ask(&second, of).await, Claim::Replay(_)), "{of}");
+    }
+    assert!(two.stats().failures > 0, "{:?}", two.stats());
+    proxy.hole(false);
+    let before = two.stats().hits;
+    while two.stats().hits == before {
+        assert!(matches!(ask(&second, 1).await, Claim::Replay(_)));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

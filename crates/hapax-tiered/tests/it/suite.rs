@@ -1,0 +1,80 @@
+//! The rules of every store, through the cache.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{Clock, MemoryCapacity, MemoryStore, Secret, Timestamp};
+use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_testkit::ManualClock;
+use hapax_testkit::suite::{ClockFixture, Fixture};
+use hapax_tiered::{MemoryCache, Tiered};
+
+mod memory {
+    use super::*;
+
+    #[derive(Default)]
+    struct Memory(Arc<ManualClock>);
+
+    impl Fixture for Memory {
+        type Store = Tiered<MemoryStore>;
+
+        const EXPIRES_BY_ITSELF: bool = false;
+
+        async fn open(&self) -> Arc<Self::Store> {
+            let store = MemoryStore::new(self.0.clone(), MemoryCapacity::default());
+            let cache = Arc::new(MemoryCache::default());
+            Arc::new(Tiered::new(Arc::new(store), cache).secret(&Secret::new([1; 32])))
+        }
+
+        async fn pass(&self, _: &Self::Store, by: Duration) {
+            self.0.advance(by);
+        }
+    }
+
+    impl ClockFixture for Memory {
+        async fn step_back(&self, _: &Self::Store, by: Duration) {
+            let now = self.0.now().as_micros() - by.as_micros() as u64;
+            self.0.set(Timestamp::from_micros(now));
+        }
+    }
+
+    hapax_testkit::store_suite!(Memory::default());
+    hapax_testkit::inspect_suite!(Memory::default());
+    hapax_testkit::clock_suite!(Memory::default());
+}
+
+mod file {
+    use super::*;
+
+    struct Files {
+        folder: tempfile::TempDir,
+        clock: Arc<ManualClock>,
+    }
+
+    impl Files {
+        fn new() -> Self {
+            Self { folder: tempfile::tempdir().unwrap(), clock: Arc::default() }
+        }
+    }
+
+    impl Fixture for Files {
+        type Store = Tiered<EmbeddedStore>;
+
+        const EXPIRES_BY_ITSELF: bool = false;
+
+        async fn open(&self) -> Arc<Self::Store> {
+            let options = Options::new(self.folder.path().join("hapax.db"))
+                .clock(self.clock.clone())
+                .secret(SecretSource::None);
+            let store = Arc::new(EmbeddedStore::open(options).unwrap());
+            Arc::new(Tiered::new(store, Arc::new(MemoryCache::default())))
+        }
+
+        async fn pass(&self, _: &Self::Store, by: Duration) {
+            self.clock.advance(by);
+        }
+    }
+
+    hapax_testkit::store_suite!(Files::new());
+    hapax_testkit::inspect_suite!(Files::new());
+}
