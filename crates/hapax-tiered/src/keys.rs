@@ -10,8 +10,9 @@
 //!    entry that may be there is over. It is removed as well, but nothing rests on that: a put may
 //!    be under way, and a cache may not answer.
 //! 3. A note ends the *epoch* of the row. Calls that began in an epoch that ended meanwhile cannot
-//!    tell whether what they saw is older or newer than the note: they put nothing, and take
-//!    nothing from the cache.
+//!    tell whether what they saw is older or newer than the note: they put nothing. (A claim that
+//!    found an entry before the note may still be answered with it: it began before whoever noted
+//!    returned, so it comes first.)
 //! 4. A claim that was sent to the authority and not answered is *in doubt*: its copy must reach
 //!    the authority, which alone can say that it was stored. While there is a doubt nothing is
 //!    taken from the cache for that key.
@@ -129,7 +130,7 @@ impl Call {
                 Some((cached, _)) => cached == tag,
                 None => room,
             };
-            let may = fits && row.epoch == self.epoch && row.doubts.is_empty() && !row.avoids();
+            let may = fits && row.doubts.is_empty() && !row.avoids();
             if may {
                 row.cache(tag, until);
                 shard.look_again(self.key);

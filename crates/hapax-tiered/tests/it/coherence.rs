@@ -69,13 +69,19 @@ impl Store for Far {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn callers_cannot_tell_that_there_is_a_cache() {
-    for seed in 1..=3 {
-        let store = Tiered::new(Arc::new(Far::new(seed)), Arc::new(MemoryCache::default()));
+    let mut hits = 0;
+    // What was found to be wrong is avoided for the ttl: with a short one the cache is used again
+    // while there are still callers.
+    for (seed, ttl) in [(1, 60_000), (2, 20), (3, 5), (4, 2)] {
+        let store = Tiered::new(Arc::new(Far::new(seed)), Arc::new(MemoryCache::default()))
+            .cache_ttl(Duration::from_millis(ttl));
         let told = storm(seed).run(&[Arc::new(store.clone()), Arc::new(store.clone())]).await;
         let stats = store.stats();
         assert!(told.ambiguous > 100 && told.conflicts > 1_000, "{told:?}");
-        assert!(stats.hits > 20 && stats.puts > 100, "{stats:?}");
+        assert!(stats.puts > 100, "{stats:?}");
+        hits += stats.hits;
     }
+    assert!(hits > 30, "{hits} hits in all");
 }
 
 /// What one would write first: a map of what was last seen finished, forgotten when it changes.
