@@ -56,7 +56,7 @@ pub(crate) struct ServiceArgs {
     /// How many payments the faults are dealt to.
     #[arg(long)]
     payments: u16,
-    /// The first request for this order or a later one that meets no other fault is held.
+    /// The first request for this order or a later one is held, whatever it was to meet.
     #[arg(long)]
     hold_from: Option<u32>,
 }
@@ -238,11 +238,9 @@ impl Service {
     }
 
     fn meets(&self, order: u32, arrival: u32) -> Option<Fault> {
-        self.plan.fault(order, arrival).or_else(|| {
-            let hold = self.hold_from.is_some_and(|from| order >= from)
-                && !self.held.swap(true, Ordering::Relaxed);
-            hold.then_some(Fault::Hold)
-        })
+        let hold = self.hold_from.is_some_and(|from| order >= from)
+            && !self.held.swap(true, Ordering::Relaxed);
+        if hold { Some(Fault::Hold) } else { self.plan.fault(order, arrival) }
     }
 
     /// How long a charge takes.
