@@ -27,7 +27,7 @@ pub trait Backing: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Whatever keeps it from being known.
-    fn free(&self) -> io::Result<Option<u64>>;
+    fn available(&self) -> io::Result<Option<u64>>;
 }
 
 /// A file.
@@ -60,13 +60,13 @@ impl Backing for FileBacking {
     }
 
     #[cfg(unix)]
-    fn free(&self) -> io::Result<Option<u64>> {
+    fn available(&self) -> io::Result<Option<u64>> {
         let stat = rustix::fs::statvfs(directory(&self.path))?;
         Ok(Some(stat.f_bavail.saturating_mul(stat.f_frsize)))
     }
 
     #[cfg(not(unix))]
-    fn free(&self) -> io::Result<Option<u64>> {
+    fn available(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
 }

@@ -20,9 +20,11 @@
 //! succeeded, and the header of phase two is written and synced anew when the database is opened
 //! again, before anything else is.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
-    WriteTransaction,
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition, WriteTransaction,
 };
 
 use crate::backing::Backing;
@@ -54,8 +56,14 @@ pub(crate) struct Adopted {
     pub(crate) floor: u64,
 }
 
+/// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
+/// error like any other.
 pub(crate) fn open(backing: &dyn Backing, cache_bytes: usize) -> Result<Database, DatabaseError> {
-    Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?)
+    let open =
+        || Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?);
+    catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+        Err(DatabaseError::Storage(StorageError::Corrupted("it cannot be recovered".into())))
+    })
 }
 
 /// A transaction whose commit is durable when it returns.

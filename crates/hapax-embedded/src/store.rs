@@ -144,7 +144,7 @@ impl EmbeddedStore {
             reopened: counters.reopened.load(Ordering::Relaxed),
             queued: self.shared.jobs.len(),
             file_bytes: self.backing.length().ok(),
-            free_bytes: self.backing.free().ok().flatten(),
+            free_bytes: self.backing.available().ok().flatten(),
         }
     }
 

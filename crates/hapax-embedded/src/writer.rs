@@ -98,14 +98,21 @@ impl Writer {
 
     /// One transaction. Whether the database is still good.
     fn step(&mut self) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let guard = shared.database();
-        let Some(database) = &*guard else { return false };
-        // Should the engine panic, the replies of the batch are dropped, which says `Ambiguous`.
-        match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
-            Ok(ended) => self.settle(ended),
-            Err(_) => false,
+        let ended = {
+            let shared = Arc::clone(&self.shared);
+            let guard = shared.database();
+            let Some(database) = &*guard else { return false };
+            // Should the engine panic, the replies of the batch are dropped: `Ambiguous`.
+            match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
+                Ok(ended) => ended,
+                Err(_) => return false,
+            }
+        };
+        if matches!(ended, Ended::Failed { .. } | Ended::InDoubt { .. }) {
+            // Before anybody hears of it: no read shall go to what is known to be broken.
+            drop(self.shared.database_alone().take());
         }
+        self.settle(ended)
     }
 
     fn transact(&mut self, database: &Database) -> Ended {
@@ -317,7 +324,7 @@ impl Writer {
 
     fn full(&self) -> Option<DiskFull> {
         let needed = self.min_free_bytes;
-        let free = self.backing.free().ok().flatten()?;
+        let free = self.backing.available().ok().flatten()?;
         (free < needed).then_some(DiskFull { free, needed })
     }
 }

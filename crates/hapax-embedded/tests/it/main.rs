@@ -6,6 +6,9 @@
     reason = "a failure here is a failed test"
 )]
 
+mod faults;
 mod files;
+mod images;
+mod medium;
 mod suite;
 mod support;
