@@ -73,7 +73,7 @@ impl Shop {
 
     /// Lets orders below `until` begin.
     pub(crate) fn open(&self, until: u32) {
-        self.open.send_replace(until);
+        self.open.send_modify(|open| *open = until.max(*open));
     }
 
     /// Requests sent so far, by all clients.

@@ -46,7 +46,7 @@ const SERVICE: &str = "payments-service";
 pub(crate) struct DemoArgs {
     /// Payments in each set-up
     #[arg(
-        long, value_name = "N", default_value_t = 200,
+        long, value_name = "N", default_value_t = 120,
         value_parser = clap::value_parser!(u16).range(i64::from(Plan::MIN_PAYMENTS)..=2_000)
     )]
     payments: u16,

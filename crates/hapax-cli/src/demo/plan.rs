@@ -44,7 +44,7 @@ impl Plan {
     pub(crate) const MIN_PAYMENTS: u16 = 24;
 
     /// Deals faults to the payments of orders `0..payments`. The first third gets at least one of
-    /// every fault: no process has been killed by then, so nothing keeps them from happening.
+    /// every fault: no process is killed before it is over, so nothing keeps them from happening.
     pub(crate) fn deal(seed: u64, payments: u16) -> Self {
         let payments = usize::from(payments);
         let mut dice = Dice::new(seed);
@@ -63,6 +63,18 @@ impl Plan {
             faults[*order] = Some(fault);
         }
         Self { faults }
+    }
+
+    /// Orders below this number are the first third.
+    pub(crate) fn early(&self) -> u32 {
+        u32::try_from(self.faults.len() / 3).unwrap_or(u32::MAX)
+    }
+
+    /// How many payments of the first third meet a stall.
+    pub(crate) fn early_stalls(&self) -> usize {
+        let stalls = [Some(Fault::StallBeforeCharge), Some(Fault::StallAfterCharge)];
+        let early = &self.faults[..self.faults.len() / 3];
+        early.iter().filter(|fault| stalls.contains(fault)).count()
     }
 
     /// What the `arrival`th request (from 0) for `order` meets.
@@ -121,6 +133,7 @@ mod tests {
                         faults.iter().filter(|dealt| **dealt == Some(fault)).count()
                     };
                     let early = &plan.faults[..usize::from(payments) / 3];
+                    assert!(plan.early_stalls() >= 2);
                     assert!(dealt(early) > 0, "{fault:?} of {payments} with seed {seed}");
                     let all = (usize::from(payments) * share).div_ceil(100);
                     assert_eq!(dealt(&plan.faults), all, "{fault:?} of {payments}, seed {seed}");

@@ -12,7 +12,7 @@ use tokio::time::{Instant, interval};
 use super::DemoError;
 use super::client::{End, Ended, Shop};
 use super::ledger;
-use super::plan::Dice;
+use super::plan::{Dice, Plan};
 use super::process::{Listens, Process, Recipe};
 use super::progress::Progress;
 use super::report::{Kills, Row};
@@ -154,9 +154,11 @@ impl<'a> Scene<'a> {
     async fn play(&mut self) -> Result<(Vec<Ended>, u32), DemoError> {
         let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
         let payments = u32::from(self.stage.payments);
-        // So that there is something left to do when the gateway is to be killed.
-        let until = self.stage.kills_gateway_at();
-        let shop = Arc::new(Shop::new(address, self.setup.slug().to_owned(), payments, until));
+        // The rest begins when the stalls among the first payments are over, late charges included.
+        let plan = Plan::deal(self.stage.seed, self.stage.payments);
+        let run = self.setup.slug().to_owned();
+        let shop = Arc::new(Shop::new(address, run, payments, plan.early()));
+        let mut stalls = 0;
         let mut clients = JoinSet::new();
         let mut dice = Dice::new(self.stage.seed);
         for _ in 0..CLIENTS {
@@ -172,6 +174,13 @@ impl<'a> Scene<'a> {
                     Some(line) if line.starts_with("holding ") => {
                         self.kill().await?;
                         shop.open(payments);
+                    }
+                    Some(line) if line.starts_with("rested ") => {
+                        stalls += 1;
+                        if stalls >= plan.early_stalls() {
+                            // So that there is something left to do when the gateway is killed.
+                            shop.open(self.stage.kills_gateway_at());
+                        }
                     }
                     Some(_) => {}
                     None => speaks = false,

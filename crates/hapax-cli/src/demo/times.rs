@@ -16,7 +16,7 @@ pub(crate) const UPSTREAM: Duration = Duration::from_millis(600);
 pub(crate) const REQUEST: Duration = Duration::from_millis(1_200);
 
 /// What the service sleeps when it stalls: longer than anybody waits.
-pub(crate) const STALL: Duration = Duration::from_millis(1_800);
+pub(crate) const STALL: Duration = Duration::from_millis(2_500);
 
 /// How long a held request waits to be killed. It does not wait that long.
 pub(crate) const HOLD: Duration = Duration::from_secs(10);
