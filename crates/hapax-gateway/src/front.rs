@@ -72,10 +72,13 @@ impl Front {
         request: Request<Incoming>,
     ) -> Result<Request<Body>, Problem> {
         if let Some(refusal) = heads.refusal() {
-            return Err(Problem::new(Code::MalformedRequest, format!("{refusal}.")));
+            return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
         if self.work.phase() > Phase::Serving {
-            let problem = Problem::new(Code::Draining, "this server is shutting down");
+            let problem = Problem::new(
+                Code::Draining,
+                "This server is shutting down; another one may answer.",
+            );
             return Err(problem.retry_after(Duration::from_secs(1)));
         }
         let (parts, incoming) = request.into_parts();
@@ -88,8 +91,10 @@ impl Front {
         let body = if kept && fits && !http_body::Body::is_end_stream(&body) {
             let need = need(&hint, self.max_request_body);
             let Ok(Some(share)) = timeout(self.stall, self.memory.share(need)).await else {
-                let problem =
-                    Problem::new(Code::Overloaded, "too many request bodies are held in memory");
+                let problem = Problem::new(
+                    Code::Overloaded,
+                    "Too many request bodies are held in memory. Nothing was executed.",
+                );
                 return Err(problem.retry_after(Duration::from_secs(1)));
             };
             Body::new(Gathered::new(body, self.max_request_body, share))
@@ -98,6 +103,12 @@ impl Front {
         };
         Ok(Request::from_parts(parts, body))
     }
+}
+
+fn sentence(clause: &str) -> String {
+    let mut letters = clause.chars();
+    let first = letters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(letters).chain(['.']).collect()
 }
 
 fn close(response: &mut Response<Body>) {

@@ -42,6 +42,9 @@ use wire::Wire;
 /// The most bytes of a response head, and that hyper buffers of a body.
 const MAX_BUFFER: usize = 128 * 1024;
 
+/// Why requests under way are cut off.
+const ENDING: &str = "the gateway is ending";
+
 /// How long a connection may take to be made. Nothing is sent before.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -76,10 +79,10 @@ pub(crate) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Busy => "too many requests to the upstream are under way, nothing was sent",
-            Self::Unreachable(_) => "the upstream could not be reached, nothing was sent",
-            Self::Broken(_) => "the connection to the upstream broke after the request was sent",
-            Self::Timeout => "the upstream did not answer in time",
+            Self::Busy => "Too many requests to the upstream are under way. Nothing was sent.",
+            Self::Unreachable(_) => "The upstream could not be reached. Nothing was sent.",
+            Self::Broken(_) => "The upstream broke off: the request may have taken effect.",
+            Self::Timeout => "No answer came in time: the request may have taken effect.",
         })
     }
 }
@@ -168,10 +171,16 @@ impl Upstream {
         let authority = &self.inner.authority;
         // Brackets around an IPv6 address belong to the authority, not to the address.
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        let connect = TcpStream::connect((host, authority.port_u16().unwrap_or(80)));
-        let stream = match timeout(CONNECT.min(self.inner.timeout), connect).await {
-            Ok(stream) => stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        let connect = async {
+            let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(80))).await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        };
+        let stream = tokio::select! {
+            stream = timeout(CONNECT.min(self.inner.timeout), connect) => {
+                stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            }
+            () = cut(self.inner.cut.subscribe()) => Err(io::Error::other(ENDING)),
         };
         let stream = stream.map_err(|error| Failure::Unreachable(error.into()))?;
         Wire::open(stream).await.map_err(|error| Failure::Unreachable(error.into()))
@@ -201,7 +210,7 @@ impl Upstream {
                 }
             }
         };
-        let (failure, again): (fn(BoxError) -> Failure, _) = match sent {
+        let (failure, reason): (fn(BoxError) -> Failure, _) = match sent {
             Sent::Answered(Ok(response)) => return Ok((wire, response)),
             Sent::Answered(Err(mut error)) => {
                 let again = error.take_message();
@@ -215,14 +224,14 @@ impl Upstream {
                     Unanswered { failure: Failure::Broken(error), again: None }
                 });
             }
-            Sent::Cut => (Failure::Broken, "the gateway is ending"),
+            Sent::Cut => (Failure::Broken, ENDING),
             Sent::Silent => (|_| Failure::Timeout, "no answer in time"),
         };
         wire.end().await;
         let failure = if wire.meter.written() == before {
-            Failure::Unreachable(again.into())
+            Failure::Unreachable(reason.into())
         } else {
-            failure(again.into())
+            failure(reason.into())
         };
         Err(Unanswered { failure, again: None })
     }
@@ -303,7 +312,7 @@ impl http_body::Body for Receiving {
             );
         }
         if this.cut.as_mut().poll(cx).is_ready() {
-            let error = Failure::Broken("the gateway is ending".into());
+            let error = Failure::Broken(ENDING.into());
             return Poll::Ready(Some(Err(error.into())));
         }
         let silence = this.silence;
@@ -320,5 +329,115 @@ impl http_body::Body for Receiving {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A connection that takes `takes` bytes, and then breaks.
+    struct Breaking {
+        takes: usize,
+    }
+
+    impl AsyncRead for Breaking {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Breaking {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.takes == 0 {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let taken = self.takes.min(bytes.len());
+            self.takes -= taken;
+            Poll::Ready(Ok(taken))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// An upstream that answers, and one kept connection to it.
+    async fn with_kept<S>(io: S) -> (Upstream, TcpListener)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let upstream = Upstream::new(authority, Duration::from_secs(5), 10);
+        let mut wire = Wire::open(io).await.unwrap();
+        wire.sender.ready().await.unwrap();
+        upstream.inner.pool.put(wire);
+        (upstream, listener)
+    }
+
+    fn request() -> Request<Body> {
+        let mut request = Request::new(Body::from(Bytes::from_static(b"body")));
+        *request.method_mut() = http::Method::POST;
+        request
+    }
+
+    #[tokio::test]
+    async fn a_kept_connection_that_is_gone_is_replaced() {
+        let (here, there) = duplex(1024);
+        let (upstream, listener) = with_kept(here).await;
+        // Nothing runs in between: the gateway cannot know when it takes the connection.
+        drop(there);
+        let answering = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = vec![0; 1024];
+            let mut read = 0;
+            while !buffer[..read].ends_with(b"body") {
+                read += stream.read(&mut buffer[read..]).await.unwrap();
+            }
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+        };
+        let (response, ()) = tokio::join!(upstream.send(request()), answering);
+        assert_eq!(response.unwrap().status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_took_nothing_leaves_nothing_unknown() {
+        let (upstream, _listener) = with_kept(Breaking { takes: 0 }).await;
+        let failure = upstream.send(request()).await.unwrap_err();
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
+        let (upstream, listener) = with_kept(Breaking { takes: 1 }).await;
+        let failure = tokio::select! {
+            failure = upstream.send(request()) => failure.unwrap_err(),
+            _ = listener.accept() => panic!("it was sent again"),
+        };
+        assert!(matches!(failure, Failure::Broken(_)), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn too_many_at_once_are_refused() {
+        let (upstream, _listener) = with_kept(Breaking { takes: 9999 }).await;
+        let places = upstream.inner.places.clone().acquire_many_owned(10).await.unwrap();
+        assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+        drop(places);
     }
 }
