@@ -10,7 +10,6 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Any error of a body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -34,8 +33,6 @@ pub struct Body {
     read: Option<Bytes>,
     /// What comes after it.
     rest: Rest,
-    /// Its share of the memory for bodies, given back when it is dropped.
-    share: Option<OwnedSemaphorePermit>,
 }
 
 enum Rest {
@@ -48,7 +45,7 @@ impl Body {
     /// A body without content.
     #[must_use]
     pub const fn empty() -> Self {
-        Self { read: None, rest: Rest::Nothing, share: None }
+        Self { read: None, rest: Rest::Nothing }
     }
 
     /// A body that streams `body`.
@@ -63,21 +60,12 @@ impl Body {
     /// A body in memory, with its trailers.
     #[must_use]
     pub fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self {
-            read: some(bytes),
-            rest: trailers.map_or(Rest::Nothing, Rest::Trailers),
-            share: None,
-        }
+        Self { read: some(bytes), rest: trailers.map_or(Rest::Nothing, Rest::Trailers) }
     }
 
     /// What was read of a body already, and then what remains of it.
     pub(crate) fn resumed(read: Bytes, body: Erased) -> Self {
-        Self { read: some(read), rest: Rest::Stream(body), share: None }
-    }
-
-    /// The same, with its share of the memory.
-    pub(crate) fn with_share(self, share: Option<OwnedSemaphorePermit>) -> Self {
-        Self { share, ..self }
+        Self { read: some(read), rest: Rest::Stream(body) }
     }
 }
 
@@ -149,11 +137,7 @@ impl fmt::Debug for Body {
             Rest::Nothing | Rest::Trailers(_) => "in memory",
             Rest::Stream(_) => "streamed",
         };
-        write!(
-            f,
-            "Body({kind}, {} shares)",
-            self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
-        )
+        write!(f, "Body({kind})")
     }
 }
 

@@ -12,17 +12,16 @@ use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Body as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
+use tracing::Instrument;
 
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
-use super::memory::shrink;
 use super::observe::Event;
 use super::policy::{COME_BACK, Doubt, Reconciled, RoutePolicy, StoreOutage};
 use super::service::{Ticket, draining};
-use super::work::{Work, catch};
+use super::work::{Work, catch, cut_off, keep};
 use crate::body::{Body, BoxError, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
@@ -54,7 +53,7 @@ where
 
     let claimed = {
         let claiming = async {
-            let (body, trailers, share) = read(&layer, &policy, body).await?;
+            let (body, trailers) = read(&layer, &policy, body).await?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {
                 scheme: &policy.options.fingerprint,
@@ -69,25 +68,28 @@ where
                 layer.observe(&policy, Event::Asked);
                 claim = ask(&policy, &key, &parts, question, &asked).await;
             }
-            Ok((claim, body, trailers, share))
+            Ok((claim, body, trailers))
         };
         tokio::select! {
             claimed = claiming => claimed,
             () = pass.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, body, trailers, share) = match claimed {
+    let (claim, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.refuse(&policy, &problem)),
     };
-    let request = Request::from_parts(parts, Body::whole(body, trailers).with_share(share));
+    let request = Request::from_parts(parts, Body::whole(body, trailers));
     match settle(&layer, &policy, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
-            let mut response = inner.call(request).await?.map(Body::new);
+            let mut response = tokio::select! {
+                response = inner.call(request) => response?.map(Body::new),
+                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &cut_off())),
+            };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
             Ok(response)
@@ -95,21 +97,20 @@ where
     }
 }
 
-type Read = (Bytes, Option<HeaderMap>, Option<OwnedSemaphorePermit>);
-
-async fn read<Q>(layer: &IdempotencyLayer, policy: &RoutePolicy, body: Q) -> Result<Read, Problem>
+async fn read<Q>(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    body: Q,
+) -> Result<(Bytes, Option<HeaderMap>), Problem>
 where
     Q: http_body::Body<Data = Bytes> + Send + 'static,
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
     let mut body = erase(body);
-    let mut share = layer.memory.requests.share(body.size_hint(), limit).await;
+    let share = layer.memory.requests.share(body.size_hint(), limit).await;
     match gather(&mut body, limit).await {
-        Gathered::Whole { body, trailers } => {
-            shrink(&mut share, body.len());
-            Ok((body, trailers, share))
-        }
+        Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
         Gathered::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))
@@ -137,10 +138,7 @@ async fn ask(
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Reconciled::Happened(response))) => {
-            let whole = Whole::of(&response, None, options.cookies);
-            Verdict::Happened(Stored::Whole(whole).outcome())
-        }
+        Ok(Ok(Reconciled::Happened(response))) => Verdict::Happened(keep(policy, &response, None)),
         Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
         Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
@@ -246,10 +244,11 @@ where
 {
     let work = Work { layer: Arc::clone(&layer), policy: Arc::clone(&policy), pass };
     let (answer, answered) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
+    let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
         drop(answer.send(work.run(lease, inner, request).await));
-    });
+    };
+    tokio::spawn(work.in_current_span());
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");

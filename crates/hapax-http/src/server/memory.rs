@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http_body::SizeHint;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -40,25 +41,43 @@ impl Memory {
     }
 }
 
+/// A part of a pool.
+#[derive(Debug)]
+pub(super) struct Share(Option<OwnedSemaphorePermit>);
+
 impl Pool {
     /// A share for a body of which at most `limit` bytes and a frame are held. One that is larger
     /// than the pool gets all of it: it waits until it is alone.
     ///
     /// Dropped while it waits, it leaves its place in the queue.
-    pub(super) async fn share(&self, size: SizeHint, limit: usize) -> Option<OwnedSemaphorePermit> {
-        let Bounded { free, units: all } = self.0.as_ref()?;
+    pub(super) async fn share(&self, size: SizeHint, limit: usize) -> Share {
+        let Some(Bounded { free, units: all }) = &self.0 else { return Share(None) };
         let upper = size.upper().map(|upper| usize::try_from(upper).unwrap_or(usize::MAX));
         let most = upper.map_or(limit, |upper| upper.min(limit));
         // The pool is never closed, so that this is always a share.
-        Arc::clone(free).acquire_many_owned(units(most).min(*all)).await.ok()
+        Share(Arc::clone(free).acquire_many_owned(units(most).min(*all)).await.ok())
     }
 }
 
-/// Gives back what a body of `length` bytes turned out not to need.
-pub(super) fn shrink(share: &mut Option<OwnedSemaphorePermit>, length: usize) {
-    if let Some(share) = share {
-        let surplus = share.num_permits().saturating_sub(units(length) as usize);
-        drop(share.split(surplus));
+impl Share {
+    /// Ties the share to what was read: it is given back with the last reference to the bytes,
+    /// wherever they went; what was not needed of it, now.
+    pub(super) fn hold(self, bytes: Bytes) -> Bytes {
+        let Some(mut permit) = self.0 else { return bytes };
+        let surplus = permit.num_permits().saturating_sub(units(bytes.len()) as usize);
+        drop(permit.split(surplus));
+        Bytes::from_owner(Held { bytes, _permit: permit })
+    }
+}
+
+struct Held {
+    bytes: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

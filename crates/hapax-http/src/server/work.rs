@@ -11,7 +11,6 @@ use hapax::{FinishError, Lease, Outcome};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
 use http_body::Body as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -19,7 +18,6 @@ use super::execution::{Execution, Said};
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
-use super::memory::shrink;
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use crate::body::{Body, BoxError, erase};
@@ -41,10 +39,11 @@ enum Given {
     Whole {
         response: Response<Bytes>,
         trailers: Option<HeaderMap>,
-        share: Option<OwnedSemaphorePermit>,
     },
     /// Too large, or a stream: the rest is still to come.
-    Unkept { response: Response<Body> },
+    Unkept {
+        response: Response<Body>,
+    },
     /// The response broke off.
     Broken,
 }
@@ -87,8 +86,8 @@ impl Work {
         };
         let took = began.elapsed();
         let problem = match given {
-            Some(Ok(Ok(Given::Whole { response, trailers, share }))) => {
-                let (ending, response) = self.whole(execution.said(), response, trailers, share);
+            Some(Ok(Ok(Given::Whole { response, trailers }))) => {
+                let (ending, response) = self.whole(execution.said(), response, trailers);
                 return Ok(self.answer(lease, ending, took, Answer::Response(response)).await);
             }
             Some(Ok(Ok(Given::Unkept { response }))) => {
@@ -107,11 +106,7 @@ impl Work {
                 Code::HandlerFailed,
                 "The handler failed in the middle: the request may have taken effect.",
             ),
-            None => Problem::new(
-                Code::UpstreamTimeout,
-                "The server is shutting down and could not wait: the request may have taken \
-                 effect.",
-            ),
+            None => cut_off(),
         };
         Ok(self.answer(lease, Ending::unknown(), took, Answer::Problem(problem)).await)
     }
@@ -130,15 +125,14 @@ impl Work {
             return Given::Unkept { response };
         }
         let limit = options.max_response_body;
-        let mut share = self.layer.memory.responses.share(body.size_hint(), limit).await;
+        let share = self.layer.memory.responses.share(body.size_hint(), limit).await;
         match gather(&mut body, limit).await {
             Gathered::Whole { body, trailers } => {
-                shrink(&mut share, body.len());
-                Given::Whole { response: Response::from_parts(head, body), trailers, share }
+                let response = Response::from_parts(head, share.hold(body));
+                Given::Whole { response, trailers }
             }
             Gathered::TooLarge { read } => {
-                shrink(&mut share, read.len());
-                let body = Body::resumed(read, body).with_share(share);
+                let body = Body::resumed(share.hold(read), body);
                 Given::Unkept { response: Response::from_parts(head, body) }
             }
             Gathered::Broken(error) => {
@@ -153,7 +147,6 @@ impl Work {
         said: Said,
         mut response: Response<Bytes>,
         trailers: Option<HeaderMap>,
-        share: Option<OwnedSemaphorePermit>,
     ) -> (Ending, Response<Body>) {
         // A length that is not the body's would break off this answer and every replay of it.
         let length = response.body().len().to_string();
@@ -162,16 +155,14 @@ impl Work {
                 *name != CONTENT_LENGTH || value.as_bytes() == length.as_bytes()
             });
         }
-        let whole = Whole::of(&response, trailers.as_ref(), self.policy.options.cookies);
-        let mut kept = Stored::Whole(whole).outcome();
-        if kept.bytes().len() > hapax::codec::MAX_OUTCOME {
-            self.layer.observe(&self.policy, Event::NotRetained);
-            kept = Stored::NotRetained { status: response.status() }.outcome();
-        }
         let (head, body) = response.into_parts();
         let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
-        let body = Body::whole(body, trailers).with_share(share);
-        let ending = Ending { class, retention, kept: Some(kept) };
+        let response = Response::from_parts(head, body);
+        let kept =
+            (class != Class::Retryable).then(|| keep(&self.policy, &response, trailers.as_ref()));
+        let (head, body) = response.into_parts();
+        let body = Body::whole(body, trailers);
+        let ending = Ending { class, retention, kept };
         (ending, first(Response::from_parts(head, body)))
     }
 
@@ -267,6 +258,27 @@ impl Ending {
     const fn unknown() -> Self {
         Self { class: Class::Unknown, retention: None, kept: None }
     }
+}
+
+/// What is kept of a response that is at hand. A record holds no more than so much.
+pub(super) fn keep(
+    policy: &RoutePolicy,
+    response: &Response<Bytes>,
+    trailers: Option<&HeaderMap>,
+) -> Outcome {
+    let whole = Whole::of(response, trailers, policy.options.cookies);
+    let kept = Stored::Whole(whole).outcome();
+    if kept.bytes().len() <= hapax::codec::MAX_OUTCOME {
+        return kept;
+    }
+    Stored::NotRetained { status: response.status() }.outcome()
+}
+
+/// What a client hears whose handler was stopped at the end of a drain.
+pub(super) fn cut_off() -> Problem {
+    let detail =
+        "The server is shutting down and could not wait: the request may have taken effect.";
+    Problem::new(Code::UpstreamTimeout, detail)
 }
 
 /// Marks the answer of the execution itself.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_http::server::{Drained, RouteOptions};
+use hapax_http::server::{Drained, RouteOptions, StoreOutage};
 use tokio::time::{Instant, sleep};
 
-use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
+use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
 
 const GRACE: Duration = Duration::from_secs(25);
 
@@ -86,6 +86,24 @@ async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
     assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 2 });
     assert_eq!(waiting.await.unwrap().code(), "draining");
     assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_what_runs_unprotected_is_cut_off_too() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let layer = world.layer(options);
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    world.store.is(Mood::Down);
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1 });
+    assert_eq!(client.await.unwrap().code(), "upstream-timeout");
 }
 
 /// A client that is gone does not keep a drain from waiting for its work.
