@@ -81,7 +81,7 @@ impl Shop {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Payments that need no more requests, or only later ones.
+    /// Payments that have ended so far.
     pub(crate) fn ended(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -108,7 +108,6 @@ impl Shop {
                 Ok(ended) => ends.push(ended),
                 Err(unknown) => drop(later.spawn(unknown.come_back())),
             }
-            self.ended.fetch_add(1, Ordering::Relaxed);
         }
         while let Some(ended) = later.join_next().await {
             ends.extend(ended);
@@ -134,14 +133,14 @@ impl Payment {
         let mut pause = Duration::from_millis(25);
         while Instant::now() < deadline {
             let after = match self.ask().await {
-                Meaning::Final(end) => return Ok(Ended { key: self.key, end }),
+                Meaning::Final(end) => return Ok(self.end(end)),
                 Meaning::Unknown => return Err(self),
                 Meaning::Again(after) => after,
             };
             sleep(after.unwrap_or_else(|| self.jitter(pause)).min(times::PAUSE)).await;
             pause = (pause * 2).min(times::PAUSE);
         }
-        Ok(Ended { key: self.key, end: End::Unresolved })
+        Ok(self.end(End::Unresolved))
     }
 
     /// Asks again and again what became of it.
@@ -152,10 +151,15 @@ impl Payment {
             sleep(self.jitter(pause)).await;
             pause = (pause * 2).min(times::LATER);
             if let Meaning::Final(end) = self.ask().await {
-                return Ended { key: self.key, end };
+                return self.end(end);
             }
         }
-        Ended { key: self.key, end: End::Unresolved }
+        self.end(End::Unresolved)
+    }
+
+    fn end(self, end: End) -> Ended {
+        self.shop.ended.fetch_add(1, Ordering::Relaxed);
+        Ended { key: self.key, end }
     }
 
     async fn ask(&self) -> Meaning {
