@@ -7,3 +7,7 @@
 )]
 
 mod demo;
+mod gateway;
+mod help;
+mod keys;
+mod world;
