@@ -78,8 +78,8 @@ pub struct Config {
 pub struct Limits {
     /// Connections of clients; further ones wait to be accepted. Default 4,096.
     pub connections: usize,
-    /// Bytes of memory held for the bodies of requests and responses under protection. A request
-    /// waits for its share as long as a slow body may take, then it is refused. Default 256 MiB.
+    /// Bytes of memory held for the bodies of requests with keys and of their responses, half for
+    /// each. A body for which there is no room is not read until there is. Default 256 MiB.
     pub body_memory: usize,
     /// How long a client may take to send a request's head; also how long a connection may be
     /// idle. Default 30 s.

@@ -22,7 +22,6 @@ use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::keys::Keys;
 use crate::listener;
-use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
@@ -268,27 +267,21 @@ fn run(
     };
     let metrics = Arc::new(Metrics::new(config.retention));
     let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
+        .body_memory(config.limits.body_memory)
         .observer(Arc::clone(&metrics) as _);
     if let Some(docs) = &config.docs_url {
         layer = layer.docs(docs.clone());
     }
 
     let work = Work::new();
-    let (requests, responses) = Memory::halves(config.limits.body_memory);
-    let proxy = Proxy {
-        upstream,
-        memory: responses,
-        max_response_body: config.max_response_body,
-        docs: config.docs_url.clone(),
-    };
+    let proxy = Proxy { upstream, docs: config.docs_url.clone(), metrics: Arc::clone(&metrics) };
     let front = Arc::new(Front {
         service: layer.layer(proxy),
         work: work.clone(),
-        memory: requests,
         methods: config.methods.clone(),
-        max_request_body: config.max_request_body,
         stall: config.limits.stall,
         docs: config.docs_url.clone(),
+        metrics: Arc::clone(&metrics),
     });
     let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
     let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);

@@ -36,7 +36,6 @@ mod gateway;
 mod guard;
 pub mod keys;
 mod listener;
-mod memory;
 mod metrics;
 mod proxy;
 mod reconcile;

@@ -125,19 +125,6 @@ impl Upstream {
         self.inner.cut.send_replace(true);
     }
 
-    /// What `wait` gives, unless the requests under way are ended first. For what comes after the
-    /// head of a response: the request was sent.
-    pub(crate) async fn unless_cut<T>(
-        &self,
-        wait: impl Future<Output = Option<T>>,
-    ) -> Result<T, Failure> {
-        let got = tokio::select! {
-            got = timeout(self.inner.timeout, wait) => got.ok().flatten(),
-            () = cut(self.inner.cut.subscribe()) => None,
-        };
-        got.ok_or_else(|| Failure::Broken("there was no room for the response in time".into()))
-    }
-
     /// Sends a request in origin form, and waits for the head of the response.
     ///
     /// Dropping the future ends the connection; what was sent stays sent.

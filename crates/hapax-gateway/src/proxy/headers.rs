@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
-    HeaderName, HeaderValue, TE, VIA,
+    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    TE, VIA,
 };
 use http::uri::Authority;
 
@@ -58,13 +58,6 @@ pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     for name in own {
         headers.remove(name);
     }
-}
-
-/// Whether a response streams events: the layer does not keep those.
-pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    let media = kind.split(|byte| *byte == b';').next().unwrap_or_default();
-    media.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
 /// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names.
