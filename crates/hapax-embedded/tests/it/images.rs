@@ -1,7 +1,8 @@
 //! What a power failure leaves behind: images of the file that drop, tear and reorder what was
 //! not synced. Each opens, and holds every swap that was acknowledged, byte for byte.
 //!
-//! `HAPAX_IMAGES` says how many images to look at, 60 if it is not set; `HAPAX_SEED` which.
+//! `HAPAX_IMAGES` says how many images to look at, 60 if it is not set; `HAPAX_SEED` which:
+//! `HAPAX_IMAGES=1000 cargo test --release -p hapax-embedded --test it images -- --nocapture`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -89,43 +90,60 @@ type Past<'a> = [(&'a History, usize)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_acknowledged_swap_survives_every_power_failure() {
-    let (images, seed) = (setting("HAPAX_IMAGES", 60), setting("HAPAX_SEED", 1));
+    survive(u64::MAX, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_survive_with_quick_recovery() {
+    survive(0, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_survive_a_disk_whose_syncs_fail() {
+    survive(u64::MAX, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_survive_failing_syncs_with_quick_recovery() {
+    survive(0, true).await;
+}
+
+async fn survive(above: u64, failing: bool) {
+    // Four tests share them.
+    let (images, seed) = (setting("HAPAX_IMAGES", 60) / 4, setting("HAPAX_SEED", 1));
     let dice = SeededEntropy::new(seed);
-    for (above, failing) in [(0, false), (0, true), (u64::MAX, false), (u64::MAX, true)] {
-        let run = run(&dice, Lies::None, failing, above).await;
-        let mut points: Vec<_> =
-            (0..images / 4).map(|_| dice.below(run.log.len() as u64 + 1) as usize).collect();
-        points.sort_unstable();
-        let mut crashes = Crashes::new(run.start.clone(), &run.log);
-        let mut twice = 0;
-        for at in points {
-            let loss = Loss::ALL[dice.below(5) as usize];
-            let image = crashes.image(at, loss, &dice);
-            let past = [(&run.history, at)];
-            if let Err(found) = check(image.clone(), &past).await {
-                panic!("seed {seed}, {loss:?} after {at} of {}: {found}", run.log.len());
-            }
-            // Power fails again while, or soon after, that image is opened.
-            if dice.below(2) == 0 {
-                let again = second(image, &dice, above).await;
-                let at = dice.below(again.log.len() as u64 + 1) as usize;
-                let image = Crashes::new(again.start, &again.log).image(at, loss, &dice);
-                let past = [past[0], (&again.history, at)];
-                if let Err(found) = check(image, &past).await {
-                    panic!("seed {seed}, {loss:?} in the recovery, after {at}: {found}");
-                }
-                twice += 1;
-            }
+    let run = run(&dice, Lies::None, failing, above).await;
+    let end = run.log.len();
+    let mut points: Vec<_> = (0..images).map(|_| dice.below(end as u64 + 1) as usize).collect();
+    points.sort_unstable();
+    let mut crashes = Crashes::new(run.start.clone(), &run.log);
+    let mut twice = 0;
+    for at in points {
+        let loss = Loss::ALL[dice.below(5) as usize];
+        let image = crashes.image(at, loss, &dice);
+        let past = [(&run.history, at)];
+        if let Err(found) = check(image.clone(), &past).await {
+            panic!("seed {seed}, {loss:?} after {at} of {end}: {found}");
         }
-        eprintln!(
-            "{} images of {} operations, {twice} of them failed twice, seed {seed}, \
-             quick recovery {}, failing syncs {failing}",
-            images / 4 + twice,
-            run.log.len(),
-            above == 0,
-        );
-        assert!(twice > 0);
+        // Power fails again while, or soon after, that image is opened.
+        if dice.below(2) == 0 {
+            let again = second(image, &dice, above).await;
+            let at = dice.below(again.log.len() as u64 + 1) as usize;
+            let image = Crashes::new(again.start, &again.log).image(at, loss, &dice);
+            let past = [past[0], (&again.history, at)];
+            if let Err(found) = check(image, &past).await {
+                panic!("seed {seed}, {loss:?} in the recovery, after {at}: {found}");
+            }
+            twice += 1;
+        }
     }
+    eprintln!(
+        "{} images of {end} operations, {twice} of them failed twice, seed {seed}, \
+         quick recovery {}, failing syncs {failing}",
+        images + twice,
+        above == 0,
+    );
+    assert!(twice > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
