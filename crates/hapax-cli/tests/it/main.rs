@@ -7,6 +7,7 @@
 )]
 
 mod demo;
+mod torture;
 mod gateway;
 mod help;
 mod keys;
