@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
+use super::keys::Untouchable;
 use super::world::{
     App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, respond, send,
 };
@@ -33,8 +34,7 @@ async fn wire_19_a_request_over_its_limit_claims_nothing() {
         async { respond(201, "") }
     });
     // With a length it is refused unread, without one as soon as it shows.
-    let whole = Bytes::from(vec![b' '; 11]);
-    let answer = send(&app, pay("k", "").map(|_| Body::from(whole))).await;
+    let answer = send(&app, pay("k", "").map(|_| Body::new(Untouchable))).await;
     assert_eq!((answer.status.as_u16(), &*answer.code()), (413, "body-too-large"));
     let frames = Frames::of(1000, 4);
     let polled = frames.read.clone();
@@ -218,4 +218,31 @@ async fn memory_for_bodies_is_bounded() {
     }
     assert_eq!(small.await.unwrap().status, 201);
     assert_eq!(inside.count(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_a_body_did_not_need_is_given_back() {
+    let world = World::new();
+    let (inside, go) = (Runs::default(), Signal::new());
+    let handler = (inside.clone(), go.clone());
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let (inside, go) = handler.clone();
+        async move {
+            inside.next();
+            go.wait().await;
+            drop(request);
+            respond(201, "")
+        }
+    });
+    // Of unknown length: each takes half of the pool until it turns out to be small.
+    let clients: Vec<_> = (0..10)
+        .map(|at| pay(&format!("k{at}"), "").map(|_| Body::new(Frames::of(2, 10))))
+        .map(|request| begin(&app, request))
+        .collect();
+    inside.reach(10).await;
+    go.give();
+    for client in clients {
+        assert_eq!(client.await.unwrap().status, 201);
+    }
 }
