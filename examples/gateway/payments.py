@@ -4,7 +4,7 @@
     python3 payments.py PORT
 
 POST /payments            charges; "seconds" in the body is how long that takes
-GET  /ledger              every charge so far
+GET  /ledger              how many charges have begun, and every one so far
 GET  /charges/by-key      what became of the key in `Idempotency-Key` (asked by `reconcile`)
 """
 import json
@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 lock = threading.Lock()
 ledger = []
+begun = 0
 refused = {}  # key -> the largest fence that was told "did not happen"
 
 
@@ -25,6 +26,9 @@ class Payments(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         key = self.headers.get("Idempotency-Key", "").strip('"')
         fence = int(self.headers.get("Idempotency-Fence", 0))
+        global begun
+        with lock:
+            begun += 1
         time.sleep(body.get("seconds", 0))
         with lock:
             if fence and fence <= refused.get(key, 0):
@@ -36,7 +40,7 @@ class Payments(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/ledger":
             with lock:
-                return self.answer(200, {"charges": len(ledger), "ledger": ledger})
+                return self.answer(200, {"begun": begun, "charges": len(ledger), "ledger": ledger})
         key = self.headers.get("Idempotency-Key", "").strip('"')
         fence = int(self.headers.get("Idempotency-Fence", 0))
         with lock:

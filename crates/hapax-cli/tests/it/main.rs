@@ -7,8 +7,9 @@
 )]
 
 mod demo;
-mod torture;
 mod gateway;
 mod help;
 mod keys;
+mod session;
+mod torture;
 mod world;
