@@ -34,7 +34,7 @@ gate=${GATEWAY_PORT:-$(free_port)}
 admin=${ADMIN_PORT:-$(free_port)}
 start() {
     "$hapax" gateway --upstream "http://127.0.0.1:$port" --listen "127.0.0.1:$gate" \
-        --admin "127.0.0.1:$admin" --store "file:$work/hapax.db" --lease 2s --upstream-timeout 3s \
+        --admin "127.0.0.1:$admin" --store "file:$work/hapax.db" --lease 2s --upstream-timeout 6s \
         "$@" >>"$work/gateway.log" 2>&1 & gateway=$!
     until_up "http://127.0.0.1:$admin/readyz"
 }
@@ -120,7 +120,7 @@ start $ask
 killed k-6 600
 # shellcheck disable=SC2086
 start $ask
-for _ in $(seq 100); do
+for _ in $(seq 300); do
     run "$pay -H 'Idempotency-Key: \"k-6\"' -d '{\"amount\": 600, \"seconds\": 2}'" >"$work/out"
     [[ $seen == *"201 Created"* ]] && break
     expect '"outcome-unknown"'
