@@ -38,7 +38,7 @@ const MAX_SWAPS: usize = 512;
 const MAX_BYTES: usize = 16 << 20;
 /// Entries of the index of due cells that one transaction looks at: few, so that swaps which
 /// share the commit hardly notice.
-const MAX_DUE: u32 = 32;
+const MAX_DUE: u32 = 16;
 /// Between two attempts to open the database again.
 const REOPEN_AFTER: Duration = Duration::from_millis(100);
 
