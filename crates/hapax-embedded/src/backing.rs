@@ -34,11 +34,19 @@ pub trait Backing: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct FileBacking {
     path: PathBuf,
+    make: bool,
 }
 
 impl FileBacking {
+    /// One that holds a database. A file that is gone or empty was lost, and is an error: a new
+    /// one in its place would have forgotten everything without a word.
+    pub(crate) fn existing(path: &Path) -> Self {
+        Self { path: path.to_owned(), make: false }
+    }
+
+    /// One that is to be made.
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), make: true }
     }
 
     pub(crate) fn exists(&self) -> io::Result<bool> {
@@ -49,9 +57,12 @@ impl FileBacking {
 impl Backing for FileBacking {
     fn open(&self) -> io::Result<Disk> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        options.read(true).write(true).create_new(self.make);
         owner_only(&mut options);
         let file = options.open(&self.path)?;
+        if !self.make && file.metadata()?.len() == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
+        }
         Ok(Disk::new(FileBackend::new(file).map_err(io::Error::other)?))
     }
 

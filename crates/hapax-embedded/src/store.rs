@@ -76,7 +76,7 @@ impl EmbeddedStore {
     pub fn open(options: Options) -> Result<Self, OpenError> {
         let path = options.path.clone();
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
-        let backing = FileBacking::new(&path);
+        let backing = FileBacking::existing(&path);
         let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
         let secret = match &options.secret {
             SecretSource::File(file) => {

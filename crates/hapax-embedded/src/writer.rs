@@ -116,7 +116,10 @@ impl Writer {
     }
 
     fn transact(&mut self, database: &Database) -> Ended {
-        let begun = database::begin(database, self.quick_recovery());
+        // No length: somebody took the file away, and what goes into it now is lost.
+        let length = self.backing.length().map_err(redb::Error::from);
+        let begun = length
+            .and_then(|length| database::begin(database, length >= self.quick_recovery_above));
         let transaction = match begun {
             Ok(transaction) => transaction,
             Err(error) => return Ended::Failed { answered: Vec::new(), error },
@@ -315,11 +318,6 @@ impl Writer {
         if let Some(lock) = &self.lock {
             lock.release();
         }
-    }
-
-    fn quick_recovery(&self) -> bool {
-        // A size that cannot be told is taken for large: that costs time, never safety.
-        self.backing.length().map_or(true, |len| len >= self.quick_recovery_above)
     }
 
     fn full(&self) -> Option<DiskFull> {

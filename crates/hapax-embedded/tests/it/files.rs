@@ -141,6 +141,33 @@ fn what_is_no_database_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_database_that_lost_its_bytes_is_not_begun_anew() {
+    let (_directory, path) = temporary();
+    open(&path).unwrap().close().await;
+    std::fs::write(&path, "").unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("empty"), "{error}");
+}
+
+#[tokio::test]
+async fn nothing_is_acknowledged_once_the_file_is_taken_away() {
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    stored(&store, &claim(1)).await;
+    let away = directory.path().join("away.db");
+    std::fs::rename(&path, &away).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(store.swap(claim(2)).await, Err(StoreError::Unavailable(_))));
+    }
+    assert!(!path.exists(), "a new database took its place");
+    std::fs::rename(&away, &path).unwrap();
+    while store.swap(claim(2)).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert!(load(&store, 1).await.is_some());
+}
+
+#[tokio::test]
 async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
     for set in [1_000_000_000, 3_000_000_000] {
         let (_directory, path) = temporary();
