@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything here takes; a test that needs it fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The program with these arguments and nothing from outside.
 pub(crate) fn hapax(arguments: &[&str]) -> Command {
