@@ -1,11 +1,13 @@
 //! What it takes to trust a Hapax store, and Hapax itself.
 //!
 //! - [`suite`]: the rules that every [`Store`](hapax::Store) keeps, as tests to call.
+//! - [`sim`]: a seeded world of processes, store and network, in which everything goes wrong.
 //! - [`history`]: whether what concurrent callers were told could have been told one by one.
 
 mod clock;
 mod entropy;
 pub mod history;
+pub mod sim;
 pub mod suite;
 
 pub use clock::ManualClock;

@@ -10,3 +10,4 @@
 mod broken;
 mod history;
 mod memory;
+mod sim;
