@@ -49,7 +49,8 @@ const CLOSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub struct Gateway;
 
-/// A gateway that runs. Dropping it stops it at once, as a crash would.
+/// A gateway that runs. Dropping it closes its listeners and connections at once; executions under
+/// way end with the runtime, or by themselves.
 #[derive(Debug)]
 pub struct Running {
     local_addr: SocketAddr,

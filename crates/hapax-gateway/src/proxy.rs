@@ -40,6 +40,7 @@ impl Proxy {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or_else(unknown_peer, |peer| peer.0);
         headers::drop_own(&mut parts.headers, true);
+        headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
         let execution = parts.extensions.get::<Execution>();
         if let Some(execution) = execution {

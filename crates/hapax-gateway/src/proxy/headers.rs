@@ -6,9 +6,9 @@ use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    TE, VIA,
+    TE, TRANSFER_ENCODING, VIA,
 };
-use http::uri::Authority;
+use http::uri::{Authority, Uri};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -41,8 +41,24 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
 }
 
+/// Of a target in absolute form, the host is the target's, whatever `Host` says (RFC 9112 3.2.2).
+pub(super) fn name_host(headers: &mut HeaderMap, target: &Uri) {
+    let Some(authority) = target.authority() else { return };
+    let host = match authority.port() {
+        Some(port) => format!("{}:{port}", authority.host()),
+        None => authority.host().to_owned(),
+    };
+    if let Ok(host) = HeaderValue::from_str(&host) {
+        headers.insert(HOST, host);
+    }
+}
+
 /// Makes an upstream's fields what the client is to get.
 pub(super) fn to_client(headers: &mut HeaderMap) {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        // The coding said where the body ends; the length may be a lie (RFC 9112 6.3).
+        headers.remove(CONTENT_LENGTH);
+    }
     drop_hop_by_hop(headers);
 }
 
@@ -196,6 +212,19 @@ mod tests {
     #[test]
     fn a_missing_host_is_the_upstreams() {
         assert_eq!(passed("127.0.0.1:1", &[])["host"], "up:1");
+    }
+
+    #[test]
+    fn an_absolute_target_names_the_host() {
+        for (target, host) in [
+            ("http://u:p@b.example:81/x", "b.example:81"),
+            ("http://[::1]/x", "[::1]"),
+            ("/x", "a.example"),
+        ] {
+            let mut headers = map(&[("host", "a.example")]);
+            name_host(&mut headers, &target.parse().unwrap());
+            assert_eq!(headers["host"], host);
+        }
     }
 
     #[test]

@@ -263,3 +263,27 @@ async fn a_client_that_takes_nothing_is_given_up() {
     }
     assert!(raw.rest().await.len() < 64 << 20);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_can_be_read_in_two_ways_reaches_nobody_as_such() {
+    for bytes in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nabc",
+    ] {
+        for key in ["", "idempotency-key: k\r\n"] {
+            let mut upstream = RawUpstream::start().await;
+            let gateway = start(config(url(upstream.address))).await;
+            let mut raw = Raw::connect(gateway.local_addr()).await;
+            raw.send(format!("POST / HTTP/1.1\r\nhost: a\r\n{key}content-length: 1\r\n\r\nx"))
+                .await;
+            let (mut stream, _) = upstream.next().await;
+            stream.write_all(bytes.as_bytes()).await.unwrap();
+            let answer = raw.answer().await;
+            let lengths =
+                answer.headers.iter().filter(|(name, _)| name == "content-length").count();
+            let coded = !answer.header("transfer-encoding").is_empty();
+            assert!(lengths + usize::from(coded) == 1, "{answer:?}");
+            assert!(answer.text() == "ab" || answer.status == 502, "{answer:?}");
+        }
+    }
+}

@@ -26,6 +26,7 @@ async fn paths_and_queries_are_forwarded_as_they_came() {
     }
     raw.send(request("POST", "http://other.example/abs?q", &[], "x")).await;
     assert_eq!(raw.answer().await.status, 201);
+    assert_eq!(upstream.seen().last().unwrap().header("host"), "other.example");
     let seen: Vec<String> = upstream.seen().iter().map(|seen| seen.uri.to_string()).collect();
     let mut wanted = paths.map(str::to_owned).to_vec();
     wanted.push("/abs?q".into());
@@ -260,4 +261,45 @@ async fn a_large_response_passes_whole_and_is_not_retained() {
     assert_eq!((again.status, again.code().as_str()), (409, "response-not-retained"));
     assert_eq!(again.json()["original_status"], 200);
     assert_eq!(upstream.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_head_keeps_its_length() {
+    let upstream = Upstream::start(|_| async { text(200, "12345") }).await;
+    let gateway = start(config(upstream.url())).await;
+    let mut raw = Raw::connect(gateway.local_addr()).await;
+    for _ in 0..2 {
+        raw.send(request("HEAD", "/", &[], "")).await;
+        let answer = raw.answer_to(true).await.unwrap();
+        assert_eq!((answer.status, answer.header("content-length")), (200, "5"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_is_not_passed_on_and_the_connection_goes_on() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let mut raw = Raw::connect(gateway.local_addr()).await;
+    let fields = [
+        ("connection", "Upgrade, HTTP2-Settings"),
+        ("upgrade", "h2c"),
+        ("http2-settings", "AAMAAABkAAQAAP__"),
+    ];
+    for number in 1..=3 {
+        raw.send(request("POST", "/", &fields, "x")).await;
+        assert_eq!(raw.answer().await.text(), number.to_string());
+    }
+    for seen in upstream.seen() {
+        assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), ("", ""));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connect_is_not_served() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let mut raw = Raw::connect(gateway.local_addr()).await;
+    raw.send("CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n").await;
+    assert_eq!(raw.answer().await.code(), "malformed-request");
+    assert_eq!(upstream.seen().len(), 0);
 }
