@@ -59,10 +59,22 @@ pub(crate) struct Adopted {
 /// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
 /// error like any other.
 pub(crate) fn open(backing: &dyn Backing, cache_bytes: usize) -> Result<Database, DatabaseError> {
-    let open =
-        || Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?);
-    catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
-        Err(DatabaseError::Storage(StorageError::Corrupted("it cannot be recovered".into())))
+    guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?))
+}
+
+/// Compares every page with its checksum.
+pub(crate) fn verify(database: &mut Database) -> Result<(), DatabaseError> {
+    // What the engine could repair was no more than its map of free pages.
+    guarded(|| database.check_integrity().map(drop))
+}
+
+/// Runs the engine where damage may lead it astray: it checks the sums of its pages only when it
+/// recovers, and elsewhere it may panic over them.
+pub(crate) fn guarded<T, E: From<StorageError>>(
+    run: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        Err(StorageError::Corrupted("the engine broke off over what it read".into()).into())
     })
 }
 

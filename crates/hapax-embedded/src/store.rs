@@ -163,8 +163,11 @@ impl EmbeddedStore {
         lock: Option<Arc<LockFile>>,
         options: Options,
     ) -> Result<Self, OpenError> {
-        let database =
+        let mut database =
             database::open(&*backing, options.cache_bytes).map_err(OpenError::database)?;
+        if options.verify {
+            database::verify(&mut database).map_err(OpenError::database)?;
+        }
         let adopted = database::adopt(&database, &check(secret.as_ref()))?;
         let epoch = Epoch { number: adopted.epoch, opened_at: options.clock.now() };
         let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };

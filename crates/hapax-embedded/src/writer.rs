@@ -26,7 +26,7 @@ use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
-use crate::database;
+use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::lock_file::LockFile;
 use crate::queue::Woken;
@@ -158,7 +158,8 @@ impl Writer {
         let mut bytes = 0;
         while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let Some(job) = self.next() else { break };
-            match batch.apply(&job, self.shared.clock.now(), terms) {
+            let now = self.shared.clock.now();
+            match guarded(|| batch.apply(&job, now, terms)) {
                 Ok(answer) => {
                     bytes += job.sealed.len() + weight(&answer);
                     answered.push((job, answer));
@@ -172,7 +173,8 @@ impl Writer {
         }
         let mut removal = None;
         if let Some(reap) = self.reaps.front() {
-            match batch.remove_due(self.shared.clock.now(), reap.left.min(MAX_DUE)) {
+            let (now, limit) = (self.shared.clock.now(), reap.left.min(MAX_DUE));
+            match guarded(|| batch.remove_due(now, limit)) {
                 Ok(removed) => removal = Some(removed),
                 Err(error @ StorageError::Corrupted(_)) => {
                     let (over, again) = (None, answered);
