@@ -2,10 +2,12 @@
 //!
 //! - [`suite`]: the rules that every [`Store`](hapax::Store) keeps, as tests to call.
 //! - [`sim`]: a seeded world of processes, store and network, in which everything goes wrong.
+//! - [`faults`]: a network and stores that fail on purpose.
 //! - [`history`]: whether what concurrent callers were told could have been told one by one.
 
 mod clock;
 mod entropy;
+pub mod faults;
 pub mod history;
 pub mod sim;
 pub mod suite;

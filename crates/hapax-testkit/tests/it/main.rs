@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod faults;
 mod history;
 mod memory;
 mod sim;
