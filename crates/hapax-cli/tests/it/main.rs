@@ -10,6 +10,7 @@ mod demo;
 mod gateway;
 mod help;
 mod keys;
+mod load;
 mod session;
 mod torture;
 mod world;
