@@ -2,24 +2,24 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hapax::{Idempotency, Inspect, Store};
+use hapax::{Idempotency, Store};
 use hapax_http::server::{
     IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };
 use hapax_http::stored::Cookies;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::timeout;
 use tower_layer::Layer;
 
 use crate::admin::{self, Admin};
 use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
+use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener;
 use crate::metrics::Metrics;
@@ -32,15 +32,6 @@ use crate::work::{Phase, Work};
 /// How many requests to the upstream may be under way: those of all connections, and executions
 /// whose clients have hung up.
 const PER_CONNECTION: usize = 2;
-
-/// How often expired records are looked for, how many are removed at once, and the pause between
-/// rounds while there are more: the store's other callers go first.
-const REAP_EVERY: Duration = Duration::from_secs(10);
-const REAP_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
-const REAP_PAUSE: Duration = Duration::from_millis(20);
-
-/// How often idle upstream connections are looked through.
-const PRUNE_EVERY: Duration = Duration::from_millis(500);
 
 /// How long connections may take to write their last answers.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -302,7 +293,7 @@ fn run(
         layer,
         engine,
         housekeeping: Task(tokio::spawn(housekeeping(
-            Arc::clone(&opened.store),
+            Arc::clone(&opened.store) as Arc<dyn Store>,
             metrics,
             upstreams.clone(),
         ))),
@@ -334,31 +325,4 @@ fn warn(config: &Config, opened: &Opened) {
     if config.store_outage == StoreOutage::Open {
         tracing::warn!("while the store is away, requests are executed unprotected");
     }
-}
-
-/// What is done now and then, on a task that ends with the gateway.
-async fn housekeeping(store: Arc<dyn Inspect>, metrics: Arc<Metrics>, upstreams: Vec<Upstream>) {
-    let mut prune = interval(PRUNE_EVERY);
-    prune.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let pruning = async {
-        loop {
-            prune.tick().await;
-            upstreams.iter().for_each(Upstream::prune);
-        }
-    };
-    let reaping = async {
-        loop {
-            match store.reap(REAP_LIMIT).await {
-                Ok(reaped) => {
-                    metrics.reaped.fetch_add(reaped.removed.into(), Ordering::Relaxed);
-                    sleep(if reaped.more { REAP_PAUSE } else { REAP_EVERY }).await;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "expired records could not be removed");
-                    sleep(REAP_EVERY).await;
-                }
-            }
-        }
-    };
-    tokio::join!(pruning, reaping);
 }

@@ -38,6 +38,7 @@ mod config;
 mod front;
 mod gateway;
 mod guard;
+mod housekeeping;
 pub mod keys;
 mod listener;
 mod metrics;
