@@ -34,7 +34,14 @@ pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, NotCanonical> {
 }
 
 /// The canonical form of a JSON text without what these pointers lead to. An element of an array
-/// leaves its place behind.
+/// leaves its place behind, as `_`, which is no JSON: `[5]` without its element is not `[]`.
+///
+/// ```
+/// let except = hapax::JsonPointers::new(["/sent_at", "/items/0"])?;
+/// let form = hapax::canonicalize_except(br#"{"sent_at":17,"items":[1,2]}"#, &except)?;
+/// assert_eq!(form, br#"{"items":[_,2]}"#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// [`NotCanonical`], be it in what is left out.
@@ -108,7 +115,8 @@ pub enum NotCanonical {
 struct Member {
     /// Its unescaped name, in `Reader::names`.
     name: Range<usize>,
-    /// Name and value in canonical form, in `Reader::out`.
+    /// Name and value in canonical form, in `Reader::out`; empty where the member is left out. It
+    /// counts all the same when it is there twice.
     text: Range<usize>,
 }
 
@@ -156,7 +164,11 @@ impl Reader<'_> {
             return self.copy(b']');
         }
         for index in 0.. {
+            let before = self.out.len();
             self.value(depth, node.and_then(|node| node.element(index)))?;
+            if self.out.len() == before {
+                self.out.push(b'_');
+            }
             if self.next_is(b']') {
                 break;
             }
@@ -171,7 +183,7 @@ impl Reader<'_> {
         let start = self.out.len();
         if !self.next_is(b'}') {
             loop {
-                self.member(depth, node, first)?;
+                self.member(depth, node, start)?;
                 if self.next_is(b'}') {
                     break;
                 }
@@ -186,21 +198,21 @@ impl Reader<'_> {
         self.copy(b'}')
     }
 
-    /// Reads a member of the object whose members begin with the `first`.
+    /// Reads a member of the object whose text begins at `start`.
     fn member(
         &mut self,
         depth: usize,
         node: Option<&Node>,
-        first: usize,
+        start: usize,
     ) -> Result<(), NotCanonical> {
         if !self.next_is(b'"') {
             return Err(self.unexpected());
         }
         let before = self.out.len();
-        if self.members.len() > first {
+        if before > start {
             self.out.push(b',');
         }
-        let (name, text) = (self.names.len(), self.out.len());
+        let (name, mut text) = (self.names.len(), self.out.len());
         self.string_into(|this, piece| this.names.extend_from_slice(piece))?;
         let name = name..self.names.len();
         self.out.push(b'"');
@@ -213,7 +225,7 @@ impl Reader<'_> {
         self.value(depth, node)?;
         if self.out.len() == value {
             self.out.truncate(before);
-            return Ok(());
+            text = before;
         }
         self.members.push(Member { name, text: text..self.out.len() });
         Ok(())
@@ -232,7 +244,7 @@ impl Reader<'_> {
             return Err(NotCanonical::DuplicateMember);
         }
         sorted.clear();
-        for member in members {
+        for member in members.iter().filter(|member| !member.text.is_empty()) {
             if !sorted.is_empty() {
                 sorted.push(b',');
             }

@@ -94,8 +94,11 @@ fn what_is_left_out_leaves_well_formed_objects_and_places_in_arrays() {
         (r#"{"a":1}"#, "{}"),
         (r#"{"a":1,"c":2}"#, r#"{"c":2}"#),
         (r#"{"c":2,"a":1}"#, r#"{"c":2}"#),
-        (r#"{"c":2,"a":1,"b":[1,2,3,4]}"#, r#"{"b":[,2,,4],"c":2}"#),
+        (r#"{"c":2,"a":1,"b":[1,2,3,4]}"#, r#"{"b":[_,2,_,4],"c":2}"#),
         (r#"{"d":{"x":1,"y":{"x":2}},"\u0061":[1,{"b":[1]}]}"#, r#"{"d":{"y":{"x":2}}}"#),
+        (r#"{"b":[1]}"#, r#"{"b":[_]}"#),
+        (r#"{"b":[]}"#, r#"{"b":[]}"#),
+        (r#"{"b":["_",2]}"#, r#"{"b":[_,2]}"#),
         ("[1]", "[1]"),
     ] {
         let form = canonicalize_except(text.as_bytes(), &except).unwrap();
@@ -109,7 +112,12 @@ fn what_is_left_out_leaves_well_formed_objects_and_places_in_arrays() {
 #[test]
 fn what_has_no_form_has_none_in_parts() {
     let except = JsonPointers::new(["/a"]).unwrap();
-    for text in [r#"{"a":{"b":1,"b":2}}"#, r#"{"c":[{"b":1,"b":2}]}"#] {
+    for text in [
+        r#"{"a":{"b":1,"b":2}}"#,
+        r#"{"c":[{"b":1,"b":2}]}"#,
+        r#"{"a":1,"a":2}"#,
+        r#"{"c":1,"a":1,"b":2,"\u0061":2}"#,
+    ] {
         let none = NotCanonical::DuplicateMember;
         assert_eq!(canonicalize_except(text.as_bytes(), &except), Err(none));
         assert_eq!(canonicalize_only(text.as_bytes(), &except), Err(none));
