@@ -9,6 +9,7 @@
 mod faults;
 mod files;
 mod images;
+mod lock;
 mod medium;
 mod suite;
 mod support;
