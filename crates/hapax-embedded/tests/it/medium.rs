@@ -57,14 +57,14 @@ struct Inner {
     fault: Fault,
     syncs: u32,
     free: u64,
-    /// Syncs wait.
-    held: bool,
+    /// Syncs wait, but for this many.
+    held: Option<u32>,
 }
 
 impl Medium {
     pub(crate) fn new(bytes: Vec<u8>, lies: Lies) -> Self {
         let (log, fault, free) = (Vec::new(), Fault::None, u64::MAX);
-        let inner = Inner { bytes, log, lies, fault, syncs: 0, free, held: false };
+        let inner = Inner { bytes, log, lies, fault, syncs: 0, free, held: None };
         Self(Arc::new((Mutex::new(inner), Condvar::new())))
     }
 
@@ -95,11 +95,17 @@ impl Medium {
 
     /// Makes every sync wait until [`Medium::release`].
     pub(crate) fn hold(&self) {
-        self.lock().held = true;
+        self.lock().held = Some(0);
+    }
+
+    /// Lets so many syncs happen, and makes those after them wait.
+    pub(crate) fn let_through(&self, syncs: u32) {
+        self.lock().held = Some(syncs);
+        self.0.1.notify_all();
     }
 
     pub(crate) fn release(&self) {
-        self.lock().held = false;
+        self.lock().held = None;
         self.0.1.notify_all();
     }
 
@@ -143,8 +149,9 @@ impl redb::StorageBackend for Medium {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let waited = self.0.1.wait_while(self.lock(), |inner| inner.held);
+        let waited = self.0.1.wait_while(self.lock(), |inner| inner.held == Some(0));
         let mut inner = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.held = inner.held.map(|syncs| syncs - 1);
         if let Err(error) = inner.check(true) {
             inner.log.push(Op::FailedSync);
             return Err(error);
