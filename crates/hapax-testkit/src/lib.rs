@@ -3,12 +3,15 @@
 //! - [`suite`]: the rules that every [`Store`](hapax::Store) keeps, as tests to call.
 //! - [`sim`]: a seeded world of processes, store and network, in which everything goes wrong.
 //! - [`faults`]: a network and stores that fail on purpose.
+//! - `servers` (a feature): private Redis and PostgreSQL for tests.
 //! - [`history`]: whether what concurrent callers were told could have been told one by one.
 
 mod clock;
 mod entropy;
 pub mod faults;
 pub mod history;
+#[cfg(feature = "servers")]
+pub mod servers;
 pub mod sim;
 pub mod suite;
 

@@ -11,4 +11,5 @@ mod broken;
 mod faults;
 mod history;
 mod memory;
+mod seam;
 mod sim;
