@@ -12,6 +12,7 @@
 //! A canonical body and the same bytes compared raw never give the same fingerprint.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use hapax::{Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -234,8 +235,9 @@ fn pointers(list: Option<&str>) -> Option<JsonPointers> {
     JsonPointers::new(texts.ok()?).ok()
 }
 
-/// A request as it is claimed: what counts of it, and by which scheme.
-#[derive(Clone, Debug)]
+/// A request as it is claimed: what counts of it, and by which scheme. Its `Debug` form shows
+/// nothing that was sent but the method and the body's length.
+#[derive(Clone)]
 pub struct Asked<'a> {
     /// The scheme in force.
     pub scheme: &'a HttpScheme,
@@ -247,6 +249,16 @@ pub struct Asked<'a> {
     pub headers: &'a HeaderMap,
     /// The whole body.
     pub body: &'a [u8],
+}
+
+impl fmt::Debug for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asked")
+            .field("scheme", &self.scheme.name())
+            .field("method", &self.method)
+            .field("body_bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl hapax::Request for Asked<'_> {
