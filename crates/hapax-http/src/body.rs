@@ -3,13 +3,16 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use pin_project_lite::pin_project;
+
+use crate::header::retain;
 
 /// Any error of a body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -23,6 +26,46 @@ where
     B::Error: Into<BoxError>,
 {
     body.map_err(Into::into).boxed_unsync()
+}
+
+pin_project! {
+    /// A body without those trailers that `drop` names.
+    pub(crate) struct WithoutTrailers<B> {
+        #[pin]
+        pub(crate) body: B,
+        pub(crate) drop: fn(&HeaderName) -> bool,
+    }
+}
+
+impl<B: http_body::Body> http_body::Body for WithoutTrailers<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let frame = match ready!(this.body.poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            ended => return Poll::Ready(ended),
+        };
+        let trailers = match frame.into_trailers() {
+            Ok(trailers) => trailers,
+            Err(data) => return Poll::Ready(Some(Ok(data))),
+        };
+        let trailers = retain(&trailers, |name, _| !(this.drop)(name));
+        // Trailers are the last frame: without any, the body ends.
+        Poll::Ready((!trailers.is_empty()).then_some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// A body: whole in memory, or streamed from elsewhere.
