@@ -42,6 +42,11 @@ impl Gate {
         entered.then(|| Pass(Arc::clone(self)))
     }
 
+    /// Whether what is inside must end.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.state.borrow().stopping
+    }
+
     /// Resolves when what is inside must end.
     pub(super) async fn stopping(&self) {
         // The sender is `self`: it outlives the wait.

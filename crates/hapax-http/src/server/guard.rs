@@ -7,10 +7,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hapax::exchange::Replay;
 use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::Body as _;
 use tower_service::Service;
 use tracing::Instrument;
@@ -19,13 +20,14 @@ use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
-use super::policy::{COME_BACK, Doubt, Reconciled, RoutePolicy, StoreOutage};
+use super::policy::{COME_BACK, CompletionOutage, Doubt, Reconciled, RoutePolicy, StoreOutage};
 use super::service::{Ticket, draining};
-use super::work::{Work, catch, cut_off, keep};
-use crate::body::{Body, BoxError, erase};
+use super::work::{Work, catch, cut_off, keep, pending};
+use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
-    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_REPLAYED,
+    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
+    IDEMPOTENCY_REPLAYED, is_ours,
 };
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
@@ -71,6 +73,8 @@ where
             Ok((claim, body, trailers))
         };
         tokio::select! {
+            // What is claimed is answered or, when time is up, released: not left to lapse.
+            biased;
             claimed = claiming => claimed,
             () = pass.gate().stopping() => Err(draining()),
         }
@@ -84,10 +88,15 @@ where
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
+        Settled::Unprotected if pass.gate().is_stopping() => Ok(layer.refuse(&policy, &draining())),
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
             let mut response = tokio::select! {
-                response = inner.call(request) => response?.map(Body::new),
+                biased;
+                response = inner.call(request) => response?.map(|body| {
+                    let body = erase(WithoutTrailers { body, drop: is_ours });
+                    Body::resumed(Bytes::new(), body)
+                }),
                 () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &cut_off())),
             };
             header::strip(response.headers_mut());
@@ -107,7 +116,9 @@ where
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
-    let mut body = erase(body);
+    // A client's word for these would be taken for ours.
+    let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
+    let mut body = erase(WithoutTrailers { body, drop: ours });
     let share = layer.memory.requests.share(body.size_hint(), limit).await;
     match gather(&mut body, limit).await {
         Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
@@ -162,23 +173,12 @@ fn settle(
 ) -> Settled {
     let problem = match claim {
         Ok(Claim::Execute(lease)) => return Settled::Execute(lease),
-        Ok(Claim::Replay(replay)) => match Stored::from_outcome(&replay.outcome) {
-            Ok(Stored::Whole(whole)) => {
+        Ok(Claim::Replay(replay)) => match replayed(layer, policy, &replay) {
+            Ok(response) => {
                 layer.observe(policy, Event::Replayed { expires_in: replay.expires_in });
-                return Settled::Answer(replayed(whole));
+                return Settled::Answer(response);
             }
-            Ok(Stored::NotRetained { status }) => Problem::new(
-                Code::ResponseNotRetained,
-                "The request took effect. Its response was too large to keep, or was streamed.",
-            )
-            .original_status(status),
-            Err(error) => {
-                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
-                Problem::new(
-                    Code::ResponseNotRetained,
-                    "The request took effect. What was kept of it is no HTTP response.",
-                )
-            }
+            Err(problem) => problem,
         },
         Ok(Claim::InFlight { elapsed, remaining }) => {
             Problem::new(Code::InFlight, "The first request with this key has no outcome yet.")
@@ -202,7 +202,8 @@ fn settle(
 }
 
 /// The refusal, or `None` where the route executes without a record. Only where the store is
-/// away: a record that is there but cannot be read may be that of a first execution.
+/// away, and was before it said anything: a record that is there but cannot be read, or that
+/// the store told of before it went away, may be that of a first execution.
 fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     tracing::warn!(error = error as &dyn std::error::Error, "no claim could be made");
     let away = matches!(
@@ -217,13 +218,41 @@ fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
 }
 
-fn replayed(whole: Whole) -> Response<Body> {
-    let Whole { status, headers, body, trailers } = whole;
+/// What was kept, given again; or why it cannot be.
+fn replayed(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    replay: &Replay,
+) -> Result<Response<Body>, Problem> {
+    if replay.held_back && policy.options.completion_outage == CompletionOutage::Withhold {
+        return Err(pending());
+    }
+    let Whole { status, headers, body, trailers } = match Stored::from_outcome(&replay.outcome) {
+        Ok(Stored::Whole(whole)) => whole,
+        Ok(Stored::NotRetained { status }) => {
+            let detail =
+                "The request took effect. Its response was too large to keep, or was streamed.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+        }
+        Err(error) => {
+            tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+            let detail = "The request took effect. What was kept of it is no HTTP response.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail));
+        }
+    };
+    let Some(body) = layer.memory.answers.hold_now(body) else {
+        let detail = "There is no room for the answer now. Nothing was executed.";
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
+    };
     let mut response = Response::new(Body::whole(body, trailers));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    response
+    if replay.held_back {
+        let pending = HeaderValue::from_static("pending");
+        response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
+    }
+    Ok(response)
 }
 
 /// Runs the work on a task of its own, and waits for its answer as long as the client does.

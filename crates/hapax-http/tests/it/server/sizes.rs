@@ -8,7 +8,7 @@ use hapax_http::server::{Event, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 
 use super::keys::Untouchable;
@@ -202,7 +202,7 @@ async fn memory_for_bodies_is_bounded() {
             inside.next();
             go.wait().await;
             drop(request);
-            respond(201, vec![b'x'; 300 << 10])
+            respond(201, vec![b'x'; 10 << 10])
         }
     });
     let full = || Body::from(Bytes::from(vec![b' '; 512 << 10]));
@@ -214,7 +214,7 @@ async fn memory_for_bodies_is_bounded() {
     let small = begin(&app, pay("small", ""));
     go.give();
     for client in clients {
-        assert_eq!(client.await.unwrap().body.len(), 300 << 10);
+        assert_eq!(client.await.unwrap().body.len(), 10 << 10);
     }
     assert_eq!(small.await.unwrap().status, 201);
     assert_eq!(inside.count(), 7);
@@ -245,4 +245,49 @@ async fn memory_that_a_body_did_not_need_is_given_back() {
     for client in clients {
         assert_eq!(client.await.unwrap().status, 201);
     }
+}
+
+/// What a client that does not read takes from the others: room for large answers, nothing else.
+#[tokio::test(start_paused = true)]
+async fn recording_does_not_wait_for_clients() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    // Room for one answer of 400 KiB on its way to a client.
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        count.next();
+        let size = match request.uri().path() {
+            "/large" => 400 << 10,
+            "/streamed" => 600 << 10,
+            _ => 16 << 10,
+        };
+        async move { Response::new(Body::new(Frames::of(size >> 10, 1 << 10))) }
+    });
+    let to = |path: &'static str, key: &str| {
+        let mut request = pay(key, "{}");
+        *request.uri_mut() = http::Uri::from_static(path);
+        request
+    };
+    let began = Instant::now();
+    let unread = app.clone().oneshot(to("/large", "slow")).await.unwrap();
+    // Its own answer, then the replay.
+    for code in ["outcome-pending", "overloaded"] {
+        let victim = send(&app, to("/large", "victim")).await;
+        assert_eq!((victim.status.as_u16(), &*victim.code()), (503, code));
+        assert_eq!((victim.header("retry-after"), runs.count()), (Some("1"), 2));
+    }
+    let streamed = send(&app, to("/streamed", "streamed")).await;
+    assert_eq!((streamed.status.as_u16(), &*streamed.code()), (409, "response-not-retained"));
+    assert_eq!(streamed.problem()["original_status"], 200);
+    // Small answers need no room.
+    assert_eq!(send(&app, to("/small", "small")).await.body.len(), 16 << 10);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+
+    // All of it was recorded.
+    assert_eq!(read(unread).await.body.len(), 400 << 10);
+    let replay = send(&app, to("/large", "victim")).await;
+    assert_eq!((replay.replayed(), replay.body.len()), (Some("true"), 400 << 10));
+    assert_eq!(send(&app, to("/streamed", "streamed")).await.code(), "response-not-retained");
+    assert_eq!(runs.count(), 4);
 }
