@@ -376,7 +376,9 @@ pub enum ConfigError {
     LongRetention,
     #[error("--scope names no header; `none` makes one scope for everyone")]
     NoScopeHeaders,
-    #[error("--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it")]
+    #[error(
+        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
     StrippedScope(HeaderName),
     #[error(
         "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
@@ -429,7 +431,8 @@ fn is_self(authority: &Authority, listen: SocketAddr) -> bool {
         return listen.ip().is_loopback() || listen.ip().is_unspecified();
     }
     host.parse::<IpAddr>().is_ok_and(|ip| {
-        ip == listen.ip() || (listen.ip().is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
+        ip == listen.ip()
+            || (listen.ip().is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
     })
 }
 

@@ -19,6 +19,7 @@ use tower_service::Service;
 
 use crate::guard::Heads;
 use crate::metrics::Metrics;
+use crate::proxy::headers::drop_own;
 use crate::proxy::{Peer, Proxy};
 use crate::work::{Phase, Work};
 
@@ -81,14 +82,7 @@ impl Front {
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept =
             parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method);
-        let body = Patient {
-            body: incoming,
-            patience: self.stall,
-            paced: kept,
-            begun: None,
-            received: 0,
-            waiting: None,
-        };
+        let body = Patient::new(incoming, self.stall, kept);
         Ok(Request::from_parts(parts, Body::new(body)))
     }
 }
@@ -104,8 +98,8 @@ fn close(response: &mut Response<Body>) {
 }
 
 /// A client's body that fails when its client is silent for too long, or, where it takes up memory,
-/// slower than [`PACE`] on the whole.
-struct Patient {
+/// slower than [`PACE`] on the whole. Of its trailers it hands on none that are named like ours.
+pub(crate) struct Patient {
     body: Incoming,
     patience: Duration,
     paced: bool,
@@ -120,6 +114,11 @@ struct Patient {
 const PACE: usize = 8 * 1024;
 
 impl Patient {
+    /// Fails after a silence of `patience`; `paced`: or where it is too slow.
+    pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
+        Self { body, patience, paced, begun: None, received: 0, waiting: None }
+    }
+
     fn deadline(&mut self) -> Instant {
         let now = Instant::now();
         let silence = now + self.patience;
@@ -140,10 +139,13 @@ impl http_body::Body for Patient {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+        if let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;
-            if let Some(Ok(frame)) = &frame {
+            if let Some(Ok(frame)) = &mut frame {
                 this.received += frame.data_ref().map_or(0, Bytes::len);
+                if let Some(trailers) = frame.trailers_mut() {
+                    drop_own(trailers, false);
+                }
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }

@@ -49,7 +49,7 @@ mod units;
 mod upstream;
 mod work;
 
-pub use config::{Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
+pub use config::{AdminToken, Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{Opened, StoreOpenError};
 pub use units::{Size, UnitError, parse_duration};

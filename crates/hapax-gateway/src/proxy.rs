@@ -1,6 +1,6 @@
 //! The service behind the layer: one upstream.
 
-mod headers;
+pub(crate) mod headers;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,8 +15,10 @@ use hapax_http::classify::{Class, Classified};
 use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE};
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::Execution;
+use http::header::CONTENT_LENGTH;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
+use http_body::Body as _;
 use tower_service::Service;
 
 use crate::metrics::Metrics;
@@ -39,9 +41,13 @@ impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or_else(unknown_peer, |peer| peer.0);
+        let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::drop_own(&mut parts.headers, true);
         headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
+        if body.is_end_stream() {
+            headers::say_empty(&mut parts.headers, &parts.method, length_said);
+        }
         let execution = parts.extensions.get::<Execution>();
         if let Some(execution) = execution {
             parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());

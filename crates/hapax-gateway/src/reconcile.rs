@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
-use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, DATE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 
+use crate::keys::bodiless;
 use crate::upstream::Upstream;
 
 /// Response of the service that is asked: the status that the operation was answered with.
@@ -86,7 +88,11 @@ impl Asker {
             return Reconciled::CannotSay;
         };
         parts.status = status;
-        Reconciled::Happened(Response::from_parts(parts, body.to_bytes()))
+        // They are of this answer, which may have another status and so another body.
+        parts.headers.remove(CONTENT_LENGTH);
+        parts.headers.remove(DATE);
+        let body = if bodiless(status) { Bytes::new() } else { body.to_bytes() };
+        Reconciled::Happened(Response::from_parts(parts, body))
     }
 }
 

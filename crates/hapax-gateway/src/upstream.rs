@@ -32,7 +32,7 @@ use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use hapax_http::{Body, BoxError};
@@ -47,6 +47,10 @@ const ENDING: &str = "the gateway is ending";
 
 /// How long a connection may take to be made. Nothing is sent before.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long a connection may go nowhere once its response is over or given up: a server that
+/// answered early, and neither reads the rest of the request nor closes.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// A server that requests are forwarded to. Cheap to clone; clones share connections.
 #[derive(Clone, Debug)]
@@ -235,23 +239,54 @@ impl Upstream {
             return Err(Failure::Broken("the upstream switched protocols unasked".into()));
         }
         let (parts, body) = response.into_parts();
-        let inner = Arc::clone(&self.inner);
-        // Ends when the body is read, fails or is dropped: each settles the connection.
-        tokio::spawn(async move {
-            let mut wire = wire;
-            if wire.sender.ready().await.is_ok() {
-                inner.pool.put(wire);
-            }
-        });
+        let (over, is_over) = oneshot::channel();
+        tokio::spawn(settle(Arc::clone(&self.inner), wire, place, is_over));
         let body = Receiving {
             body,
             silence: self.inner.timeout,
             waiting: None,
             cut: Box::pin(cut(self.inner.cut.subscribe())),
-            _place: place,
+            over: Some(over),
         };
         Ok(Response::from_parts(parts, Body::new(body)))
     }
+}
+
+/// Keeps the connection for another request once the response is read whole and the request
+/// written whole; ends it where that takes too long. The place is free again when neither the
+/// connection nor what is left of the request takes up anything any more.
+async fn settle(
+    inner: Arc<Inner>,
+    mut wire: Wire,
+    place: OwnedSemaphorePermit,
+    is_over: oneshot::Receiver<()>,
+) {
+    let meter = Arc::clone(&wire.meter);
+    let stuck = async {
+        // Its sender is dropped when the body is read, fails or is dropped.
+        let _ = is_over.await;
+        let over = Instant::now();
+        loop {
+            // What is still being read goes on.
+            let deadline = over.max(meter.last()) + SETTLE;
+            if deadline <= Instant::now() {
+                break;
+            }
+            sleep_until(deadline).await;
+        }
+    };
+    let ready = tokio::select! {
+        ready = wire.sender.ready() => ready.is_ok(),
+        () = stuck => false,
+        () = cut(inner.cut.subscribe()) => false,
+    };
+    if ready {
+        inner.pool.put(wire);
+    } else {
+        // The driver has let go of the rest of the request before the place is free.
+        wire.end().await;
+    }
+    drop(place);
 }
 
 enum Sent<R> {
@@ -280,7 +315,8 @@ struct Receiving {
     /// Set while it waits for the upstream: a client that reads slowly is no silence.
     waiting: Option<Pin<Box<Sleep>>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _place: OwnedSemaphorePermit,
+    /// Dropped once the body is over, or with it.
+    over: Option<oneshot::Sender<()>>,
 }
 
 impl http_body::Body for Receiving {
@@ -294,6 +330,9 @@ impl http_body::Body for Receiving {
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;
+            if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
+                this.over = None;
+            }
             return Poll::Ready(
                 frame.map(|frame| frame.map_err(|error| Failure::Broken(error.into()).into())),
             );
@@ -426,5 +465,56 @@ mod tests {
         let places = upstream.inner.places.clone().acquire_many_owned(10).await.unwrap();
         assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
         drop(places);
+    }
+
+    /// An upstream that answers before it has read the request, and then neither reads nor closes.
+    async fn early(answer: &'static [u8]) -> (Upstream, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 1]).await.unwrap();
+            stream.write_all(answer).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        (Upstream::new(authority, Duration::from_secs(60), 1), serving)
+    }
+
+    fn large() -> Request<Body> {
+        let mut request = request();
+        *request.body_mut() = Body::from(Bytes::from(vec![0; 32 << 20]));
+        request
+    }
+
+    async fn is_free(upstream: &Upstream) {
+        let free = Arc::clone(&upstream.inner.places).acquire_owned();
+        drop(timeout(Duration::from_secs(20), free).await.unwrap().unwrap());
+    }
+
+    #[tokio::test]
+    async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let (upstream, serving) = early(answer).await;
+        let response = upstream.send(large()).await.unwrap();
+        assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+        let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
+        assert_eq!(body.to_bytes(), "no");
+        is_free(&upstream).await;
+        assert!(upstream.inner.pool.take().is_none());
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn nor_does_one_that_is_given_up_or_cut_off() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nno";
+        let (upstream, serving) = early(answer).await;
+        drop(upstream.send(large()).await.unwrap());
+        is_free(&upstream).await;
+        serving.abort();
+        let (upstream, serving) = early(answer).await;
+        let _response = upstream.send(large()).await.unwrap();
+        upstream.cut();
+        is_free(&upstream).await;
+        serving.abort();
     }
 }

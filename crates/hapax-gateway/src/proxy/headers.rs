@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
+use http::Method;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    TE, TRANSFER_ENCODING, VIA,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
+    HeaderName, HeaderValue, TE, TRANSFER_ENCODING, VIA,
 };
 use http::uri::{Authority, Uri};
 
@@ -30,7 +31,7 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     }
     // The client was told to go on when its body was first read.
     headers.remove(EXPECT);
-    // Written anew by hyper from the body that is sent.
+    // Written anew by hyper from the body that is sent, unless it is empty.
     headers.remove(CONTENT_LENGTH);
     if let Entry::Vacant(entry) = headers.entry(HOST)
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
@@ -39,6 +40,14 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     }
     forwarded(headers, peer);
     headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+}
+
+/// Says of an empty body that it is empty, where that goes without saying no more: servers answer a
+/// POST without a length with 411 (RFC 9110 8.6). `said`: the client did.
+pub(super) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
+    if said || [Method::POST, Method::PUT, Method::PATCH].contains(method) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
 }
 
 /// Of a target in absolute form, the host is the target's, whatever `Host` says (RFC 9112 3.2.2).
@@ -64,10 +73,12 @@ pub(super) fn to_client(headers: &mut HeaderMap) {
 
 /// Removes every field of Hapax's own: names that begin with `idempotency-`. From a client's request
 /// all but the key, which is the upstream's to see.
-pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
+///
+/// An underscore counts as a hyphen: CGI and its heirs cannot tell them apart.
+pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     let own: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| name.as_str().starts_with("idempotency-"))
+        .filter(|name| plain(name).starts_with("idempotency-"))
         .filter(|name| !(keep_key && **name == IDEMPOTENCY_KEY))
         .cloned()
         .collect();
@@ -76,9 +87,15 @@ pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     }
 }
 
-/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names.
+fn plain(name: &HeaderName) -> String {
+    name.as_str().replace('_', "-")
+}
+
+/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names, but
+/// for those without which the message would be another one.
 fn drop_hop_by_hop(headers: &mut HeaderMap) {
     let mut gone = named_by_connection(headers);
+    gone.retain(|name| ![HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(name));
     gone.extend(headers.keys().filter(|name| hop_by_hop(name)).cloned());
     for name in gone {
         headers.remove(name);
@@ -94,6 +111,13 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
 }
 
 fn forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
+    // Spelled with underscores they are nobody's but of one who wants to be believed.
+    let posing =
+        |name: &&HeaderName| name.as_str().contains('_') && plain(name).starts_with("x-forwarded-");
+    let posing: Vec<HeaderName> = headers.keys().filter(posing).cloned().collect();
+    for name in posing {
+        headers.remove(name);
+    }
     let ip = peer.ip().to_canonical();
     if !ip.is_loopback() {
         headers.remove(FORWARDED);
@@ -228,8 +252,42 @@ mod tests {
     }
 
     #[test]
+    fn connection_cannot_make_another_message_of_it() {
+        let fields = [
+            ("connection", "host, content-type, Content-Length, x-mine"),
+            ("host", "a"),
+            ("content-type", "text/plain"),
+            ("x-mine", "1"),
+        ];
+        let headers = passed("127.0.0.1:1", &fields);
+        assert_eq!(
+            (&headers["host"], &headers["content-type"]),
+            (&"a".parse().unwrap(), &"text/plain".parse().unwrap())
+        );
+        assert!(!headers.contains_key("x-mine"));
+    }
+
+    #[test]
+    fn what_only_cgi_would_take_for_ours_is_dropped() {
+        let fields =
+            [("x_forwarded_for", "10.0.0.1"), ("x_forwarded-proto", "https"), ("x_y", "1")];
+        let headers = passed("127.0.0.1:1", &fields);
+        assert!(
+            !headers.contains_key("x_forwarded_for") && !headers.contains_key("x_forwarded-proto")
+        );
+        assert_eq!(headers["x-forwarded-for"], "127.0.0.1");
+        assert_eq!(headers["x_y"], "1");
+    }
+
+    #[test]
     fn own_fields_are_dropped() {
-        let fields = [("idempotency-key", "k"), ("idempotency-fence", "9"), ("x", "y")];
+        let fields = [
+            ("idempotency-key", "k"),
+            ("idempotency-fence", "9"),
+            ("idempotency_fence", "9"),
+            ("idempotency_key", "l"),
+            ("x", "y"),
+        ];
         let mut headers = map(&fields);
         drop_own(&mut headers, true);
         assert_eq!(headers, map(&[("idempotency-key", "k"), ("x", "y")]));

@@ -114,6 +114,13 @@ async fn an_operator_resolves_what_is_unknown() {
         json!({"fence": 1, "outcome": "perhaps"}),
         json!({"outcome": "happened"}),
         json!({"fence": 1, "outcome": "happened", "headers": [["a b", "c"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["Content-Length", "3"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["transfer-encoding", "chunked"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["Idempotency-Replayed", "no"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["connection", "close"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["date", "today"]]}),
+        json!({"fence": 1, "outcome": "happened", "status": 204, "body": "x"}),
+        json!({"fence": 1, "outcome": "happened", "status": 304, "body": "x"}),
     ] {
         let answer = tell(admin, &format!("/api/keys/{id}/resolve"), &bad).await;
         assert_eq!((answer.status, answer.code().as_str()), (400, "bad-request"), "{bad}");
@@ -147,6 +154,39 @@ async fn other_sites_and_strangers_are_kept_out() {
         let shown = [("authorization", "Bearer secret")];
         assert_eq!(send(admin, "GET", path, &shown, "").await.status, 200, "{path}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_is_found_by_the_bytes_it_sent() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let mine = [("idempotency-key", "k"), ("authorization", "Bearer é")];
+    assert_eq!(post_with(gateway.local_addr(), "/", &mine, "x").await.status, 201);
+    let asked = json!({"key": "k", "scope": "Bearer é"});
+    let found = tell(gateway.admin_addr().unwrap(), "/api/keys/lookup", &asked).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_do_not_keep_operators_out() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let admin = gateway.admin_addr().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        let mut raw = Raw::connect(admin).await;
+        raw.send("GET /healthz HTTP/1.1\r\n").await;
+        silent.push(raw);
+    }
+    // It waits until one of them has had its time.
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    for mut raw in silent {
+        raw.rest().await;
+    }
+    let mut raw = Raw::connect(admin).await;
+    let head = format!("host: {admin}\r\ncontent-type: application/json\r\ncontent-length: 9\r\n");
+    raw.send(format!("POST /api/keys/lookup HTTP/1.1\r\n{head}\r\n{{")).await;
+    assert_eq!(raw.answer().await.status, 400, "a body that does not come");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use crate::world::{Raw, Upstream, config, post, request, start};
 
 /// What each of these says in its head, after the request line.
-const HEADS: [(&str, &str); 17] = [
+const HEADS: [(&str, &str); 20] = [
     ("two lengths that agree", "host: a\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
     ("two lengths that do not", "host: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx"),
     ("a list of lengths", "host: a\r\ncontent-length: 1, 1\r\n\r\nx"),
@@ -29,6 +29,9 @@ const HEADS: [(&str, &str); 17] = [
     ("a bare carriage return", "host: a\r\nx: a\rcontent-length: 9\r\ncontent-length: 1\r\n\r\nx"),
     ("a null", "host: a\r\nx: \0\r\ncontent-length: 1\r\n\r\nx"),
     ("no host", "content-length: 1\r\n\r\nx"),
+    ("a host with a path", "host: a/b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a host with a user", "host: u@a\r\ncontent-length: 1\r\n\r\nx"),
+    ("a host with a word for a port", "host: a:http\r\ncontent-length: 1\r\n\r\nx"),
     ("two hosts", "host: a\r\nhost: b\r\ncontent-length: 1\r\n\r\nx"),
 ];
 
@@ -54,6 +57,18 @@ async fn each_is_refused_and_nothing_is_claimed_or_forwarded() {
     // The key was not touched by any of them.
     let answer = post(gateway.local_addr(), "/a", "k", "x").await;
     assert_eq!((answer.status, answer.header("idempotency-replayed")), (201, "false"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_is_neither_path_nor_url_is_refused() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    for target in ["*", "a", "a.example:80", "ftp://a/", "mailto:a@b", "?x"] {
+        let mut raw = Raw::connect(gateway.local_addr()).await;
+        raw.send(request("POST", target, &[("idempotency-key", "k")], "x")).await;
+        assert_eq!(raw.answer().await.code(), "malformed-request", "{target}");
+    }
+    assert_eq!(upstream.seen().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -303,3 +303,54 @@ async fn connect_is_not_served() {
     assert_eq!(raw.answer().await.code(), "malformed-request");
     assert_eq!(upstream.seen().len(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_body_has_a_length() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    for key in [None, Some(("idempotency-key", "k"))] {
+        let fields: Vec<_> = key.into_iter().collect();
+        assert_eq!(post_with(gateway.local_addr(), "/", &fields, "").await.status, 201);
+    }
+    let mut raw = Raw::connect(gateway.local_addr()).await;
+    raw.send("PUT / HTTP/1.1\r\nhost: a\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!((raw.answer().await.status, raw.answer().await.status), (201, 201));
+    let lengths: Vec<_> =
+        upstream.seen().iter().map(|seen| seen.header("content-length").to_owned()).collect();
+    assert_eq!(lengths, ["0", "0", "0", ""]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_cannot_speak_for_the_gateway() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    for key in ["", "idempotency-key: k\r\n"] {
+        let mut raw = Raw::connect(gateway.local_addr()).await;
+        raw.send(format!(
+            "POST / HTTP/1.1\r\nhost: a\r\n{key}idempotency_fence: 7\r\nIdempotency_Attempt: 7\r\n\
+             x_forwarded_for: 10.0.0.1\r\ntransfer-encoding: chunked\r\n\
+             trailer: x-sum, idempotency-fence, idempotency_key\r\n\r\n\
+             1\r\na\r\n0\r\nx-sum: 1\r\nidempotency-fence: 7\r\nidempotency_key: 7\r\n\r\n"
+        ))
+        .await;
+        assert_eq!(raw.answer().await.status, 201);
+    }
+    for seen in upstream.seen() {
+        let names: Vec<&str> = seen.headers.keys().map(http::HeaderName::as_str).collect();
+        assert!(!names.iter().any(|name| name.contains('_')), "{names:?}");
+        assert_ne!(seen.header("idempotency-fence"), "7");
+        let trailers = seen.trailers.unwrap();
+        assert_eq!((trailers.len(), &trailers["x-sum"]), (1, &HeaderValue::from_static("1")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connection_may_name_the_host_in_vain() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let fields = [("connection", "host, content-type"), ("content-type", "text/plain")];
+    assert_eq!(post_with(gateway.local_addr(), "/", &fields, "x").await.status, 201);
+    let seen = upstream.seen();
+    assert_eq!(seen[0].header("host"), "shop.example");
+    assert_eq!(seen[0].header("content-type"), "text/plain");
+}

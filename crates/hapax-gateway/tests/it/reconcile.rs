@@ -127,3 +127,19 @@ async fn nobody_answers() {
     assert_eq!(send(&gateway).await.status, 500);
     assert_eq!(send(&gateway).await.code(), "outcome-unknown");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happened_may_have_had_no_body() {
+    let upstream = upstream(|_| {
+        let mut response = text(200, "nothing to see");
+        response.headers_mut().insert("idempotency-status", HeaderValue::from_static("204"));
+        response
+    })
+    .await;
+    let gateway = start(reconciling(&upstream)).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    for _ in 0..2 {
+        let answer = send(&gateway).await;
+        assert_eq!((answer.status, answer.header("content-length")), (204, ""));
+    }
+}

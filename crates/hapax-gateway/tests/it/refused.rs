@@ -5,6 +5,7 @@ use std::time::Duration;
 use hapax::{InFlight, OnUnknown};
 use hapax_gateway::{Callers, Config, Gateway, StartError, StoreUrl};
 use hapax_http::server::{MissingScope, StoreOutage};
+use http::Method;
 use http::header::{AUTHORIZATION, CONNECTION, HeaderName};
 
 use crate::world::{Upstream, config, post, post_with, start};
@@ -12,10 +13,39 @@ use crate::world::{Upstream, config, post, post_with, start};
 #[tokio::test(flavor = "multi_thread")]
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
-    let cases: [(&str, Change); 19] = [
+    let cases: [(&str, Change); 33] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
         ("https is not in this build", |it| it.upstream = "https://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:65536".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:99999".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:0".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://[::1]:70000".parse().unwrap()),
+        ("--reconcile-url must be", |it| {
+            it.reconcile_url = Some("http://a:65536/x".parse().unwrap());
+        }),
+        ("would never be asked", |it| it.reconcile_url = Some("http://a/x".parse().unwrap())),
+        ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
+        ("would call itself", |it| {
+            it.scope = Some(Callers::Everyone);
+            it.listen = "0.0.0.0:1".parse().unwrap();
+        }),
+        ("would call itself", |it| {
+            it.upstream = "http://LocalHost:81".parse().unwrap();
+            it.listen = "127.0.0.1:81".parse().unwrap();
+        }),
+        ("cannot be CONNECT", |it| it.methods.push(Method::CONNECT)),
+        ("longer than ten years", |it| it.retention = Duration::from_secs(400_000_000)),
+        ("nobody could wait", |it| {
+            it.in_flight = InFlight::Wait(Duration::from_secs(1));
+            it.max_waiters = 0;
+        }),
+        ("--store-outage open contradicts", |it| {
+            it.on_unknown = OnUnknown::Reconcile;
+            it.reconcile_url = Some("http://a/x".parse().unwrap());
+            it.store_outage = StoreOutage::Open;
+        }),
         ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
         ("--scope is required", |it| it.listen = "0.0.0.0:0".parse().unwrap()),
         ("names no header", |it| it.scope = Some(Callers::Headers(vec![]))),
@@ -45,6 +75,34 @@ async fn contradictions_do_not_start() {
         assert!(matches!(error, StartError::Config(_)), "{error:?}");
         assert!(error.to_string().contains(says), "{says:?} is not in {error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_says_nothing_of_the_caller_is_no_scope() {
+    for name in [
+        "forwarded",
+        "x-forwarded-for",
+        "x_forwarded_user",
+        "via",
+        "trailer",
+        "date",
+        "te",
+        "expect",
+        "host",
+        "idempotency_key",
+    ] {
+        let mut config = config("http://127.0.0.1:1".parse().unwrap());
+        config.scope = Some(Callers::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
+        let error = Gateway::start(config).await.unwrap_err().to_string();
+        assert!(error.contains("strips that header") && error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn the_token_is_not_shown() {
+    let mut config = config("http://127.0.0.1:1".parse().unwrap());
+    config.admin_token = Some("sesame".into());
+    assert!(!format!("{config:?}").contains("sesame"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
