@@ -5,6 +5,7 @@
 //! nobody. From the moment a lease is held, the work is on a task of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::exchange::Replay;
@@ -31,6 +32,10 @@ use crate::header::{
 };
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
+
+/// How long a request may wait for room for its body. What holds the room may be handlers that
+/// hang, and whoever waits behind them takes up a connection.
+const ROOM: Duration = Duration::from_secs(30);
 
 pub(super) async fn guard<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
@@ -119,7 +124,11 @@ where
     // A client's word for these would be taken for ours.
     let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
     let mut body = erase(WithoutTrailers { body, drop: ours });
-    let share = layer.memory.requests.share(body.size_hint(), limit).await;
+    let share = layer.memory.requests.share(body.size_hint(), limit);
+    let Ok(share) = tokio::time::timeout(ROOM, share).await else {
+        let detail = "There is no room for the request's body now. Nothing was executed.";
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
+    };
     match gather(&mut body, limit).await {
         Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
         Gathered::TooLarge { .. } => {

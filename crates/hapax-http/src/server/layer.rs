@@ -75,7 +75,8 @@ impl IdempotencyLayer {
     /// How many bytes of bodies are held in memory at one time. Default: no bound but the limits of
     /// each.
     ///
-    /// 1. Half of it is for requests: one for which there is no room waits before it claims.
+    /// 1. Half of it is for requests: one for which there is no room waits before it claims, up
+    ///    to 30 s, and then gets 503 `overloaded`.
     /// 2. A quarter is for responses that are being read and recorded: one for which there is no
     ///    room waits for others to be recorded, never for clients.
     /// 3. A quarter is for answers on their way to clients, those of up to 16 KiB not counted.

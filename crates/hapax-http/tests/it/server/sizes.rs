@@ -221,6 +221,35 @@ async fn memory_for_bodies_is_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nobody_waits_for_room_for_ever() {
+    let world = World::new();
+    let go = Signal::new();
+    let gate = go.clone();
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let go = gate.clone();
+        async move {
+            go.wait().await;
+            drop(request);
+            respond(201, "")
+        }
+    });
+    let full = |key: &str| pay(key, "").map(|_| Body::from(Bytes::from(vec![b' '; 512 << 10])));
+    let hanging: Vec<_> = ["a", "b"].map(|key| begin(&app, full(key))).into();
+    sleep(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    let late = send(&app, full("late")).await;
+    assert_eq!((late.status.as_u16(), &*late.code()), (503, "overloaded"));
+    assert_eq!(late.header("retry-after"), Some("1"));
+    assert_eq!(began.elapsed().as_secs(), 30);
+    go.give();
+    for client in hanging {
+        assert_eq!(client.await.unwrap().status, 201);
+    }
+    assert_eq!(send(&app, full("late")).await.status, 201);
+}
+
+#[tokio::test(start_paused = true)]
 async fn memory_that_a_body_did_not_need_is_given_back() {
     let world = World::new();
     let (inside, go) = (Runs::default(), Signal::new());
