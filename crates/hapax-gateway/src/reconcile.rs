@@ -7,7 +7,7 @@ use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
-use http::header::{CONTENT_LENGTH, DATE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -88,10 +88,13 @@ impl Asker {
             return Reconciled::CannotSay;
         };
         parts.status = status;
-        // They are of this answer, which may have another status and so another body.
-        parts.headers.remove(CONTENT_LENGTH);
-        parts.headers.remove(DATE);
+        // The named status may be one that has no body; and where the body was chunked, the length
+        // may be a lie.
         let body = if bodiless(status) { Bytes::new() } else { body.to_bytes() };
+        let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+        if bodiless(status) || length.is_some_and(|it| it != body.len().to_string().as_bytes()) {
+            parts.headers.remove(CONTENT_LENGTH);
+        }
         Reconciled::Happened(Response::from_parts(parts, body))
     }
 }
