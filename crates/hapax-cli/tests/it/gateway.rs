@@ -26,11 +26,16 @@ fn what_cannot_be_is_one_line_and_64() {
         (&["--log-level", "x=y=z"], "--log-level"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["--secret-file", "/nowhere/at/all", "--store", "memory:"], "/nowhere/at/all"),
+        (&["--scope", "x-forwarded-for"], "x-forwarded-for"),
+        (&["--retention", "4000d"], "--retention"),
+        (&["--on-unknown", "block", "--reconcile-url", "http://a/"], "--reconcile-url"),
     ] {
         let (code, line) = refused(&[&upstream[..], more].concat());
         assert!(code == 64 && line.contains(says), "{code} {line:?} for {more:?}");
     }
     assert_eq!(refused(&["gateway"]).0, 64);
+    let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);
+    assert!(code == 64 && line.contains("--upstream must be"), "{code} {line}");
     assert_eq!(run(&[]).status.code(), Some(64));
 }
 
@@ -50,6 +55,41 @@ fn a_second_gateway_on_one_file_is_one_line_and_69() {
     let taken = first.address.to_string();
     let (code, line) = refused(&[&arguments[..], &["--listen", &taken]].concat());
     assert!(code == 69 && line.contains(&taken), "{code} {line}");
+}
+
+#[test]
+fn a_secret_that_is_not_there_is_one_line_and_64() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let arguments = ["gateway", "--upstream", "http://127.0.0.1:1", "--store", &store];
+    let secret = folder.path().join("secret").display().to_string();
+    let named = [&arguments[..], &["--secret-file", &secret]].concat();
+    let anywhere = ["--listen", "127.0.0.1:0", "--admin", "off"];
+    let (code, line) = refused(&[&named[..], &anywhere].concat());
+    assert!(code == 64 && line.contains(&secret), "{code} {line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+
+    // One that a gateway made for itself, and that somebody lost.
+    let upstream = Upstream::start();
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+    std::fs::remove_file(folder.path().join("hapax.db.secret")).unwrap();
+    let (code, line) = refused(&[&arguments[..], &anywhere].concat());
+    assert!(code == 64 && line.contains("hapax.db.secret"), "{code} {line}");
+}
+
+#[test]
+fn sighup_changes_nothing() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    gateway.signal(Signal::HUP);
+    let asked = send(gateway.address, "k", "x");
+    upstream.next().answer("201 Created", "here still");
+    assert_eq!(receive(&asked).unwrap().body, "here still");
+    gateway.signal(Signal::HUP);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
 }
 
 #[test]

@@ -81,6 +81,29 @@ fn a_body_may_come_from_a_file_or_standard_input() {
 }
 
 #[test]
+fn what_no_replay_can_carry_is_64() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    let at = ["keys", "resolve", "unknown", "--scope", "Bearer a", "--store", &store];
+    let resolve = [&at[..], &["--outcome", "happened"]].concat();
+    let bad: [&[&str]; 3] = [
+        &["--header", "Content-Length: 5"],
+        &["--header", "idempotency-replayed: true"],
+        &["--status", "204", "--body", "x"],
+    ];
+    for more in bad {
+        let (code, line) = refused(&[&resolve[..], more].concat());
+        assert_eq!(code, 64, "through the gateway: {line}");
+    }
+    gateway.kill();
+    for more in bad {
+        let (code, line) = refused(&[&resolve[..], more].concat());
+        assert_eq!(code, 64, "on the file: {line}");
+    }
+}
+
+#[test]
 fn what_is_in_flight_needs_force() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
