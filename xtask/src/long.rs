@@ -1,7 +1,7 @@
 //! Runs that are worth more the longer they last.
 
 use crate::Command;
-use crate::sh::{Outcome, Run};
+use crate::sh::{Failure, Outcome, Run};
 
 pub(crate) const SIM: Command = Command {
     name: "sim",
@@ -67,12 +67,34 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
             .show()?;
     }
     if images > 0 {
+        let test = ["test", "--release", "--package", "hapax-embedded", "--test", "it", "images"];
+        // A filter that fits nothing would succeed.
+        let listed = Run::cargo().args(test).args(["--", "--list"]).read()?;
+        if !names_a_test(&listed) {
+            return Err(Failure::new("there is no test of images to run"));
+        }
         Run::cargo()
-            .args(["test", "--release", "--package", "hapax-embedded", "--test", "it", "images"])
+            .args(test)
             .args(["--", "--nocapture"])
             .env("HAPAX_IMAGES", images.to_string())
             .env("HAPAX_SEED", seed)
             .show()?;
     }
     Ok(())
+}
+
+/// Whether a harness that was asked to list its tests named any.
+fn names_a_test(listed: &str) -> bool {
+    listed.lines().any(|line| line.ends_with(": test"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_test_is_told_from_one() {
+        assert!(names_a_test("images::they_survive: test\n\n1 test, 0 benchmarks\n"));
+        assert!(!names_a_test("0 tests, 0 benchmarks\n"));
+    }
 }
