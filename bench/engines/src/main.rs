@@ -4,6 +4,7 @@
 //!     hapax-bench-engines fill ENGINE RECORDS DIRECTORY    # then single swaps until it is killed
 //!     hapax-bench-engines open ENGINE DIRECTORY            # after that
 //!     hapax-bench-engines full ENGINE DIRECTORY            # on a small file system of its own
+//!     hapax-bench-engines bulk RECORDS DIRECTORY           # a large file for the store, quickly
 //!     hapax-bench-engines purge RECORDS DIRECTORY          # the store's: claims while it reaps
 
 mod engine;
@@ -25,6 +26,9 @@ use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 
 /// Bytes of an answer.
 const ANSWER: usize = 200;
+/// Bytes of a value that is loaded in bulk: with them a page is as full as by chance.
+const BULK: usize = 560;
+const CHUNK: u64 = 100_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
@@ -40,6 +44,7 @@ async fn main() -> Result<(), Failure> {
         }
         ["open", engine, directory] => reopen(engine, Path::new(directory)).await,
         ["full", engine, directory] => full(engine, Path::new(directory)).await,
+        ["bulk", records, directory] => bulk(records.parse()?, Path::new(directory)).await,
         ["purge", records, directory] => purge(records.parse()?, Path::new(directory)).await,
         _ => Err("rate, fill, open, full or purge: see the head of main.rs".into()),
     }
@@ -175,6 +180,37 @@ async fn full(engine: &str, directory: &Path) -> Result<(), Failure> {
         let count = engine::open(engine, directory)?.count()?;
         println!("{engine}: opened anew it has {count} records");
     }
+    Ok(())
+}
+
+/// A file of the store with as many entries as asked for, for what depends on their number alone:
+/// they are loaded in order, by the engine, and no store could read them.
+async fn bulk(records: u64, directory: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory)?;
+    let path = directory.join("hapax.db");
+    EmbeddedStore::open(Options::new(&path).secret(SecretSource::None))?.close().await;
+    let cells = redb::TableDefinition::<&[u8; 32], &[u8]>::new("cells");
+    let due = redb::TableDefinition::<&[u8; 40], ()>::new("due");
+    let database = redb::Database::open(&path)?;
+    let step = u64::MAX / records;
+    for chunk in 0..records.div_ceil(CHUNK) {
+        let mut transaction = database.begin_write()?;
+        transaction.set_two_phase_commit(true);
+        {
+            let (mut cells, mut due) =
+                (transaction.open_table(cells)?, transaction.open_table(due)?);
+            for record in chunk * CHUNK..records.min((chunk + 1) * CHUNK) {
+                let (mut key, mut entry) = ([7; 32], [7; 40]);
+                key[..8].copy_from_slice(&(record * step).to_be_bytes());
+                entry[..8].copy_from_slice(&(u64::MAX - records + record).to_be_bytes());
+                cells.insert(&key, [0x5a; BULK].as_slice())?;
+                due.insert(&entry, ())?;
+            }
+        }
+        transaction.commit()?;
+    }
+    drop(database);
+    println!("{records} entries of {BULK} bytes, {} MiB on disk", size(directory) >> 20);
     Ok(())
 }
 

@@ -36,9 +36,12 @@ use crate::shared::{Job, Shared, count};
 const MAX_SWAPS: usize = 512;
 /// Bytes of records in one transaction, written or read.
 const MAX_BYTES: usize = 16 << 20;
-/// Entries of the index of due cells that one transaction looks at: few, so that swaps which
-/// share the commit hardly notice.
-const MAX_DUE: u32 = 16;
+/// Entries of the index of due cells that one transaction looks at, at most.
+const MAX_DUE: usize = 64;
+/// And at least.
+const MIN_DUE: usize = 4;
+/// How long no swap comes before what is due has a commit of its own.
+const LULL: Duration = Duration::from_millis(5);
 /// Between two attempts to open the database again.
 const REOPEN_AFTER: Duration = Duration::from_millis(100);
 
@@ -83,10 +86,12 @@ impl Writer {
     /// Works until the store is closed and everything queued is done. `_end` goes last.
     pub(crate) fn run(mut self, _end: &End) {
         loop {
-            if self.pending.is_empty() && self.reaps.is_empty() {
-                match self.shared.jobs.wait(None) {
-                    Woken::Closed => break,
-                    Woken::Item | Woken::TimedOut => {}
+            if self.pending.is_empty() {
+                // Swaps take what is due along with them. A commit for that alone would be in
+                // the way of the swaps that come a moment later, so it waits for a lull.
+                let lull = (!self.reaps.is_empty()).then_some(LULL);
+                if self.shared.jobs.wait(lull) == Woken::Closed {
+                    break;
                 }
             }
             if !self.step() && !self.reopen() {
@@ -173,7 +178,13 @@ impl Writer {
         }
         let mut removal = None;
         if let Some(reap) = self.reaps.front() {
-            let (now, limit) = (self.shared.clock.now(), reap.left.min(MAX_DUE));
+            // As many as the swaps beside it will leave to be reaped one day, two of which make a
+            // record: so reaping keeps up, and whoever shares the commit hardly notices.
+            let beside = match answered.len() {
+                0 => MAX_DUE,
+                swaps => (swaps / 2).clamp(MIN_DUE, MAX_DUE),
+            };
+            let (now, limit) = (self.shared.clock.now(), reap.left.min(beside as u32));
             match guarded(|| batch.remove_due(now, limit)) {
                 Ok(removed) => removal = Some(removed),
                 Err(error @ StorageError::Corrupted(_)) => {

@@ -234,7 +234,7 @@ async fn a_store_that_cannot_open_its_disk_can_be_closed() {
 async fn reaping_lets_swaps_through() {
     let clock = Arc::new(hapax_testkit::ManualClock::default());
     let (medium, store) = open(|options| options.clock(clock.clone()));
-    for of in 0..200 {
+    for of in 0..400 {
         stored(&*store, &claim(of)).await;
     }
     clock.set(clock.now().after(crate::support::RETENTION + crate::support::LEASE));
@@ -249,5 +249,5 @@ async fn reaping_lets_swaps_through() {
     swap.await.unwrap().unwrap();
     assert!(!reaping.is_finished(), "the reaper held the disk for long");
     medium.release();
-    assert_eq!(reaping.await.unwrap().unwrap().removed, 200);
+    assert_eq!(reaping.await.unwrap().unwrap().removed, 400);
 }
