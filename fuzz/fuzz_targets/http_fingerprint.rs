@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hapax::Scheme;
-use hapax_http::fingerprint::{BodyForm, HttpScheme};
+use hapax::{JsonPointers, Scheme};
+use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use libfuzzer_sys::fuzz_target;
@@ -26,9 +26,26 @@ fuzz_target!(|input: &[u8]| {
         assert!(found.is_none_or(|found| *found.name() == scheme), "another spelling");
     }
     let mut u = Unstructured::new(input);
+    let _ = named(&mut u);
     let _ = requests(&mut u);
     let _ = forms(&mut u);
 });
+
+fn named(u: &mut Unstructured<'_>) -> Result<()> {
+    let texts: Vec<&str> = u.arbitrary()?;
+    let Ok(pointers) = JsonPointers::new(texts) else { return Ok(()) };
+    let parts = match u.arbitrary()? {
+        true => JsonParts::Only(pointers),
+        false => JsonParts::Except(pointers),
+    };
+    let headers = HEADERS[u.int_in_range(0..=3)?..].iter();
+    let headers = headers.map(|name| HeaderName::from_static(name));
+    let scheme = HttpScheme::new(BodyForm::Canonical, headers).expect("short names");
+    if let Ok(scheme) = scheme.json(parts) {
+        assert_eq!(HttpScheme::named(scheme.name()), Some(scheme));
+    }
+    Ok(())
+}
 
 #[derive(Clone, Debug)]
 struct Asked {

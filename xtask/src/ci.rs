@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::Command;
 use crate::setup::Skip;
 use crate::sh::{Failure, Outcome};
-use crate::{lint, test, tools};
+use crate::{lint, long, test, tools};
 
 pub(crate) const COMMAND: Command = Command {
     name: "ci",
-    summary: "lint, deny, test, and a short fuzz",
+    summary: "lint, deny, test, a short simulation, a short fuzz",
     help: "Stops at the first step that fails and names it; says how long each took.",
     run: |args| {
         args.finish()?;
@@ -21,10 +21,11 @@ pub(crate) const COMMAND: Command = Command {
 
 type Step = (&'static str, fn() -> Outcome);
 
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     ("lint", lint::run),
     ("deny", tools::deny),
     ("test", || test::run(&Skip::default())),
+    ("sim", || long::sim(100_000, 0)),
     ("fuzz", || tools::fuzz(10, None)),
 ];
 

@@ -38,13 +38,15 @@ const ALLOWED: [(&str, &[&str]); 11] = [
 ];
 
 /// Runtimes, HTTP and databases.
-const HEAVY: [&str; 15] = [
+const HEAVY: [&str; 19] = [
     "async-std",
     "axum",
     "fjall",
     "http",
     "http-body",
+    "http-body-util",
     "hyper",
+    "hyper-util",
     "redb",
     "redis",
     "reqwest",
@@ -53,10 +55,13 @@ const HEAVY: [&str; 15] = [
     "sqlx",
     "tokio",
     "tokio-postgres",
+    "tokio-util",
     "tower",
+    "tower-service",
 ];
 
-const HTTP: [&str; 5] = ["axum", "http", "http-body", "hyper", "reqwest"];
+const HTTP: [&str; 7] =
+    ["axum", "http", "http-body", "http-body-util", "hyper", "hyper-util", "reqwest"];
 
 /// Crates whose default features must stay free of others.
 const FREE_OF: [(&str, &[&str]); 5] = [

@@ -4,6 +4,7 @@ mod args;
 mod ci;
 mod deps;
 mod lint;
+mod long;
 mod setup;
 mod sh;
 mod sources;
@@ -23,13 +24,15 @@ struct Command {
     run: fn(&mut Args) -> Outcome,
 }
 
-const COMMANDS: [&Command; 7] = [
+const COMMANDS: [&Command; 9] = [
     &setup::COMMAND,
     &test::COMMAND,
     &lint::COMMAND,
     &deps::COMMAND,
     &tools::DENY,
     &tools::FUZZ,
+    &long::SIM,
+    &long::TORTURE,
     &ci::COMMAND,
 ];
 

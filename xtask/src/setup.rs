@@ -9,8 +9,8 @@ use crate::sh::{Failure, Outcome, Run};
 pub(crate) const COMMAND: Command = Command {
     name: "setup",
     summary: "install the system packages that the tests need",
-    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3 and curl. What is missing is installed
-with apt-get when this runs as root; otherwise the line to run is printed, and the command
+    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, curl and kill. What is missing is
+installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
 their own, on ports of their own.
 
@@ -58,12 +58,14 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 5] = [
+const NEEDS: [Need; 6] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
     Need { what: "python3", package: "python3", is_there: || on_path("python3") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
+    // The program: tests send signals with it.
+    Need { what: "kill", package: "procps", is_there: || on_path("kill") },
 ];
 
 /// Makes sure that everything but `skip` is there.

@@ -21,13 +21,21 @@ lines of the output say so.
 
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 
+/// Its tests start many processes under load, and measure: nothing else runs beside them. For
+/// nextest, its own configuration says so.
+const ALONE: &str = "hapax-cli";
+
 /// Runs every test but those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
     let nextest = Run::cargo().args(["nextest", "--version"]).succeeds();
-    let runner: &[&str] =
-        if nextest { &["nextest", "run"] } else { &["test", "--lib", "--bins", "--tests"] };
-    cargo(skip).args(runner).args(EVERYTHING).show()?;
+    if nextest {
+        cargo(skip).args(["nextest", "run"]).args(EVERYTHING).show()?;
+    } else {
+        let test = || cargo(skip).args(["test", "--lib", "--bins", "--tests", "--all-features"]);
+        test().args(["--workspace", "--exclude", ALONE]).show()?;
+        test().args(["--package", ALONE, "--", "--test-threads=1"]).show()?;
+    }
     cargo(skip).args(["build", "--examples"]).args(EVERYTHING).show()?;
     cargo(skip).args(["test", "--doc"]).args(EVERYTHING).show()?;
     if !skip.is_empty() {

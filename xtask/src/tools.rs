@@ -37,7 +37,7 @@ fuzz/seeds and keeps what it finds in fuzz/corpus.
 
 /// Checks the whole dependency tree.
 pub(crate) fn deny() -> Outcome {
-    let deny = tool("cargo-deny")?;
+    let deny = tool("cargo-deny", "0.20.2")?;
     Run::new(deny).args(["check", "licenses", "bans", "sources"]).show()
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
             .args(["toolchain", "install", "nightly", "--profile", "minimal"])
             .show()?;
     }
-    let fuzz = tool("cargo-fuzz")?;
+    let fuzz = tool("cargo-fuzz", "0.13.2")?;
     // By `rustup run`: the toolchain that runs this is in the environment, and would win.
     let cargo_fuzz = |args: &[&str]| {
         let fuzz = fuzz.to_string_lossy().into_owned();
@@ -85,8 +85,8 @@ pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// The program `name`: installed, or built now.
-fn tool(name: &str) -> Result<PathBuf, Failure> {
+/// The program `name`: installed, or built now, in this version.
+fn tool(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if let Some(found) =
         std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
@@ -98,7 +98,7 @@ fn tool(name: &str) -> Result<PathBuf, Failure> {
     if !built.is_file() {
         // Its own target folder survives a build that was interrupted.
         Run::cargo()
-            .args(["install", "--locked", "--root", "target/tools", name])
+            .args(["install", "--locked", "--root", "target/tools", "--version", version, name])
             .env("CARGO_TARGET_DIR", tools.join("build"))
             .show()?;
     }

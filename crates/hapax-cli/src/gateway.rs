@@ -52,8 +52,9 @@ fn failure(error: &StartError) -> Failure {
     }
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT, and SIGHUP, which would end the process if nobody heard it.
 struct Signals {
+    hang_up: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
@@ -65,16 +66,22 @@ impl Signals {
                 .map_err(|error| Failure::unavailable(format!("signals cannot be heard: {error}")))
         };
         Ok(Self {
+            hang_up: of(SignalKind::hangup())?,
             terminate: of(SignalKind::terminate())?,
             interrupt: of(SignalKind::interrupt())?,
         })
     }
 
-    /// The number of the next one.
+    /// The number of the next one that says to end.
     async fn next(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.terminate.recv() => 15,
-            _ = self.interrupt.recv() => 2,
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return 15,
+                _ = self.interrupt.recv() => return 2,
+                _ = self.hang_up.recv() => {
+                    tracing::info!("SIGHUP: everything was said by flags, there is nothing to reload");
+                }
+            }
         }
     }
 }

@@ -36,7 +36,13 @@ fn main() -> ExitCode {
         Err(error) => return misread(&error),
     };
     let done = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(run(cli.command)),
+        Ok(runtime) => {
+            let done = runtime.block_on(run(cli.command));
+            // What was to be waited for has been; the name of an upstream that is being looked up
+            // cannot be given up, and would hold the end back.
+            runtime.shutdown_background();
+            done
+        }
         Err(error) => Err(Failure::unavailable(format!("no threads can be started: {error}"))),
     };
     done.unwrap_or_else(|failure| failure.report())

@@ -27,18 +27,26 @@ pub trait Backing: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Whatever keeps it from being known.
-    fn free(&self) -> io::Result<Option<u64>>;
+    fn available(&self) -> io::Result<Option<u64>>;
 }
 
 /// A file.
 #[derive(Debug)]
 pub(crate) struct FileBacking {
     path: PathBuf,
+    make: bool,
 }
 
 impl FileBacking {
+    /// One that holds a database. A file that is gone or empty was lost, and is an error: a new
+    /// one in its place would have forgotten everything without a word.
+    pub(crate) fn existing(path: &Path) -> Self {
+        Self { path: path.to_owned(), make: false }
+    }
+
+    /// One that is to be made.
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), make: true }
     }
 
     pub(crate) fn exists(&self) -> io::Result<bool> {
@@ -49,9 +57,12 @@ impl FileBacking {
 impl Backing for FileBacking {
     fn open(&self) -> io::Result<Disk> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        options.read(true).write(true).create_new(self.make);
         owner_only(&mut options);
         let file = options.open(&self.path)?;
+        if !self.make && file.metadata()?.len() == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
+        }
         Ok(Disk::new(FileBackend::new(file).map_err(io::Error::other)?))
     }
 
@@ -60,13 +71,13 @@ impl Backing for FileBacking {
     }
 
     #[cfg(unix)]
-    fn free(&self) -> io::Result<Option<u64>> {
+    fn available(&self) -> io::Result<Option<u64>> {
         let stat = rustix::fs::statvfs(directory(&self.path))?;
         Ok(Some(stat.f_bavail.saturating_mul(stat.f_frsize)))
     }
 
     #[cfg(not(unix))]
-    fn free(&self) -> io::Result<Option<u64>> {
+    fn available(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
 }

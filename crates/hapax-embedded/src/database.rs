@@ -20,9 +20,11 @@
 //! succeeded, and the header of phase two is written and synced anew when the database is opened
 //! again, before anything else is.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
-    WriteTransaction,
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition, WriteTransaction,
 };
 
 use crate::backing::Backing;
@@ -54,8 +56,26 @@ pub(crate) struct Adopted {
     pub(crate) floor: u64,
 }
 
+/// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
+/// error like any other.
 pub(crate) fn open(backing: &dyn Backing, cache_bytes: usize) -> Result<Database, DatabaseError> {
-    Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?)
+    guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?))
+}
+
+/// Compares every page with its checksum.
+pub(crate) fn verify(database: &mut Database) -> Result<(), DatabaseError> {
+    // What the engine could repair was no more than its map of free pages.
+    guarded(|| database.check_integrity().map(drop))
+}
+
+/// Runs the engine where damage may lead it astray: it checks the sums of its pages only when it
+/// recovers, and elsewhere it may panic over them.
+pub(crate) fn guarded<T, E: From<StorageError>>(
+    run: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        Err(StorageError::Corrupted("the engine broke off over what it read".into()).into())
+    })
 }
 
 /// A transaction whose commit is durable when it returns.

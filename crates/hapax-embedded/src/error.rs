@@ -109,9 +109,6 @@ pub enum EmbeddedError {
     /// The database engine failed.
     #[error("the database failed: {0}")]
     Engine(#[source] redb::Error),
-    /// The engine panicked while it wrote.
-    #[error("the database engine broke off")]
-    Panicked,
 }
 
 impl EmbeddedError {

@@ -17,8 +17,11 @@
 //! | `hapax.db.lock` | who has it open | made anew |
 //!
 //! # When it forgets
-//! It does not, as long as the disk keeps what it says it has synced. A copy of the file taken
-//! while a process has it open is not a backup: close the store, or snapshot the file system.
+//! It does not, as long as the disk keeps what it says it has synced. A damaged record is an error
+//! whenever it is read. Damage to the tree around the records may hide some of them: it is found by
+//! [`Options::verify`], and by the recovery after a crash, which then refuses to open the file.
+//! A copy of the file taken while a process has it open is not a backup: close the store, or
+//! snapshot the file system.
 //!
 //! # The clock
 //! Leases, retention and fences go by the clock of the process ([`Options::clock`]). A step

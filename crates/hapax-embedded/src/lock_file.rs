@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -36,13 +37,9 @@ impl LockFile {
         options.read(true).write(true).create(true).truncate(false);
         owner_only(&mut options);
         let file = options.open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let Holder { pid, admin } = said(&file).map_err(failed)?;
-                return Err(OpenError::InUse { path, pid, admin });
-            }
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        if !exclusive(&file).map_err(failed)? {
+            let Holder { pid, admin } = said(&file).map_err(failed)?;
+            return Err(OpenError::InUse { path, pid, admin });
         }
         say(&file, admin).map_err(failed)?;
         Ok(Self { path, file: Mutex::new(Some(file)) })
@@ -65,6 +62,30 @@ impl LockFile {
     fn lock(&self) -> MutexGuard<'_, Option<File>> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// For how long those who only look may be in the way: so many tries, with a pause after each.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Locks for a holder; `false` if there is one. Whoever asks [`holder`] has a shared lock for a
+/// moment, which is no reason to refuse: a second shared lock tells such a one from a holder.
+fn exclusive(file: &File) -> io::Result<bool> {
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        match file.try_lock_shared() {
+            Ok(()) => file.unlock()?,
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // It may end early, which costs a try.
+        std::thread::park_timeout(PAUSE);
+    }
+    Ok(false)
 }
 
 /// Who holds the lock at `path`; `None` if nobody does.

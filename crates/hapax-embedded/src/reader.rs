@@ -8,7 +8,7 @@ use hapax::{StoreError, StoreKey, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
 
 use crate::cell::{Columns, RawCell};
-use crate::database::CELLS;
+use crate::database::{CELLS, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::shared::{Shared, name};
 
@@ -42,17 +42,15 @@ pub(crate) struct RawPage {
 pub(crate) fn run(shared: &Shared) {
     while let Some(job) = shared.reads.take() {
         let database = shared.database();
-        // A caller that went away needs no answer; a panic of the engine drops the reply, which
-        // the caller takes for "unavailable". It must not end the thread.
-        let serve = std::panic::AssertUnwindSafe(|| match job {
+        // A caller that went away needs no answer.
+        match job {
             ReadJob::Load { key, reply } => {
                 reply.send(with(&database, |database| load(shared, database, &key))).ok();
             }
             ReadJob::Page { after, limit, reply } => {
                 reply.send(with(&database, |database| page(shared, database, after, limit))).ok();
             }
-        });
-        std::panic::catch_unwind(serve).ok();
+        }
     }
 }
 
@@ -61,7 +59,7 @@ fn with<T>(
     read: impl FnOnce(&Database) -> Result<T, redb::Error>,
 ) -> Result<T, StoreError> {
     match database {
-        Some(database) => read(database).map_err(failed),
+        Some(database) => guarded(|| read(database)).map_err(failed),
         None => Err(StoreError::unavailable(EmbeddedError::Reopening)),
     }
 }

@@ -76,7 +76,7 @@ impl EmbeddedStore {
     pub fn open(options: Options) -> Result<Self, OpenError> {
         let path = options.path.clone();
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
-        let backing = FileBacking::new(&path);
+        let backing = FileBacking::existing(&path);
         let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
         let secret = match &options.secret {
             SecretSource::File(file) => {
@@ -144,7 +144,7 @@ impl EmbeddedStore {
             reopened: counters.reopened.load(Ordering::Relaxed),
             queued: self.shared.jobs.len(),
             file_bytes: self.backing.length().ok(),
-            free_bytes: self.backing.free().ok().flatten(),
+            free_bytes: self.backing.available().ok().flatten(),
         }
     }
 
@@ -163,8 +163,11 @@ impl EmbeddedStore {
         lock: Option<Arc<LockFile>>,
         options: Options,
     ) -> Result<Self, OpenError> {
-        let database =
+        let mut database =
             database::open(&*backing, options.cache_bytes).map_err(OpenError::database)?;
+        if options.verify {
+            database::verify(&mut database).map_err(OpenError::database)?;
+        }
         let adopted = database::adopt(&database, &check(secret.as_ref()))?;
         let epoch = Epoch { number: adopted.epoch, opened_at: options.clock.now() };
         let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };

@@ -26,7 +26,7 @@ use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
-use crate::database;
+use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::lock_file::LockFile;
 use crate::queue::Woken;
@@ -36,9 +36,12 @@ use crate::shared::{Job, Shared, count};
 const MAX_SWAPS: usize = 512;
 /// Bytes of records in one transaction, written or read.
 const MAX_BYTES: usize = 16 << 20;
-/// Entries of the index of due cells that one transaction looks at: few, so that swaps which
-/// share the commit hardly notice.
-const MAX_DUE: u32 = 32;
+/// Entries of the index of due cells that one transaction looks at, at most.
+const MAX_DUE: usize = 64;
+/// And at least.
+const MIN_DUE: usize = 4;
+/// How long no swap comes before what is due has a commit of its own.
+const LULL: Duration = Duration::from_millis(5);
 /// Between two attempts to open the database again.
 const REOPEN_AFTER: Duration = Duration::from_millis(100);
 
@@ -83,10 +86,12 @@ impl Writer {
     /// Works until the store is closed and everything queued is done. `_end` goes last.
     pub(crate) fn run(mut self, _end: &End) {
         loop {
-            if self.pending.is_empty() && self.reaps.is_empty() {
-                match self.shared.jobs.wait(None) {
-                    Woken::Closed => break,
-                    Woken::Item | Woken::TimedOut => {}
+            if self.pending.is_empty() {
+                // Swaps take what is due along with them. A commit for that alone would be in
+                // the way of the swaps that come a moment later, so it waits for a lull.
+                let lull = (!self.reaps.is_empty()).then_some(LULL);
+                if self.shared.jobs.wait(lull) == Woken::Closed {
+                    break;
                 }
             }
             if !self.step() && !self.reopen() {
@@ -98,18 +103,28 @@ impl Writer {
 
     /// One transaction. Whether the database is still good.
     fn step(&mut self) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let guard = shared.database();
-        let Some(database) = &*guard else { return false };
-        // Should the engine panic, the replies of the batch are dropped, which says `Ambiguous`.
-        match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
-            Ok(ended) => self.settle(ended),
-            Err(_) => false,
+        let ended = {
+            let shared = Arc::clone(&self.shared);
+            let guard = shared.database();
+            let Some(database) = &*guard else { return false };
+            // Should the engine panic, the replies of the batch are dropped: `Ambiguous`.
+            match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
+                Ok(ended) => ended,
+                Err(_) => return false,
+            }
+        };
+        if matches!(ended, Ended::Failed { .. } | Ended::InDoubt { .. }) {
+            // Before anybody hears of it: no read shall go to what is known to be broken.
+            drop(self.shared.database_alone().take());
         }
+        self.settle(ended)
     }
 
     fn transact(&mut self, database: &Database) -> Ended {
-        let begun = database::begin(database, self.quick_recovery());
+        // No length: somebody took the file away, and what goes into it now is lost.
+        let length = self.backing.length().map_err(redb::Error::from);
+        let begun = length
+            .and_then(|length| database::begin(database, length >= self.quick_recovery_above));
         let transaction = match begun {
             Ok(transaction) => transaction,
             Err(error) => return Ended::Failed { answered: Vec::new(), error },
@@ -148,7 +163,8 @@ impl Writer {
         let mut bytes = 0;
         while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let Some(job) = self.next() else { break };
-            match batch.apply(&job, self.shared.clock.now(), terms) {
+            let now = self.shared.clock.now();
+            match guarded(|| batch.apply(&job, now, terms)) {
                 Ok(answer) => {
                     bytes += job.sealed.len() + weight(&answer);
                     answered.push((job, answer));
@@ -162,7 +178,14 @@ impl Writer {
         }
         let mut removal = None;
         if let Some(reap) = self.reaps.front() {
-            match batch.remove_due(self.shared.clock.now(), reap.left.min(MAX_DUE)) {
+            // As many as the swaps beside it will leave to be reaped one day, two of which make a
+            // record: so reaping keeps up, and whoever shares the commit hardly notices.
+            let beside = match answered.len() {
+                0 => MAX_DUE,
+                swaps => (swaps / 2).clamp(MIN_DUE, MAX_DUE),
+            };
+            let (now, limit) = (self.shared.clock.now(), reap.left.min(beside as u32));
+            match guarded(|| batch.remove_due(now, limit)) {
                 Ok(removed) => removal = Some(removed),
                 Err(error @ StorageError::Corrupted(_)) => {
                     let (over, again) = (None, answered);
@@ -310,14 +333,9 @@ impl Writer {
         }
     }
 
-    fn quick_recovery(&self) -> bool {
-        // A size that cannot be told is taken for large: that costs time, never safety.
-        self.backing.length().map_or(true, |len| len >= self.quick_recovery_above)
-    }
-
     fn full(&self) -> Option<DiskFull> {
         let needed = self.min_free_bytes;
-        let free = self.backing.free().ok().flatten()?;
+        let free = self.backing.available().ok().flatten()?;
         (free < needed).then_some(DiskFull { free, needed })
     }
 }

@@ -7,6 +7,7 @@
 //!    changes something must be JSON and must not come from another origin.
 
 mod api;
+mod listener;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 
+use crate::config::AdminToken;
 use crate::keys::Keys;
 use crate::metrics::{Gauges, Metrics};
 use crate::work::{Phase, Work};
@@ -52,7 +54,7 @@ pub(crate) struct Admin {
     pub(crate) engine: hapax::Idempotency,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Work,
-    pub(crate) token: Option<String>,
+    pub(crate) token: Option<AdminToken>,
     /// The headers that name the caller.
     pub(crate) scope: Vec<HeaderName>,
     /// Whether the store answered when last asked.
@@ -61,10 +63,7 @@ pub(crate) struct Admin {
 
 /// Serves until the gateway closes.
 pub(crate) async fn serve(listener: TcpListener, admin: Arc<Admin>) {
-    let closing = {
-        let work = admin.work.clone();
-        async move { work.reached(Phase::Closing).await }
-    };
+    let work = admin.work.clone();
     let guarded = from_fn_with_state(Arc::clone(&admin), guard);
     let app = Router::new()
         .route("/", get(|| async { INDEX }))
@@ -75,10 +74,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Arc<Admin>) {
         .layer(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(admin);
-    let served = axum::serve(listener, app).with_graceful_shutdown(closing).await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the admin listener failed");
-    }
+    listener::serve(listener, app, work).await;
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {
@@ -107,7 +103,8 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
 
 async fn guard(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {
     let open = matches!(request.uri().path(), "/healthz" | "/readyz" | "/metrics");
-    let refused = if open { Ok(()) } else { check(admin.token.as_deref(), &request) };
+    let refused =
+        if open { Ok(()) } else { check(admin.token.as_ref().map(AdminToken::as_str), &request) };
     let mut response = match refused {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),

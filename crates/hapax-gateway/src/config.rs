@@ -1,6 +1,7 @@
 //! What a gateway is told, and what is refused before anything starts.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub struct Config {
     /// The operators' listener; `None` for none. Default `127.0.0.1:9090`.
     pub admin: Option<SocketAddr>,
     /// What operators must show as `Authorization: Bearer`; needed unless `admin` is on loopback.
-    pub admin_token: Option<String>,
+    pub admin_token: Option<AdminToken>,
     /// Where records are kept. Default `file:./hapax.db`.
     pub store: StoreUrl,
     /// The file of the secret, 64 hexadecimal digits. A `file:` store makes its own beside it.
@@ -78,8 +79,11 @@ pub struct Config {
 pub struct Limits {
     /// Connections of clients; further ones wait to be accepted. Default 4,096.
     pub connections: usize,
-    /// Bytes of memory held for the bodies of requests and responses under protection. A request
-    /// waits for its share as long as a slow body may take, then it is refused. Default 256 MiB.
+    /// Bytes of memory held for the bodies of requests with keys and of their responses: half for
+    /// requests, a quarter for responses until they are recorded, a quarter for answers until
+    /// clients have read them. A body for which there is no room is not read until there is; an
+    /// answer for which there is none is recorded, and its client told to ask again. Default
+    /// 256 MiB.
     pub body_memory: usize,
     /// How long a client may take to send a request's head; also how long a connection may be
     /// idle. Default 30 s.
@@ -141,9 +145,18 @@ impl Config {
         if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(ConfigError::UpstreamPath);
         }
+        if is_self(&upstream, self.listen) {
+            return Err(ConfigError::Loop(self.listen));
+        }
         let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
+        if reconcile.is_some() && self.on_unknown != OnUnknown::Reconcile {
+            return Err(ConfigError::NeverAsked);
+        }
         if self.methods.is_empty() {
             return Err(ConfigError::NoMethods);
+        }
+        if self.methods.contains(&Method::CONNECT) {
+            return Err(ConfigError::Connect);
         }
         let (callers, missing) = self.callers()?;
         for (name, value) in [
@@ -161,12 +174,22 @@ impl Config {
         {
             return Err(ConfigError::ZeroTimeout("--wait-for"));
         }
+        if matches!(self.in_flight, InFlight::Wait(_)) && self.max_waiters == 0 {
+            return Err(ConfigError::NobodyWaits);
+        }
+        if self.retention > MAX_RETENTION {
+            return Err(ConfigError::LongRetention);
+        }
         // Requests and responses have a half each.
         if self.max_request_body.max(self.max_response_body) > self.limits.body_memory / 2 {
             return Err(ConfigError::BodyMemory);
         }
-        if self.store_outage == StoreOutage::Open && self.on_unknown == OnUnknown::Block {
-            return Err(ConfigError::OpenBlock);
+        if self.store_outage == StoreOutage::Open {
+            match self.on_unknown {
+                OnUnknown::Reexecute => {}
+                OnUnknown::Block => return Err(ConfigError::OpenContradicts("block")),
+                OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
+            }
         }
         if let Some(admin) = self.admin
             && !admin.ip().is_loopback()
@@ -174,7 +197,7 @@ impl Config {
         {
             return Err(ConfigError::AdminToken(admin));
         }
-        if self.admin_token.as_ref().is_some_and(|token| !is_token(token)) {
+        if self.admin_token.as_ref().is_some_and(|token| !is_token(token.as_str())) {
             return Err(ConfigError::TokenText);
         }
         Ok(Settled { upstream, reconcile, callers, missing, policy: self.policy()? })
@@ -207,13 +230,7 @@ impl Config {
             if names.is_empty() {
                 return Err(ConfigError::NoScopeHeaders);
             }
-            // What the proxy strips or sets itself says nothing of the caller.
-            let useless = |name: &&HeaderName| {
-                hop_by_hop(name)
-                    || name.as_str().starts_with("idempotency-")
-                    || matches!(name.as_str(), "expect" | "content-length")
-            };
-            if let Some(name) = names.iter().find(useless) {
+            if let Some(name) = names.iter().find(|name| names_nobody(name)) {
                 return Err(ConfigError::StrippedScope(name.clone()));
             }
         }
@@ -221,8 +238,46 @@ impl Config {
     }
 }
 
+/// What the proxy strips, sets itself or does not believe says nothing of the caller; what a
+/// message is sent with, such as its length or date, neither.
+fn names_nobody(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    hop_by_hop(name)
+        || plain.starts_with("idempotency-")
+        || plain.starts_with("x-forwarded-")
+        || matches!(
+            plain.as_str(),
+            "content-length" | "date" | "expect" | "forwarded" | "host" | "trailer" | "via"
+        )
+}
+
+/// The longest retention: beyond it a duration is a slip of the pen, and times would overflow.
+const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
+
 /// How long the upstream may take to say what became of an operation.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// What operators must show. Its `Debug` form does not.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AdminToken(String);
+
+impl AdminToken {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<T: Into<String>> From<T> for AdminToken {
+    fn from(token: T) -> Self {
+        Self(token.into())
+    }
+}
+
+impl fmt::Debug for AdminToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminToken(..)")
+    }
+}
 
 /// What follows from a [`Config`].
 #[derive(Debug)]
@@ -299,6 +354,8 @@ impl Callers {
 pub enum ConfigError {
     #[error("--upstream must be a URL like http://127.0.0.1:3000 (https is not in this build)")]
     Upstream,
+    #[error("--upstream is --listen ({0}): the gateway would call itself")]
+    Loop(SocketAddr),
     #[error("--upstream must not have a path: paths are forwarded as they came")]
     UpstreamPath,
     #[error(
@@ -307,11 +364,21 @@ pub enum ConfigError {
     ReconcileTarget,
     #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
     ReconcileUrl,
+    #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
+    NeverAsked,
     #[error("--methods names no method")]
     NoMethods,
+    #[error("--methods cannot be CONNECT: it is not served")]
+    Connect,
+    #[error("--max-waiters 0 contradicts --in-flight wait: nobody could wait")]
+    NobodyWaits,
+    #[error("--retention is longer than ten years")]
+    LongRetention,
     #[error("--scope names no header; `none` makes one scope for everyone")]
     NoScopeHeaders,
-    #[error("--scope cannot be `{0}`: the gateway strips that header or sets it itself")]
+    #[error(
+        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
     StrippedScope(HeaderName),
     #[error(
         "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
@@ -322,9 +389,9 @@ pub enum ConfigError {
     #[error("--max-body-memory must be at least twice the largest body")]
     BodyMemory,
     #[error(
-        "--store-outage open contradicts --on-unknown block: what runs unprotected could run twice"
+        "--store-outage open contradicts --on-unknown {0}: what runs unprotected could run twice"
     )]
-    OpenBlock,
+    OpenContradicts(&'static str),
     #[error("--admin-token is required when --admin ({0}) is not on loopback")]
     AdminToken(SocketAddr),
     #[error("--admin-token must be visible ASCII, at least one character")]
@@ -341,7 +408,32 @@ fn authority(uri: &Uri) -> Option<Authority> {
     }
     let authority = uri.authority()?;
     // `user@host` would send credentials nobody asked for.
-    (!authority.host().is_empty() && !authority.as_str().contains('@')).then(|| authority.clone())
+    let named = !authority.host().is_empty() && !authority.as_str().contains('@');
+    // A port that is none must not become the default one.
+    let port = match authority.as_str().strip_prefix(authority.host())? {
+        "" => true,
+        port => port.strip_prefix(':').is_some_and(is_port),
+    };
+    (named && port).then(|| authority.clone())
+}
+
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|it| it > 0)
+}
+
+/// Whether `authority` is certain to be where the gateway itself listens.
+fn is_self(authority: &Authority, listen: SocketAddr) -> bool {
+    if authority.port_u16().unwrap_or(80) != listen.port() {
+        return false;
+    }
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    if host.eq_ignore_ascii_case("localhost") {
+        return listen.ip().is_loopback() || listen.ip().is_unspecified();
+    }
+    host.parse::<IpAddr>().is_ok_and(|ip| {
+        ip == listen.ip()
+            || (listen.ip().is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
+    })
 }
 
 fn reconcile_target(uri: &Uri) -> Result<(Authority, PathAndQuery), ConfigError> {

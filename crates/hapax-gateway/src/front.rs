@@ -14,11 +14,12 @@ use http::header::{CONNECTION, HeaderValue};
 use http::{Method, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tower_service::Service;
 
 use crate::guard::Heads;
-use crate::memory::{Gathered, Memory, need};
+use crate::metrics::Metrics;
+use crate::proxy::headers::drop_own;
 use crate::proxy::{Peer, Proxy};
 use crate::work::{Phase, Work};
 
@@ -27,11 +28,10 @@ use crate::work::{Phase, Work};
 pub(crate) struct Front {
     pub(crate) service: IdempotencyService<Proxy>,
     pub(crate) work: Work,
-    pub(crate) memory: Memory,
     pub(crate) methods: Vec<Method>,
-    pub(crate) max_request_body: usize,
     pub(crate) stall: Duration,
     pub(crate) docs: Option<DocsUrl>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Front {
@@ -43,7 +43,7 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
-        let mut response = match self.admit(&heads, request).await {
+        let mut response = match self.admit(&heads, request) {
             Ok(mut request) => {
                 request.extensions_mut().insert(peer);
                 // A clone is ready: neither the layer nor the proxy has anything to wait for.
@@ -53,6 +53,7 @@ impl Front {
                 }
             }
             Err(refused) => {
+                self.metrics.refused(refused.code());
                 let mut response = refused.response(self.docs.as_ref()).map(Body::from);
                 if refused.code() == Code::MalformedRequest {
                     close(&mut response);
@@ -66,50 +67,67 @@ impl Front {
         response.map(|body| in_hand.until_sent(body))
     }
 
-    async fn admit(
-        &self,
-        heads: &Heads,
-        request: Request<Incoming>,
-    ) -> Result<Request<Body>, Problem> {
+    fn admit(&self, heads: &Heads, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
         if let Some(refusal) = heads.refusal() {
-            return Err(Problem::new(Code::MalformedRequest, format!("{refusal}.")));
+            return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
         if self.work.phase() > Phase::Serving {
-            let problem = Problem::new(Code::Draining, "this server is shutting down");
+            let problem = Problem::new(
+                Code::Draining,
+                "This server is shutting down; another one may answer.",
+            );
             return Err(problem.retry_after(Duration::from_secs(1)));
         }
         let (parts, incoming) = request.into_parts();
-        let body = Patient { body: incoming, patience: self.stall, waiting: None };
-        // What the layer keeps whole in memory needs room; everything else streams.
+        // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept =
             parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method);
-        let hint = http_body::Body::size_hint(&body);
-        let fits = hint.lower() <= self.max_request_body as u64;
-        let body = if kept && fits && !http_body::Body::is_end_stream(&body) {
-            let need = need(&hint, self.max_request_body);
-            let Ok(Some(share)) = timeout(self.stall, self.memory.share(need)).await else {
-                let problem =
-                    Problem::new(Code::Overloaded, "too many request bodies are held in memory");
-                return Err(problem.retry_after(Duration::from_secs(1)));
-            };
-            Body::new(Gathered::new(body, self.max_request_body, share))
-        } else {
-            Body::new(body)
-        };
-        Ok(Request::from_parts(parts, body))
+        let body = Patient::new(incoming, self.stall, kept);
+        Ok(Request::from_parts(parts, Body::new(body)))
     }
+}
+
+fn sentence(clause: &str) -> String {
+    let mut letters = clause.chars();
+    let first = letters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(letters).chain(['.']).collect()
 }
 
 fn close(response: &mut Response<Body>) {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// A client's body that fails when its client is silent for too long.
-struct Patient {
+/// A client's body that fails when its client is silent for too long, or, where it takes up memory,
+/// slower than [`PACE`] on the whole. Of its trailers it hands on none that are named like ours.
+pub(crate) struct Patient {
     body: Incoming,
     patience: Duration,
+    paced: bool,
+    begun: Option<Instant>,
+    received: usize,
     /// Set while it waits for the client.
     waiting: Option<Pin<Box<Sleep>>>,
+}
+
+/// Bytes a second. While a body is read, its whole share of memory is taken; a client that sends
+/// a byte now and then would hold it for ever.
+const PACE: usize = 8 * 1024;
+
+impl Patient {
+    /// Fails after a silence of `patience`; `paced`: or where it is too slow.
+    pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
+        Self { body, patience, paced, begun: None, received: 0, waiting: None }
+    }
+
+    fn deadline(&mut self) -> Instant {
+        let now = Instant::now();
+        let silence = now + self.patience;
+        if !self.paced {
+            return silence;
+        }
+        let due = Duration::from_secs_f64(self.received as f64 / PACE as f64);
+        silence.min(*self.begun.get_or_insert(now) + self.patience + due)
+    }
 }
 
 impl http_body::Body for Patient {
@@ -121,14 +139,23 @@ impl http_body::Body for Patient {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+        if let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;
+            if let Some(Ok(frame)) = &mut frame {
+                this.received += frame.data_ref().map_or(0, Bytes::len);
+                if let Some(trailers) = frame.trailers_mut() {
+                    drop_own(trailers, false);
+                }
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        let patience = this.patience;
-        let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
-        if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the client stopped in the middle of a body".into())));
+        if this.waiting.is_none() {
+            this.waiting = Some(Box::pin(sleep_until(this.deadline())));
+        }
+        if let Some(timer) = &mut this.waiting
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Some(Err("the client sends too slowly".into())));
         }
         Poll::Pending
     }

@@ -2,27 +2,26 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hapax::{Idempotency, Inspect, Store};
+use hapax::{Idempotency, Store};
 use hapax_http::server::{
     IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };
 use hapax_http::stored::Cookies;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::timeout;
 use tower_layer::Layer;
 
 use crate::admin::{self, Admin};
 use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
+use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener;
-use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
@@ -34,15 +33,6 @@ use crate::work::{Phase, Work};
 /// whose clients have hung up.
 const PER_CONNECTION: usize = 2;
 
-/// How often expired records are looked for, how many are removed at once, and the pause between
-/// rounds while there are more: the store's other callers go first.
-const REAP_EVERY: Duration = Duration::from_secs(10);
-const REAP_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
-const REAP_PAUSE: Duration = Duration::from_millis(20);
-
-/// How often idle upstream connections are looked through.
-const PRUNE_EVERY: Duration = Duration::from_millis(500);
-
 /// How long connections may take to write their last answers.
 const CLOSE: Duration = Duration::from_secs(1);
 
@@ -50,7 +40,8 @@ const CLOSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub struct Gateway;
 
-/// A gateway that runs. Dropping it stops it at once, as a crash would.
+/// A gateway that runs. Dropping it closes its listeners and connections at once; executions under
+/// way end with the runtime, or by themselves.
 #[derive(Debug)]
 pub struct Running {
     local_addr: SocketAddr,
@@ -268,27 +259,21 @@ fn run(
     };
     let metrics = Arc::new(Metrics::new(config.retention));
     let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
+        .body_memory(config.limits.body_memory)
         .observer(Arc::clone(&metrics) as _);
     if let Some(docs) = &config.docs_url {
         layer = layer.docs(docs.clone());
     }
 
     let work = Work::new();
-    let (requests, responses) = Memory::halves(config.limits.body_memory);
-    let proxy = Proxy {
-        upstream,
-        memory: responses,
-        max_response_body: config.max_response_body,
-        docs: config.docs_url.clone(),
-    };
+    let proxy = Proxy { upstream, docs: config.docs_url.clone(), metrics: Arc::clone(&metrics) };
     let front = Arc::new(Front {
         service: layer.layer(proxy),
         work: work.clone(),
-        memory: requests,
         methods: config.methods.clone(),
-        max_request_body: config.max_request_body,
         stall: config.limits.stall,
         docs: config.docs_url.clone(),
+        metrics: Arc::clone(&metrics),
     });
     let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
     let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
@@ -308,7 +293,7 @@ fn run(
         layer,
         engine,
         housekeeping: Task(tokio::spawn(housekeeping(
-            Arc::clone(&opened.store),
+            Arc::clone(&opened.store) as Arc<dyn Store>,
             metrics,
             upstreams.clone(),
         ))),
@@ -340,31 +325,4 @@ fn warn(config: &Config, opened: &Opened) {
     if config.store_outage == StoreOutage::Open {
         tracing::warn!("while the store is away, requests are executed unprotected");
     }
-}
-
-/// What is done now and then, on a task that ends with the gateway.
-async fn housekeeping(store: Arc<dyn Inspect>, metrics: Arc<Metrics>, upstreams: Vec<Upstream>) {
-    let mut prune = interval(PRUNE_EVERY);
-    prune.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let pruning = async {
-        loop {
-            prune.tick().await;
-            upstreams.iter().for_each(Upstream::prune);
-        }
-    };
-    let reaping = async {
-        loop {
-            match store.reap(REAP_LIMIT).await {
-                Ok(reaped) => {
-                    metrics.reaped.fetch_add(reaped.removed.into(), Ordering::Relaxed);
-                    sleep(if reaped.more { REAP_PAUSE } else { REAP_EVERY }).await;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "expired records could not be removed");
-                    sleep(REAP_EVERY).await;
-                }
-            }
-        }
-    };
-    tokio::join!(pruning, reaping);
 }

@@ -89,9 +89,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
         Arc::clone(&self.heads)
     }
 
-    /// The connection itself.
-    pub(crate) fn into_inner(self) -> S {
-        self.io
+    /// The connection itself, and whether its peer may still be sending: it was not between two
+    /// requests.
+    pub(crate) fn into_inner(self) -> (S, bool) {
+        let between = self.scanner.is_between() && self.inbox.is_empty() && !self.refused;
+        (self.io, !between)
     }
 
     /// Judges what was read; whether hyper may have any of it.

@@ -14,7 +14,8 @@ use bytes::Bytes;
 use hapax::exchange::Wrote;
 use hapax::machine::{Resolution, Resolve};
 use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
-use hapax_http::stored::{Stored, Whole};
+use hapax_http::stored::{Stored, Whole, hop_by_hop};
+use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -238,6 +239,18 @@ impl Keys {
     }
 }
 
+/// Whether responses of this status have no body (RFC 9110 6.4.1 and 15.3.6).
+pub(crate) const fn bodiless(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 204 | 205 | 304)
+}
+
+/// What a replay can carry. With the others it would contradict itself on the wire.
+fn may_be_given(name: &HeaderName) -> bool {
+    !(hop_by_hop(name)
+        || name.as_str().starts_with("idempotency-")
+        || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
+}
+
 fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
     let Decision { outcome, status, headers, body, body_base64, .. } = decision;
     if outcome == Became::DidNotHappen {
@@ -266,11 +279,21 @@ fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.as_bytes());
-        let value = HeaderValue::from_str(&value);
+        let value = HeaderValue::from_bytes(value.as_bytes());
         let (Ok(name), Ok(value)) = (name, value) else {
             return Err(KeysError::Invalid("a header has an invalid name or value"));
         };
+        if !may_be_given(&name) {
+            return Err(KeysError::Invalid(
+                "a header cannot be given that belongs to a connection or is made anew for each \
+                 answer: Connection, Transfer-Encoding, Content-Length, Date, Idempotency-* and \
+                 the like",
+            ));
+        }
         map.append(name, value);
+    }
+    if bodiless(status) && !body.is_empty() {
+        return Err(KeysError::Invalid("a response of status 204, 205 or 304 has no body"));
     }
     let whole = Whole { status, headers: map, body, trailers: None };
     Ok(Resolution::Happened(Stored::Whole(whole).outcome()))

@@ -29,14 +29,18 @@
 //! # }
 //! ```
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 mod admin;
 mod config;
 mod front;
 mod gateway;
 mod guard;
+mod housekeeping;
 pub mod keys;
 mod listener;
-mod memory;
 mod metrics;
 mod proxy;
 mod reconcile;
@@ -45,7 +49,7 @@ mod units;
 mod upstream;
 mod work;
 
-pub use config::{Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
+pub use config::{AdminToken, Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{Opened, StoreOpenError};
 pub use units::{Size, UnitError, parse_duration};

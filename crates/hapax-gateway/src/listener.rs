@@ -97,8 +97,9 @@ async fn connection(stream: TcpStream, peer: SocketAddr, front: Arc<Front>, limi
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection failed");
     }
-    let stream = connection.into_parts().io.into_inner().into_inner();
-    if let Err(error) = linger(stream).await {
+    let (stream, sending) = connection.into_parts().io.into_inner().into_inner();
+    // Where nothing more comes, closing is closing.
+    if sending && let Err(error) = linger(stream).await {
         tracing::debug!(%error, "a connection ended abruptly");
     }
 }

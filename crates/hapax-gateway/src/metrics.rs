@@ -66,6 +66,13 @@ impl Metrics {
         }
     }
 
+    /// A request was answered by a problem.
+    pub(crate) fn refused(&self, code: Code) {
+        if let Some(index) = Code::ALL.iter().position(|it| *it == code) {
+            add(&self.refused[index]);
+        }
+    }
+
     /// Executions whose outcomes are unknown, replays, and all executions: for the API.
     pub(crate) fn totals(&self) -> serde_json::Value {
         let class = |index: usize| self.executed[index].iter().map(|it| it.load(Relaxed)).sum();
@@ -178,11 +185,7 @@ impl Observer for Metrics {
                     self.age.observe(&AGE_PERCENT, percent.ceil() as u64);
                 }
             }
-            Event::Refused(code) => {
-                if let Some(index) = Code::ALL.iter().position(|it| *it == code) {
-                    add(&self.refused[index]);
-                }
-            }
+            Event::Refused(code) => self.refused(code),
             Event::Unprotected => add(&self.unprotected),
             Event::NotRetained => add(&self.not_retained),
             Event::InvalidOverride => add(&self.invalid_override),

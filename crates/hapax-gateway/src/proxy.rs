@@ -1,11 +1,12 @@
 //! The service behind the layer: one upstream.
 
-mod headers;
+pub(crate) mod headers;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,11 +15,13 @@ use hapax_http::classify::{Class, Classified};
 use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE};
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::Execution;
+use http::header::CONTENT_LENGTH;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
+use http_body::Body as _;
 use tower_service::Service;
 
-use crate::memory::{Gathered, Memory, need};
+use crate::metrics::Metrics;
 use crate::upstream::{Failure, Upstream};
 
 /// A request extension: who sent it.
@@ -30,18 +33,21 @@ pub(crate) struct Peer(pub(crate) SocketAddr);
 #[derive(Clone, Debug)]
 pub(crate) struct Proxy {
     pub(crate) upstream: Upstream,
-    /// For responses that the layer keeps.
-    pub(crate) memory: Memory,
-    pub(crate) max_response_body: usize,
     pub(crate) docs: Option<DocsUrl>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or_else(unknown_peer, |peer| peer.0);
+        let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::drop_own(&mut parts.headers, true);
+        headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
+        if body.is_end_stream() {
+            headers::say_empty(&mut parts.headers, &parts.method, length_said);
+        }
         let execution = parts.extensions.get::<Execution>();
         if let Some(execution) = execution {
             parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
@@ -54,40 +60,18 @@ impl Proxy {
         *forwarded.uri_mut() = origin_form(parts.uri);
         *forwarded.headers_mut() = parts.headers;
         match self.upstream.send(forwarded).await {
-            Ok(response) if protected => match self.keepable(response).await {
-                Ok(response) => response,
-                Err(failure) => self.problem(&failure),
-            },
             Ok(mut response) => {
                 headers::to_client(response.headers_mut());
-                headers::drop_own(response.headers_mut(), false);
+                if !protected {
+                    // Where it protects, the layer reads them before it removes them.
+                    headers::drop_own(response.headers_mut(), false);
+                }
+                // Whatever the upstream speaks, the client is answered in what it speaks.
                 *response.version_mut() = Version::HTTP_11;
                 response
             }
             Err(failure) => self.problem(&failure),
         }
-    }
-
-    /// A response that the layer will read whole, with its share of memory. Its fields of Hapax's own
-    /// are for the layer to read and remove.
-    async fn keepable(&self, response: Response<Body>) -> Result<Response<Body>, Failure> {
-        let (mut parts, body) = response.into_parts();
-        headers::to_client(&mut parts.headers);
-        // Whatever the upstream speaks, the client is answered in what it speaks.
-        parts.version = Version::HTTP_11;
-        let hint = http_body::Body::size_hint(&body);
-        // What the layer streams is not held in memory.
-        let streams = hint.lower() > self.max_response_body as u64
-            || headers::is_event_stream(&parts.headers);
-        if streams || http_body::Body::is_end_stream(&body) {
-            return Ok(Response::from_parts(parts, body));
-        }
-        let share = self.memory.share(need(&hint, self.max_response_body));
-        let share = self.upstream.unless_cut(share).await?;
-        Ok(Response::from_parts(
-            parts,
-            Body::new(Gathered::new(body, self.max_response_body, share)),
-        ))
     }
 
     fn problem(&self, failure: &Failure) -> Response<Body> {
@@ -99,6 +83,7 @@ impl Proxy {
             Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
             Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
         };
+        self.metrics.refused(code);
         let mut problem = Problem::new(code, failure.to_string());
         if class == Class::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));

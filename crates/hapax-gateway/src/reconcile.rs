@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
-use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 
+use crate::keys::bodiless;
 use crate::upstream::Upstream;
 
 /// Response of the service that is asked: the status that the operation was answered with.
@@ -86,7 +88,14 @@ impl Asker {
             return Reconciled::CannotSay;
         };
         parts.status = status;
-        Reconciled::Happened(Response::from_parts(parts, body.to_bytes()))
+        // The named status may be one that has no body; and where the body was chunked, the length
+        // may be a lie.
+        let body = if bodiless(status) { Bytes::new() } else { body.to_bytes() };
+        let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+        if bodiless(status) || length.is_some_and(|it| it != body.len().to_string().as_bytes()) {
+            parts.headers.remove(CONTENT_LENGTH);
+        }
+        Reconciled::Happened(Response::from_parts(parts, body))
     }
 }
 

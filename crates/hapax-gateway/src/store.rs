@@ -23,10 +23,10 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreOpenError {
-    /// The file of the secret.
-    #[error("--secret-file {}: {reason}", path.display())]
+    /// The secret: it is missing, unreadable, or another store's.
+    #[error("--secret-file: {}: {reason}", path.display())]
     Secret {
-        /// Which file.
+        /// Which file: the secret's, or the store's that has another one.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -70,6 +70,9 @@ impl Opened {
             StoreUrl::File(path) => {
                 let mut options = Options::new(path);
                 if let Some(secret_file) = secret_file {
+                    // One is made at the store's own place only. A file that somebody names is
+                    // there, or its name is a mistake.
+                    read_secret(secret_file)?;
                     options = options.secret(SecretSource::File(secret_file.into()));
                 }
                 if let Some(admin) = admin {
@@ -80,7 +83,7 @@ impl Opened {
                     tokio::task::spawn_blocking(move || EmbeddedStore::open(options)).await;
                 let store = opened
                     .map_err(|_| StoreOpenError::Shutdown)?
-                    .map_err(|source| StoreOpenError::File { path: path.clone(), source })?;
+                    .map_err(|source| secret_or_file(path, source))?;
                 let store = Arc::new(store);
                 Ok(Self {
                     secret: store.secret().cloned(),
@@ -97,6 +100,16 @@ impl Opened {
             file.close().await;
         }
     }
+}
+
+/// What is wrong with the secret is for whoever configures it to mend.
+fn secret_or_file(file: &Path, source: OpenError) -> StoreOpenError {
+    let path = match &source {
+        OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path } => path.clone(),
+        OpenError::OtherSecret => file.into(),
+        _ => return StoreOpenError::File { path: file.into(), source },
+    };
+    StoreOpenError::Secret { path, reason: source.to_string() }
 }
 
 fn read_secret(path: &Path) -> Result<Secret, StoreOpenError> {

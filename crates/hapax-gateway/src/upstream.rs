@@ -32,7 +32,7 @@ use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use hapax_http::{Body, BoxError};
@@ -42,8 +42,15 @@ use wire::Wire;
 /// The most bytes of a response head, and that hyper buffers of a body.
 const MAX_BUFFER: usize = 128 * 1024;
 
+/// Why requests under way are cut off.
+const ENDING: &str = "the gateway is ending";
+
 /// How long a connection may take to be made. Nothing is sent before.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long a connection may go nowhere once its response is over or given up: a server that
+/// answered early, and neither reads the rest of the request nor closes.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// A server that requests are forwarded to. Cheap to clone; clones share connections.
 #[derive(Clone, Debug)]
@@ -76,10 +83,10 @@ pub(crate) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Busy => "too many requests to the upstream are under way, nothing was sent",
-            Self::Unreachable(_) => "the upstream could not be reached, nothing was sent",
-            Self::Broken(_) => "the connection to the upstream broke after the request was sent",
-            Self::Timeout => "the upstream did not answer in time",
+            Self::Busy => "Too many requests to the upstream are under way. Nothing was sent.",
+            Self::Unreachable(_) => "The upstream could not be reached. Nothing was sent.",
+            Self::Broken(_) => "The upstream broke off: the request may have taken effect.",
+            Self::Timeout => "No answer came in time: the request may have taken effect.",
         })
     }
 }
@@ -122,19 +129,6 @@ impl Upstream {
         self.inner.cut.send_replace(true);
     }
 
-    /// What `wait` gives, unless the requests under way are ended first. For what comes after the
-    /// head of a response: the request was sent.
-    pub(crate) async fn unless_cut<T>(
-        &self,
-        wait: impl Future<Output = Option<T>>,
-    ) -> Result<T, Failure> {
-        let got = tokio::select! {
-            got = timeout(self.inner.timeout, wait) => got.ok().flatten(),
-            () = cut(self.inner.cut.subscribe()) => None,
-        };
-        got.ok_or_else(|| Failure::Broken("there was no room for the response in time".into()))
-    }
-
     /// Sends a request in origin form, and waits for the head of the response.
     ///
     /// Dropping the future ends the connection; what was sent stays sent.
@@ -168,10 +162,16 @@ impl Upstream {
         let authority = &self.inner.authority;
         // Brackets around an IPv6 address belong to the authority, not to the address.
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        let connect = TcpStream::connect((host, authority.port_u16().unwrap_or(80)));
-        let stream = match timeout(CONNECT.min(self.inner.timeout), connect).await {
-            Ok(stream) => stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        let connect = async {
+            let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(80))).await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        };
+        let stream = tokio::select! {
+            stream = timeout(CONNECT.min(self.inner.timeout), connect) => {
+                stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            }
+            () = cut(self.inner.cut.subscribe()) => Err(io::Error::other(ENDING)),
         };
         let stream = stream.map_err(|error| Failure::Unreachable(error.into()))?;
         Wire::open(stream).await.map_err(|error| Failure::Unreachable(error.into()))
@@ -201,7 +201,7 @@ impl Upstream {
                 }
             }
         };
-        let (failure, again): (fn(BoxError) -> Failure, _) = match sent {
+        let (failure, reason): (fn(BoxError) -> Failure, _) = match sent {
             Sent::Answered(Ok(response)) => return Ok((wire, response)),
             Sent::Answered(Err(mut error)) => {
                 let again = error.take_message();
@@ -215,14 +215,14 @@ impl Upstream {
                     Unanswered { failure: Failure::Broken(error), again: None }
                 });
             }
-            Sent::Cut => (Failure::Broken, "the gateway is ending"),
+            Sent::Cut => (Failure::Broken, ENDING),
             Sent::Silent => (|_| Failure::Timeout, "no answer in time"),
         };
         wire.end().await;
         let failure = if wire.meter.written() == before {
-            Failure::Unreachable(again.into())
+            Failure::Unreachable(reason.into())
         } else {
-            failure(again.into())
+            failure(reason.into())
         };
         Err(Unanswered { failure, again: None })
     }
@@ -239,23 +239,54 @@ impl Upstream {
             return Err(Failure::Broken("the upstream switched protocols unasked".into()));
         }
         let (parts, body) = response.into_parts();
-        let inner = Arc::clone(&self.inner);
-        // Ends when the body is read, fails or is dropped: each settles the connection.
-        tokio::spawn(async move {
-            let mut wire = wire;
-            if wire.sender.ready().await.is_ok() {
-                inner.pool.put(wire);
-            }
-        });
+        let (over, is_over) = oneshot::channel();
+        tokio::spawn(settle(Arc::clone(&self.inner), wire, place, is_over));
         let body = Receiving {
             body,
             silence: self.inner.timeout,
             waiting: None,
             cut: Box::pin(cut(self.inner.cut.subscribe())),
-            _place: place,
+            over: Some(over),
         };
         Ok(Response::from_parts(parts, Body::new(body)))
     }
+}
+
+/// Keeps the connection for another request once the response is read whole and the request
+/// written whole; ends it where that takes too long. The place is free again when neither the
+/// connection nor what is left of the request takes up anything any more.
+async fn settle(
+    inner: Arc<Inner>,
+    mut wire: Wire,
+    place: OwnedSemaphorePermit,
+    is_over: oneshot::Receiver<()>,
+) {
+    let meter = Arc::clone(&wire.meter);
+    let stuck = async {
+        // Its sender is dropped when the body is read, fails or is dropped.
+        let _ = is_over.await;
+        let over = Instant::now();
+        loop {
+            // What is still being read goes on.
+            let deadline = over.max(meter.last()) + SETTLE;
+            if deadline <= Instant::now() {
+                break;
+            }
+            sleep_until(deadline).await;
+        }
+    };
+    let ready = tokio::select! {
+        ready = wire.sender.ready() => ready.is_ok(),
+        () = stuck => false,
+        () = cut(inner.cut.subscribe()) => false,
+    };
+    if ready {
+        inner.pool.put(wire);
+    } else {
+        // The driver has let go of the rest of the request before the place is free.
+        wire.end().await;
+    }
+    drop(place);
 }
 
 enum Sent<R> {
@@ -284,7 +315,8 @@ struct Receiving {
     /// Set while it waits for the upstream: a client that reads slowly is no silence.
     waiting: Option<Pin<Box<Sleep>>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _place: OwnedSemaphorePermit,
+    /// Dropped once the body is over, or with it.
+    over: Option<oneshot::Sender<()>>,
 }
 
 impl http_body::Body for Receiving {
@@ -298,12 +330,15 @@ impl http_body::Body for Receiving {
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;
+            if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
+                this.over = None;
+            }
             return Poll::Ready(
                 frame.map(|frame| frame.map_err(|error| Failure::Broken(error.into()).into())),
             );
         }
         if this.cut.as_mut().poll(cx).is_ready() {
-            let error = Failure::Broken("the gateway is ending".into());
+            let error = Failure::Broken(ENDING.into());
             return Poll::Ready(Some(Err(error.into())));
         }
         let silence = this.silence;
@@ -320,5 +355,166 @@ impl http_body::Body for Receiving {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A connection that takes `takes` bytes, and then breaks.
+    struct Breaking {
+        takes: usize,
+    }
+
+    impl AsyncRead for Breaking {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Breaking {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.takes == 0 {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let taken = self.takes.min(bytes.len());
+            self.takes -= taken;
+            Poll::Ready(Ok(taken))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// An upstream that answers, and one kept connection to it.
+    async fn with_kept<S>(io: S) -> (Upstream, TcpListener)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let upstream = Upstream::new(authority, Duration::from_secs(5), 10);
+        let mut wire = Wire::open(io).await.unwrap();
+        wire.sender.ready().await.unwrap();
+        upstream.inner.pool.put(wire);
+        (upstream, listener)
+    }
+
+    fn request() -> Request<Body> {
+        let mut request = Request::new(Body::from(Bytes::from_static(b"body")));
+        *request.method_mut() = http::Method::POST;
+        request
+    }
+
+    #[tokio::test]
+    async fn a_kept_connection_that_is_gone_is_replaced() {
+        let (here, there) = duplex(1024);
+        let (upstream, listener) = with_kept(here).await;
+        // Nothing runs in between: the gateway cannot know when it takes the connection.
+        drop(there);
+        let answering = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = vec![0; 1024];
+            let mut read = 0;
+            while !buffer[..read].ends_with(b"body") {
+                read += stream.read(&mut buffer[read..]).await.unwrap();
+            }
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+        };
+        let (response, ()) = tokio::join!(upstream.send(request()), answering);
+        assert_eq!(response.unwrap().status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_took_nothing_leaves_nothing_unknown() {
+        let (upstream, _listener) = with_kept(Breaking { takes: 0 }).await;
+        let failure = upstream.send(request()).await.unwrap_err();
+        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
+        let (upstream, listener) = with_kept(Breaking { takes: 1 }).await;
+        let failure = tokio::select! {
+            failure = upstream.send(request()) => failure.unwrap_err(),
+            _ = listener.accept() => panic!("it was sent again"),
+        };
+        assert!(matches!(failure, Failure::Broken(_)), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn too_many_at_once_are_refused() {
+        let (upstream, _listener) = with_kept(Breaking { takes: 9999 }).await;
+        let places = upstream.inner.places.clone().acquire_many_owned(10).await.unwrap();
+        assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+        drop(places);
+    }
+
+    /// An upstream that answers before it has read the request, and then neither reads nor closes.
+    async fn early(answer: &'static [u8]) -> (Upstream, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 1]).await.unwrap();
+            stream.write_all(answer).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        (Upstream::new(authority, Duration::from_secs(60), 1), serving)
+    }
+
+    fn large() -> Request<Body> {
+        let mut request = request();
+        *request.body_mut() = Body::from(Bytes::from(vec![0; 32 << 20]));
+        request
+    }
+
+    async fn is_free(upstream: &Upstream) {
+        let free = Arc::clone(&upstream.inner.places).acquire_owned();
+        drop(timeout(Duration::from_secs(20), free).await.unwrap().unwrap());
+    }
+
+    #[tokio::test]
+    async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let (upstream, serving) = early(answer).await;
+        let response = upstream.send(large()).await.unwrap();
+        assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+        let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
+        assert_eq!(body.to_bytes(), "no");
+        is_free(&upstream).await;
+        assert!(upstream.inner.pool.take().is_none());
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn nor_does_one_that_is_given_up_or_cut_off() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nno";
+        let (upstream, serving) = early(answer).await;
+        drop(upstream.send(large()).await.unwrap());
+        is_free(&upstream).await;
+        serving.abort();
+        let (upstream, serving) = early(answer).await;
+        let _response = upstream.send(large()).await.unwrap();
+        upstream.cut();
+        is_free(&upstream).await;
+        serving.abort();
     }
 }

@@ -3,14 +3,16 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use tokio::sync::OwnedSemaphorePermit;
+use pin_project_lite::pin_project;
+
+use crate::header::retain;
 
 /// Any error of a body.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -26,6 +28,46 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
+pin_project! {
+    /// A body without those trailers that `drop` names.
+    pub(crate) struct WithoutTrailers<B> {
+        #[pin]
+        pub(crate) body: B,
+        pub(crate) drop: fn(&HeaderName) -> bool,
+    }
+}
+
+impl<B: http_body::Body> http_body::Body for WithoutTrailers<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let frame = match ready!(this.body.poll_frame(cx)) {
+            Some(Ok(frame)) => frame,
+            ended => return Poll::Ready(ended),
+        };
+        let trailers = match frame.into_trailers() {
+            Ok(trailers) => trailers,
+            Err(data) => return Poll::Ready(Some(Ok(data))),
+        };
+        let trailers = retain(&trailers, |name, _| !(this.drop)(name));
+        // Trailers are the last frame: without any, the body ends.
+        Poll::Ready((!trailers.is_empty()).then_some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// A body: whole in memory, or streamed from elsewhere.
 ///
 /// Handlers behind the layer get their requests with one, and its answers have one.
@@ -34,8 +76,6 @@ pub struct Body {
     read: Option<Bytes>,
     /// What comes after it.
     rest: Rest,
-    /// Its share of the memory for bodies, given back when it is dropped.
-    share: Option<OwnedSemaphorePermit>,
 }
 
 enum Rest {
@@ -48,7 +88,7 @@ impl Body {
     /// A body without content.
     #[must_use]
     pub const fn empty() -> Self {
-        Self { read: None, rest: Rest::Nothing, share: None }
+        Self { read: None, rest: Rest::Nothing }
     }
 
     /// A body that streams `body`.
@@ -63,21 +103,12 @@ impl Body {
     /// A body in memory, with its trailers.
     #[must_use]
     pub fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self {
-            read: some(bytes),
-            rest: trailers.map_or(Rest::Nothing, Rest::Trailers),
-            share: None,
-        }
+        Self { read: some(bytes), rest: trailers.map_or(Rest::Nothing, Rest::Trailers) }
     }
 
     /// What was read of a body already, and then what remains of it.
     pub(crate) fn resumed(read: Bytes, body: Erased) -> Self {
-        Self { read: some(read), rest: Rest::Stream(body), share: None }
-    }
-
-    /// The same, with its share of the memory.
-    pub(crate) fn with_share(self, share: Option<OwnedSemaphorePermit>) -> Self {
-        Self { share, ..self }
+        Self { read: some(read), rest: Rest::Stream(body) }
     }
 }
 
@@ -149,11 +180,7 @@ impl fmt::Debug for Body {
             Rest::Nothing | Rest::Trailers(_) => "in memory",
             Rest::Stream(_) => "streamed",
         };
-        write!(
-            f,
-            "Body({kind}, {} shares)",
-            self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
-        )
+        write!(f, "Body({kind})")
     }
 }
 

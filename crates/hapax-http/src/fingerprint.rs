@@ -12,10 +12,12 @@
 //! A canonical body and the same bytes compared raw never give the same fingerprint.
 
 use std::borrow::Cow;
+use std::fmt;
 
-use hapax::{Fingerprint, FingerprintBuilder, Scheme, SchemeTooLong};
+use hapax::{Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 /// How the body counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,19 +31,35 @@ pub enum BodyForm {
     Ignored,
 }
 
+/// Which parts of a JSON body count, in canonical form.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum JsonParts {
+    /// All of it.
+    #[default]
+    All,
+    /// What these pointers lead to; that something is not there counts too.
+    Only(JsonPointers),
+    /// All but what these pointers lead to: time stamps, trace ids.
+    Except(JsonPointers),
+}
+
 /// What of a request counts. Its name, stored with each record, says all of it, so that a retry
 /// is compared as the first request was, whatever is configured by then.
 ///
 /// ```
-/// use hapax_http::fingerprint::{BodyForm, HttpScheme};
-/// let scheme = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?;
-/// assert_eq!(scheme.name().as_str(), "http/1;body=canonical;headers=x-tenant");
+/// use hapax::JsonPointers;
+/// use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+/// let noise = JsonParts::Except(JsonPointers::new(["/sent at"])?);
+/// let scheme = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?.json(noise)?;
+/// let name = "http/1;body=canonical;except=/sent%20at;headers=x-tenant";
+/// assert_eq!(scheme.name().as_str(), name);
 /// assert_eq!(HttpScheme::named(scheme.name()), Some(scheme));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpScheme {
     body: BodyForm,
+    json: JsonParts,
     headers: Vec<HeaderName>,
     name: Scheme,
 }
@@ -58,25 +76,41 @@ impl HttpScheme {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
-        let mut name = format!("http/1;body={}", body.word());
-        if !headers.is_empty() {
-            let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
-            name += &format!(";headers={}", names.join(","));
-        }
-        Ok(Self { body, headers, name: Scheme::new(name)? })
+        let name = name(body, &JsonParts::All, &headers)?;
+        Ok(Self { body, json: JsonParts::All, headers, name })
+    }
+
+    /// The scheme by which only these parts of a JSON body count. It says nothing where bodies
+    /// are not compared in canonical form.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] if the pointers do not fit.
+    pub fn json(self, json: JsonParts) -> Result<Self, SchemeTooLong> {
+        let json = if self.body == BodyForm::Canonical { json } else { JsonParts::All };
+        let name = name(self.body, &json, &self.headers)?;
+        Ok(Self { json, name, ..self })
     }
 
     /// The scheme of this name; `None` if it is not one that this version knows.
     #[must_use]
     pub fn named(name: &Scheme) -> Option<Self> {
-        let rest = name.as_str().strip_prefix("http/1;body=")?;
-        let (body, headers) = match rest.split_once(";headers=") {
-            Some((body, headers)) => (body, headers.split(',').map(str::parse).collect()),
-            None => (rest, Ok(Vec::new())),
-        };
+        let mut fields = name.as_str().strip_prefix("http/1;body=")?.split(';');
+        let body = fields.next()?;
         let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
         let body = forms.into_iter().find(|form| form.word() == body)?;
-        let scheme = Self::new(body, headers.ok()?).ok()?;
+        let (mut json, mut headers) = (JsonParts::All, Vec::new());
+        for field in fields {
+            let (word, list) = field.split_once('=').unzip();
+            match (word.unwrap_or(field), list) {
+                ("only", list) => json = JsonParts::Only(pointers(list)?),
+                ("except", list) => json = JsonParts::Except(pointers(list)?),
+                ("headers", Some(list)) => {
+                    headers = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+                }
+                _ => return None,
+            }
+        }
+        let scheme = Self::new(body, headers).ok()?.json(json).ok()?;
         // Names have one form: another spelling is not ours.
         (scheme.name == *name).then_some(scheme)
     }
@@ -110,11 +144,7 @@ impl HttpScheme {
     }
 
     /// The domain to hash in, and the body as fields.
-    fn body_fields<'a>(
-        &self,
-        headers: &HeaderMap,
-        body: &'a [u8],
-    ) -> (&'static str, Vec<Cow<'a, [u8]>>) {
+    fn body_fields<'a>(&self, headers: &HeaderMap, body: &'a [u8]) -> Fields<'a> {
         let raw = || ("http/1 raw", vec![Cow::Borrowed(body)]);
         match self.body {
             BodyForm::Ignored => ("http/1 no body", Vec::new()),
@@ -123,10 +153,7 @@ impl HttpScheme {
                 let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
                 let kind = kind.unwrap_or_default();
                 if is_json(kind) {
-                    return match hapax::canonicalize(body) {
-                        Ok(json) => ("http/1 json", vec![json.into()]),
-                        Err(_) => raw(),
-                    };
+                    return self.json_fields(body).unwrap_or_else(|_| raw());
                 }
                 match boundary(kind).and_then(|boundary| form_parts(body, &boundary)) {
                     Some(parts) => ("http/1 form data", parts),
@@ -135,7 +162,24 @@ impl HttpScheme {
             }
         }
     }
+
+    fn json_fields(&self, body: &[u8]) -> Result<Fields<'static>, NotCanonical> {
+        Ok(match &self.json {
+            JsonParts::All => ("http/1 json", vec![hapax::canonicalize(body)?.into()]),
+            JsonParts::Except(pointers) => {
+                ("http/1 json parts", vec![hapax::canonicalize_except(body, pointers)?.into()])
+            }
+            JsonParts::Only(pointers) => {
+                let found = hapax::canonicalize_only(body, pointers)?;
+                // No value is written as nothing: what is not there is told from all that is.
+                let fields = found.into_iter().map(|part| part.unwrap_or_default().into());
+                ("http/1 json parts", fields.collect())
+            }
+        })
+    }
 }
+
+type Fields<'a> = (&'static str, Vec<Cow<'a, [u8]>>);
 
 impl Default for HttpScheme {
     /// Canonical bodies, no headers.
@@ -143,7 +187,7 @@ impl Default for HttpScheme {
         let name = Scheme::new("http/1;body=canonical");
         #[allow(clippy::unreachable, reason = "the name is shorter than any limit")]
         let Ok(name) = name else { unreachable!() };
-        Self { body: BodyForm::Canonical, headers: Vec::new(), name }
+        Self { body: BodyForm::Canonical, json: JsonParts::All, headers: Vec::new(), name }
     }
 }
 
@@ -157,8 +201,43 @@ impl BodyForm {
     }
 }
 
-/// A request as it is claimed: what counts of it, and by which scheme.
-#[derive(Clone, Debug)]
+/// `/` stands for itself; all that means something in a name, or is not ASCII, is escaped.
+const ESCAPED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
+
+fn name(body: BodyForm, json: &JsonParts, headers: &[HeaderName]) -> Result<Scheme, SchemeTooLong> {
+    let mut name = format!("http/1;body={}", body.word());
+    let (word, pointers) = match json {
+        JsonParts::All => ("", None),
+        JsonParts::Only(pointers) => (";only", Some(pointers)),
+        JsonParts::Except(pointers) => (";except", Some(pointers)),
+    };
+    name += word;
+    if let Some(pointers) = pointers.filter(|pointers| pointers.iter().len() > 0) {
+        let escaped: Vec<_> =
+            pointers.iter().map(|text| utf8_percent_encode(text, ESCAPED).to_string()).collect();
+        name += &format!("={}", escaped.join(","));
+    }
+    if !headers.is_empty() {
+        let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
+        name += &format!(";headers={}", names.join(","));
+    }
+    Scheme::new(name)
+}
+
+/// A list of nothing at all has no `=`: after one, nothing is the pointer to everything.
+fn pointers(list: Option<&str>) -> Option<JsonPointers> {
+    let texts: Result<Vec<_>, _> = list
+        .into_iter()
+        .flat_map(|list| list.split(','))
+        .map(|text| percent_decode_str(text).decode_utf8())
+        .collect();
+    JsonPointers::new(texts.ok()?).ok()
+}
+
+/// A request as it is claimed: what counts of it, and by which scheme. Its `Debug` form shows
+/// nothing that was sent but the method and the body's length.
+#[derive(Clone)]
 pub struct Asked<'a> {
     /// The scheme in force.
     pub scheme: &'a HttpScheme,
@@ -170,6 +249,16 @@ pub struct Asked<'a> {
     pub headers: &'a HeaderMap,
     /// The whole body.
     pub body: &'a [u8],
+}
+
+impl fmt::Debug for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asked")
+            .field("scheme", &self.scheme.name())
+            .field("method", &self.method)
+            .field("body_bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl hapax::Request for Asked<'_> {

@@ -43,7 +43,8 @@ pub enum Code {
     KeyReused,
     /// `store-unavailable`, 503: nothing can be promised now.
     StoreUnavailable,
-    /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store.
+    /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store, or cannot be
+    /// sent now. Asking again is safe.
     OutcomePending,
     /// `draining`, 503: this server is going away.
     Draining,
@@ -137,7 +138,7 @@ impl Code {
             Self::BodyTooLarge => ("body-too-large", "The request body is too large"),
             Self::KeyReused => ("key-reused", "The key was used for another request"),
             Self::StoreUnavailable => ("store-unavailable", "Idempotency cannot be ensured now"),
-            Self::OutcomePending => ("outcome-pending", "The outcome is not recorded yet"),
+            Self::OutcomePending => ("outcome-pending", "The outcome cannot be given yet"),
             Self::Draining => ("draining", "The server is shutting down"),
             Self::Overloaded => ("overloaded", "Too much is under way"),
             Self::HandlerFailed => ("handler-failed", "The handler failed"),

@@ -8,6 +8,8 @@
 //!    is `count u32`, then name and value of each line; a text is `length u32` and that many bytes.
 //! 3. Any bytes decode to a response or an error.
 
+use std::fmt;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hapax::Outcome;
 use http::header::{
@@ -24,7 +26,7 @@ pub const FORMAT: &str = "http/1";
 const WHOLE: u8 = 0;
 const NOT_RETAINED: u8 = 1;
 
-/// What is kept of a response.
+/// What is kept of a response. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stored {
     /// All of it.
@@ -36,8 +38,8 @@ pub enum Stored {
     },
 }
 
-/// A whole response.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A whole response. Its `Debug` form shows no contents.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Whole {
     /// Its status.
     pub status: StatusCode,
@@ -45,7 +47,7 @@ pub struct Whole {
     pub headers: HeaderMap,
     /// Its body.
     pub body: Bytes,
-    /// Its trailers.
+    /// Its trailers, without `Idempotency-*`.
     pub trailers: Option<HeaderMap>,
 }
 
@@ -65,8 +67,19 @@ impl Whole {
             status: response.status(),
             headers: retain(response.headers(), keep),
             body: response.body().clone(),
-            trailers: trailers.cloned(),
+            trailers: trailers.map(|trailers| retain(trailers, |name, _| !is_ours(name))),
         }
+    }
+}
+
+impl fmt::Debug for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Whole")
+            .field("status", &self.status)
+            .field("headers", &self.headers.len())
+            .field("body_bytes", &self.body.len())
+            .field("trailers", &self.trailers.as_ref().map(HeaderMap::len))
+            .finish()
     }
 }
 
@@ -105,14 +118,14 @@ impl Stored {
     }
 
     fn encode(&self) -> Bytes {
-        let mut out = BytesMut::new();
+        // Exactly as much as is needed: what is held back for a store is counted by its length.
+        let mut out = BytesMut::with_capacity(self.encoded_len());
         match self {
             Self::NotRetained { status } => {
                 out.put_u8(NOT_RETAINED);
                 out.put_u16(status.as_u16());
             }
             Self::Whole(Whole { status, headers, body, trailers }) => {
-                out.reserve(body.len() + 1024);
                 out.put_u8(WHOLE);
                 out.put_u16(status.as_u16());
                 put_map(&mut out, headers);
@@ -124,6 +137,16 @@ impl Stored {
             }
         }
         out.freeze()
+    }
+
+    fn encoded_len(&self) -> usize {
+        match self {
+            Self::NotRetained { .. } => 3,
+            Self::Whole(Whole { headers, body, trailers, .. }) => {
+                let trailers = trailers.as_ref().map_or(0, map_len);
+                3 + map_len(headers) + 4 + body.len() + 1 + trailers
+            }
+        }
     }
 
     fn decode(bytes: &Bytes) -> Result<Self, NotStored> {
@@ -185,6 +208,11 @@ fn put_map(out: &mut BytesMut, map: &HeaderMap) {
         put(out, name.as_str().as_bytes());
         put(out, value.as_bytes());
     }
+}
+
+/// The bytes that [`put_map`] writes.
+fn map_len(map: &HeaderMap) -> usize {
+    4 + map.iter().map(|(name, value)| 8 + name.as_str().len() + value.len()).sum::<usize>()
 }
 
 fn take(rest: &mut Bytes) -> Result<Bytes, NotStored> {

@@ -130,9 +130,9 @@ impl Said {
                 let Found { fence, lease_until, .. } = found;
                 Some(Ok(Answer::Stored(Stamped { now, fence, lease_until })))
             }
-            // As expected, and yet not written: somebody has it locked, or put it there after this
-            // statement looked for it.
-            Some(found) if Some(found.tag) == write.expected => None,
+            // As expected, and yet not written: somebody had it locked, or put it there, or removed
+            // it, between one look and the next.
+            found if found.as_ref().map(|found| found.tag) == write.expected => None,
             found => Some(Ok(Answer::Conflict { now, found })),
         }
     }

@@ -11,7 +11,7 @@ use crate::error::ConnectError;
 use crate::link::{Link, Setup};
 use crate::look;
 use crate::schema::{self, VERSION};
-use crate::sql::table;
+use crate::sql::qualified;
 
 /// How long a migration may take: other processes may be at it.
 const MIGRATION: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Link, ConnectError> {
 
 /// Enters the current secret, unless others are in use and none of ours is among them.
 async fn agree(client: &Client, schema: Option<&str>, ring: &[Secret]) -> Result<(), ConnectError> {
-    let secrets = table(schema, "hapax_secrets");
+    let secrets = qualified(schema, "hapax_secrets");
     let names: Vec<Vec<u8>> = if ring.is_empty() {
         vec![name(None)]
     } else {

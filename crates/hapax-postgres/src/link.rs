@@ -140,46 +140,35 @@ impl Link {
         timeout(Duration::from_millis(200), &mut driver.0).await.ok();
     }
 
-    /// Runs one or two statements in a transaction that `begin` begins, and returns their rows.
+    /// Runs a statement in a transaction that `begin` begins, and returns its rows.
     pub(crate) async fn transact(
         &self,
         setup: &Setup,
         begin: &str,
-        first: Option<Call<'_>>,
-        second: Option<Call<'_>>,
-    ) -> Result<[Vec<Row>; 2], Failure> {
+        call: Call<'_>,
+    ) -> Result<Vec<Row>, Failure> {
         // Polled in this order: each request is sent by the first poll of its future.
-        let (began, first, second, _, committed) = tokio::join!(
+        let (began, rows, _, committed) = tokio::join!(
             biased;
             self.client.batch_execute(begin),
-            self.call(setup, first),
-            self.call(setup, second),
+            self.call(setup, call),
             // Fails where the transaction has failed already, and only there.
             self.client.batch_execute("SET LOCAL statement_timeout = 0"),
             self.client.batch_execute("COMMIT"),
         );
-        let rows = match (first.map_err(Failure::of), second.map_err(Failure::of)) {
-            (Ok(first), Ok(second)) => [first, second],
-            // In a transaction that failed, the one after is refused as well: the first says why.
-            (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => return Err(settled(failure, began)),
-            (Err(Failure::Refused(why)), Err(Failure::Refused(_))) => {
-                return Err(settled(Failure::Refused(why), began));
-            }
-            (Err(lost @ Failure::Lost(_)), _) | (_, Err(lost @ Failure::Lost(_))) => {
-                return Err(lost);
-            }
-        };
-        match (began, committed.map_err(Failure::of)) {
-            (Ok(()), Ok(())) => Ok(rows),
-            // Refused at COMMIT: rolled back.
-            (Ok(()), Err(failure)) => Err(failure),
-            // The statements ran outside of a transaction: who knows what was kept.
-            (Err(error), _) => Err(Failure::of_session(error)),
+        match (began, rows.map_err(Failure::of), committed.map_err(Failure::of)) {
+            (Ok(()), Ok(rows), Ok(())) => Ok(rows),
+            // Refused, or its answer lost. If refused, COMMIT rolled back.
+            (Ok(()), Err(failure), _) => Err(failure),
+            // Refused at COMMIT, which rolled back; or lost then.
+            (Ok(()), Ok(_), Err(failure)) => Err(failure),
+            // The statement ran outside of a transaction: who knows what was kept.
+            (Err(error), _, _) => Err(Failure::of_session(error)),
         }
     }
 
-    async fn call(&self, setup: &Setup, call: Option<Call<'_>>) -> Result<Vec<Row>, Error> {
-        let Some(Call { verb, parameters }) = call else { return Ok(Vec::new()) };
+    async fn call(&self, setup: &Setup, call: Call<'_>) -> Result<Vec<Row>, Error> {
+        let Call { verb, parameters } = call;
         match &self.prepared {
             Some(prepared) => self.client.query(&prepared[verb as usize], &parameters).await,
             None => {
@@ -195,13 +184,5 @@ impl Drop for Driving {
     fn drop(&mut self) {
         // Closes the socket at once, whether or not the server still reads from it.
         self.0.abort();
-    }
-}
-
-/// A statement was refused. Unless BEGIN was as well, all of it was rolled back.
-fn settled(failure: Failure, began: Result<(), Error>) -> Failure {
-    match began {
-        Ok(()) => failure,
-        Err(error) => Failure::of_session(error),
     }
 }

@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use crate::error::{ConnectError, Forgetful};
 use crate::options::Options;
 use crate::schema::VERSION;
-use crate::sql::table;
+use crate::sql::qualified;
 
 /// The oldest server that works.
 pub(crate) const OLDEST: i32 = 13;
@@ -29,8 +29,8 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn ask(client: &Client, schema: Option<&str>) -> Result<Self, ConnectError> {
-        let cells = table(schema, "hapax_cells");
-        let migrations = table(schema, "hapax_migrations");
+        let cells = qualified(schema, "hapax_cells");
+        let migrations = qualified(schema, "hapax_migrations");
         let row = client
             .query_typed_one(
                 "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(),
@@ -92,7 +92,7 @@ pub(crate) async fn version(
     if !Server::ask(client, schema).await?.migrations {
         return Ok(None);
     }
-    let text = format!("SELECT max(version) FROM {}", table(schema, "hapax_migrations"));
+    let text = format!("SELECT max(version) FROM {}", qualified(schema, "hapax_migrations"));
     let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
     row.try_get(0).map_err(ConnectError::Query)
 }

@@ -44,9 +44,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 async fn load(shared: &Shared, link: &Link, keys: &[StoreKey], jobs: Vec<LoadJob>) -> bool {
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key.as_bytes()[..]).collect();
     let call = Call { verb: Verb::Load, parameters: vec![&keys] };
-    let sent = link.transact(&shared.setup, shared.setup.begin(), Some(call), None);
+    let sent = link.transact(&shared.setup, shared.setup.begin(), call);
     let failure = match timeout(shared.setup.answer, sent).await {
-        Ok(Ok([rows, _])) => {
+        Ok(Ok(rows)) => {
             let said = rows.iter().filter_map(|row| Said::read(row).ok());
             let mut said: HashMap<_, _> = said.map(|said| (said.key, said)).collect();
             for job in jobs {

@@ -3,21 +3,20 @@
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
-use hapax::store::{BoxFuture, Snapshot, Swap, Swapped, Transactional};
-use hapax::{Store, StoreError};
+use hapax::store::{BoxFuture, Snapshot, Stamped, Swap, Swapped, Transactional};
+use hapax::{FencingToken, Store, StoreError, Timestamp};
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
-use crate::cell::{Answer, Said, Write};
+use crate::cell::Write;
 use crate::error::{PostgresError, refused};
-use crate::sql::UPDATE_TYPES;
+use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
 use crate::writer::Columns;
 
-/// No row was written.
-const NOT_ONE_ROW: &str = "22012";
-/// The writer is a subtransaction.
-const SAVEPOINT: &str = "2201E";
+/// What `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint.
+const CONFLICT: &str = "HX001";
+const SAVEPOINT: &str = "HX002";
 
 impl Transactional<Transaction<'_>> for PostgresStore {
     fn swap_in<'a>(
@@ -32,15 +31,15 @@ impl Transactional<Transaction<'_>> for PostgresStore {
             let write = write?;
             let columns = Columns::of(&[&write]);
             let parameters: Vec<_> =
-                columns.update_parameters().into_iter().zip(UPDATE_TYPES).collect();
-            let text = &self.shared.setup.statements.update_in;
+                columns.parameters().into_iter().zip(SWAP_IN_TYPES.iter().cloned()).collect();
+            let text = &self.shared.setup.statements.swap_in;
             match tx.query_typed(text, &parameters).await {
-                Ok(rows) => rows
-                    .first()
-                    .and_then(|row| Said::read(row).ok())
-                    .map_or_else(|| Err(nonsense()), |said| stored(said, &write)),
+                Ok(rows) => {
+                    let number = |at| rows.first().and_then(|row| row.try_get::<_, i64>(at).ok());
+                    stored([number(0), number(1), number(2)])
+                }
                 Err(error) => match error.as_db_error() {
-                    Some(db) if *db.code() == SqlState::from_code(NOT_ONE_ROW) => {
+                    Some(db) if *db.code() == SqlState::from_code(CONFLICT) => {
                         self.conflict(&swap).await
                     }
                     Some(db) if *db.code() == SqlState::from_code(SAVEPOINT) => {
@@ -73,9 +72,15 @@ impl PostgresStore {
     }
 }
 
-fn stored(said: Said, write: &Write) -> Result<Swapped, StoreError> {
-    match said.answer(write) {
-        Some(Ok(Answer::Stored(stamped))) => Ok(Swapped::Stored(stamped)),
+/// What the function returns: now, fence, end of the lease.
+fn stored(numbers: [Option<i64>; 3]) -> Result<Swapped, StoreError> {
+    let number = |at: usize| numbers[at].and_then(|number| u64::try_from(number).ok());
+    match [number(0), number(1), number(2)] {
+        [Some(now), Some(fence), Some(lease_until)] => Ok(Swapped::Stored(Stamped {
+            now: Timestamp::from_micros(now),
+            fence: FencingToken::new(fence),
+            lease_until: Timestamp::from_micros(lease_until),
+        })),
         _ => Err(nonsense()),
     }
 }

@@ -76,9 +76,9 @@ impl Upkeep {
         }
         parameters.push(&number);
         let call = Call { verb, parameters };
-        let sent = link.transact(&shared.setup, shared.setup.begin(), Some(call), None);
+        let sent = link.transact(&shared.setup, shared.setup.begin(), call);
         let failure = match timeout(shared.setup.answer, sent).await {
-            Ok(Ok([rows, _])) => return Ok(rows),
+            Ok(Ok(rows)) => return Ok(rows),
             Ok(Err(failure)) => failure,
             Err(_) => Failure::Lost(PostgresError::TimedOut),
         };

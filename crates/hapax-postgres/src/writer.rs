@@ -1,13 +1,13 @@
 //! The tasks that write.
 //!
-//! 1. While a batch is under way swaps queue, and then all go in one transaction: at most one of
-//!    each key, those that expect nothing in one statement, those that expect a tag in another.
+//! 1. While a batch is under way swaps queue, and then all go in one statement, at most one of each
+//!    key.
 //! 2. A batch that the server refuses did not happen; each swap of it goes alone, so that the one
 //!    that it stumbled over is found. A batch whose answer was lost is ambiguous, each swap of it.
 //! 3. A row that somebody has locked is left out of the batch, and its swap goes alone, on another
 //!    connection, where it waits for the lock without keeping others waiting.
-//! 4. Nothing can deadlock. Batches wait for nothing but rows that others are inserting, and those
-//!    they meet in order of key; who is alone in its transaction holds nothing while it waits.
+//! 4. Nothing can deadlock. Batches wait for nothing but rows that others are inserting, and they
+//!    do everything in order of key; who is alone in its transaction holds nothing while it waits.
 //!
 //! The tasks belong to the store and not to callers: a caller that is dropped drops the answer.
 
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use hapax::{StoreError, StoreKey};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::Row;
 
 use crate::cell::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
@@ -50,6 +51,8 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     way: Way,
     line: Line,
+    /// Whether the last batch was one.
+    crowded: bool,
 }
 
 /// A connection that comes back by itself.
@@ -61,7 +64,7 @@ pub(crate) struct Line {
 
 impl Writer {
     pub(crate) const fn new(shared: Arc<Shared>, way: Way, line: Line) -> Self {
-        Self { shared, way, line }
+        Self { shared, way, line, crowded: false }
     }
 
     /// Writes until the queue is closed and empty.
@@ -81,9 +84,15 @@ impl Writer {
                 }
             };
             let jobs = match self.way {
-                Way::Batches(_) => queue.take(shared.setup.options.batch, BATCH_BYTES),
+                Way::Batches(_) => {
+                    if self.crowded {
+                        gather(queue).await;
+                    }
+                    queue.take(shared.setup.options.batch, BATCH_BYTES)
+                }
                 Way::Alone => queue.take(1, BATCH_BYTES),
             };
+            self.crowded = jobs.len() > 1;
             let keys: Vec<StoreKey> = jobs.iter().map(|job| job.write.key).collect();
             if !jobs.is_empty() && !write(&shared, self.way, link, jobs).await {
                 self.line.hang_up();
@@ -101,24 +110,41 @@ impl Writer {
     }
 }
 
+/// Lets those who were just answered ask again, so that they are in the next batch and not in the
+/// one after it: callers would fall into two groups that take turns, each of half the size. Ends
+/// as soon as nobody comes, so that it takes no time where they stay away.
+async fn gather(queue: &Queue<SwapJob>) {
+    let mut waiting = queue.len();
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+        let now = queue.len();
+        if now == waiting {
+            return;
+        }
+        waiting = now;
+    }
+}
+
 /// Sends a batch and answers its callers. Whether the connection is still good.
 async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
-    let (mut inserts, mut updates): (Vec<_>, Vec<_>) =
-        jobs.iter().map(|job| &job.write).partition(|write| write.expected.is_none());
+    let mut writes: Vec<_> = jobs.iter().map(|job| &job.write).collect();
     // In order of key: batches that insert the same keys then wait for each other in one direction.
-    inserts.sort_unstable_by_key(|write| write.key);
-    updates.sort_unstable_by_key(|write| write.key);
-    let (inserts, updates) = (Columns::of(&inserts), Columns::of(&updates));
-    let (update, begin) = match way {
-        Way::Batches(_) => (Verb::Update, Cow::Borrowed(shared.setup.begin())),
-        Way::Alone => (Verb::UpdateAlone, Cow::Owned(begin_alone(&jobs, shared.setup.answer))),
+    writes.sort_unstable_by_key(|write| write.key);
+    let columns = Columns::of(&writes);
+    let patient = way == Way::Alone;
+    let begin = match way {
+        Way::Batches(_) => Cow::Borrowed(shared.setup.begin()),
+        Way::Alone => Cow::Owned(begin_alone(&jobs, shared.setup.answer)),
     };
-    let sent = link.transact(&shared.setup, &begin, inserts.insert(), updates.update(update));
+    let mut parameters = columns.parameters();
+    parameters.push(&patient);
+    let call = Call { verb: Verb::Swap, parameters };
+    let sent = link.transact(&shared.setup, &begin, call);
     count(&shared.counters.batches, 1);
     // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
     let outcome = timeout(shared.setup.answer, sent).await;
     let failure = match outcome {
-        Ok(Ok(rows)) => match said(rows.iter().flatten()) {
+        Ok(Ok(rows)) => match said(&rows) {
             Some(said) => {
                 settle(shared, way, jobs, said);
                 return true;
@@ -148,10 +174,14 @@ fn begin_alone(jobs: &[SwapJob], answer: Duration) -> String {
 }
 
 /// What the rows say, by key; `None` if they cannot be read.
-fn said<'a>(
-    rows: impl Iterator<Item = &'a tokio_postgres::Row>,
-) -> Option<HashMap<StoreKey, Said>> {
-    rows.map(|row| Said::read(row).ok().and_then(|said| Some((said.key?, said)))).collect()
+fn said(rows: &[Row]) -> Option<HashMap<StoreKey, Said>> {
+    let mut by_key = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let said = Said::read(row).ok()?;
+        // The first one counts: what is there now, of those that were written, is the same.
+        by_key.entry(said.key?).or_insert(said);
+    }
+    Some(by_key)
 }
 
 fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<StoreKey, Said>) {
@@ -291,7 +321,7 @@ pub(crate) struct Columns<'a> {
     graces: Vec<i64>,
     hints: Vec<i64>,
     expected: Vec<Option<&'a [u8]>>,
-    next: Vec<bool>,
+    next_fences: Vec<bool>,
 }
 
 impl<'a> Columns<'a> {
@@ -307,25 +337,25 @@ impl<'a> Columns<'a> {
             columns.graces.push(write.grace);
             columns.hints.push(write.hint);
             columns.expected.push(write.expected.as_ref().map(|tag| &tag.as_bytes()[..]));
-            columns.next.push(write.next_fence);
+            columns.next_fences.push(write.next_fence);
         }
         columns
     }
 
-    fn insert(&self) -> Option<Call<'_>> {
-        let Self { keys, tags, states, sealed, leases, keeps, graces, hints, .. } = self;
-        (!keys.is_empty()).then(|| Call {
-            verb: Verb::Insert,
-            parameters: vec![keys, tags, states, sealed, leases, keeps, graces, hints],
-        })
-    }
-
-    fn update(&self, verb: Verb) -> Option<Call<'_>> {
-        (!self.keys.is_empty()).then(|| Call { verb, parameters: self.update_parameters() })
-    }
-
-    pub(crate) fn update_parameters(&self) -> Vec<Parameter<'_>> {
-        let Self { keys, tags, states, sealed, leases, keeps, graces, expected, next, .. } = self;
-        vec![keys, tags, states, sealed, leases, keeps, graces, expected, next]
+    /// In the order of [`crate::sql::SWAP_IN_TYPES`].
+    pub(crate) fn parameters(&self) -> Vec<Parameter<'_>> {
+        let Self {
+            keys,
+            tags,
+            states,
+            sealed,
+            leases,
+            keeps,
+            graces,
+            hints,
+            expected,
+            next_fences,
+        } = self;
+        vec![keys, tags, states, sealed, leases, keeps, graces, hints, expected, next_fences]
     }
 }

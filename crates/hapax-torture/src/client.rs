@@ -68,11 +68,12 @@ pub(crate) async fn run(world: Arc<World>, number: u64, mut dice: Dice) {
 pub(crate) async fn operate(world: &World, key: &str, dice: &mut Dice) {
     let deadline = Instant::now() + OPERATION;
     loop {
+        let answered = lock(world.ledger()).is_answered(key);
         lock(world.ledger()).counts.requests += 1;
         let reply = timeout(ATTEMPT, send(world, key)).await;
         // A time-out or an error: the gateway is dead, or was killed before it answered.
         let reply = reply.unwrap_or(Ok(Reply::NotYet)).unwrap_or(Reply::NotYet);
-        if settles(world, key, reply) {
+        if settles(world, key, reply, answered) {
             return;
         }
         if Instant::now() > deadline {
@@ -84,12 +85,12 @@ pub(crate) async fn operate(world: &World, key: &str, dice: &mut Dice) {
 }
 
 /// Tells the judge; whether there is no more to be done for the key.
-fn settles(world: &World, key: &str, reply: Reply) -> bool {
+fn settles(world: &World, key: &str, reply: Reply, answered: bool) -> bool {
     let mut ledger = lock(world.ledger());
     match reply {
         Reply::Final(answer) => ledger.answer(key, &answer),
         Reply::Unknown => {
-            ledger.unknown(key);
+            ledger.unknown(key, answered);
             return world.policy() == Policy::Block;
         }
         Reply::NotYet => return false,

@@ -54,7 +54,7 @@ impl Plan {
             Policy::Reconcile => {
                 // The hook is asked one upstream time-out after the lapse.
                 let url = format!("http://127.0.0.1:{upstream}/outcome");
-                command.args(["--reconcile-url", &url, "--upstream-timeout", "1s"]);
+                command.args(["--reconcile-url", &url, "--upstream-timeout", "150ms"]);
             }
         }
         Ok(Gateway { child: command.spawn()?, plan: self.clone() })

@@ -9,9 +9,9 @@ use hapax_torture::{Counts, Options, missing, run};
 /// Kills gateways under load and checks that no promise breaks.
 #[derive(Parser)]
 struct Cli {
-    /// The program `hapax`
+    /// The program `hapax`; the one beside this program, if not given
     #[arg(long)]
-    gateway: PathBuf,
+    gateway: Option<PathBuf>,
     /// How often to kill, over all policies
     #[arg(long, default_value_t = 500)]
     kills: u64,
@@ -50,6 +50,14 @@ const ROWS: [Row; 16] = [
 #[tokio::main]
 async fn main() -> ExitCode {
     let Cli { gateway, kills, seed, clients, store } = Cli::parse();
+    let beside = || std::env::current_exe().map(|this| this.with_file_name("hapax"));
+    let gateway = match gateway.map_or_else(beside, Ok) {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            eprintln!("--gateway is needed: {error}");
+            return ExitCode::from(64);
+        }
+    };
     println!("seed {seed}, {kills} kills, {clients} clients for each policy");
     let report = match run(&Options { gateway, kills, seed, clients, store }).await {
         Ok(report) => report,

@@ -37,6 +37,7 @@ impl Upstream {
         let port = listener.local_addr()?.port();
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
                 tokio::spawn(serve(stream, Service { ledger: ledger.clone(), life, seed }));
             }
         });

@@ -91,11 +91,13 @@ async fn live_and_die(
     let ready = if dice.once_in(5) {
         tokio::select! {
             ready = gateway.ready() => { ready?; true }
-            () = sleep(dice.up_to(40)) => false,
+            () = sleep(dice.up_to(10)) => false,
         }
     } else {
         gateway.ready().await?;
-        sleep(dice.up_to(300)).await;
+        // The hook is asked only some time after the start.
+        let most = if world.policy == Policy::Reconcile { 800 } else { 300 };
+        sleep(dice.up_to(most)).await;
         true
     };
     lock(&world.ledger).killed(life, ready);

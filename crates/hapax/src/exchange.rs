@@ -81,6 +81,8 @@ pub struct Replay {
     pub fence: FencingToken,
     /// For how long it is still kept.
     pub expires_in: Option<Duration>,
+    /// Whether it is still on its way to the store: it would be forgotten if this process died.
+    pub held_back: bool,
 }
 
 /// What is being written, and why.
@@ -233,6 +235,12 @@ impl Claiming {
                 self.owned()
             }
         }
+    }
+
+    /// Whether the store told of a record under this key: then the request was made before.
+    #[must_use]
+    pub const fn knows_a_record(&self) -> bool {
+        self.seen.cell.is_some()
     }
 
     /// Which key is claimed.
@@ -505,5 +513,5 @@ fn cell_of(tag: Tag, draft: Draft, stamped: Stamped) -> Cell {
 
 fn replay(outcome: Outcome, now: Timestamp, cell: &Cell) -> Replay {
     let expires_in = cell.keep_until.map(|until| until.since(now));
-    Replay { outcome, fence: cell.fence, expires_in }
+    Replay { outcome, fence: cell.fence, expires_in, held_back: false }
 }

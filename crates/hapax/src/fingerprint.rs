@@ -1,11 +1,13 @@
 //! What was asked: a hash by which a retry is told from another request under the same key.
 
 mod canonical_json;
+mod pointers;
 
 use std::fmt;
 use std::sync::Arc;
 
-pub use canonical_json::{NotCanonical, canonicalize};
+pub use canonical_json::{NotCanonical, canonicalize, canonicalize_except, canonicalize_only};
+pub use pointers::{BadPointer, JsonPointers};
 
 /// A hash of what was asked. Equal fingerprints: the same request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

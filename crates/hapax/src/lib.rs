@@ -100,7 +100,8 @@ pub use engine::{
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{
-    Fingerprint, FingerprintBuilder, NotCanonical, Scheme, SchemeTooLong, canonicalize,
+    BadPointer, Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong,
+    canonicalize, canonicalize_except, canonicalize_only,
 };
 pub use key::{Key, KeyError};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};

@@ -15,6 +15,7 @@
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's own decides, so that
 //! processes with different configurations never loosen each other's promise.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -81,8 +82,8 @@ pub struct Holder {
     pub life: Grant,
 }
 
-/// What a holder does.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// What a holder does. Its `Debug` form shows no contents.
+#[derive(Clone, PartialEq, Eq)]
 pub enum Act {
     /// Extends the lease to `lease` from now.
     Renew {
@@ -105,6 +106,20 @@ pub enum Act {
     },
     /// It did not happen: the next claim may execute.
     Release,
+}
+
+impl fmt::Debug for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Renew { lease } => write!(f, "Renew({lease:?})"),
+            Self::Checkpoint(bytes) => write!(f, "Checkpoint({} bytes)", bytes.len()),
+            Self::Complete { outcome, retention } => {
+                write!(f, "Complete({outcome:?}, {retention:?})")
+            }
+            Self::Abandon { seen } => write!(f, "Abandon({seen:?})"),
+            Self::Release => f.write_str("Release"),
+        }
+    }
 }
 
 /// What a hook says became of an operation.

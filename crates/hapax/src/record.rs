@@ -179,8 +179,8 @@ pub enum State {
     Released,
 }
 
-/// What is remembered of one operation.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// What is remembered of one operation. Its `Debug` form shows no contents.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Record {
     /// How the fingerprint was made.
     pub scheme: Scheme,
@@ -198,4 +198,19 @@ pub struct Record {
     pub checkpoint: Option<Bytes>,
     /// Where it stands.
     pub state: State,
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record")
+            .field("scheme", &self.scheme)
+            .field("fingerprint", &self.fingerprint)
+            .field("grant", &self.grant)
+            .field("life", &self.life)
+            .field("attempt", &self.attempt)
+            .field("terms", &self.terms)
+            .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
+            .field("state", &self.state)
+            .finish()
+    }
 }

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -29,6 +30,8 @@ pub(crate) struct Shop {
     /// Makes the keys of this run differ from those of others.
     run: String,
     payments: u32,
+    /// Orders below this number may begin.
+    open: watch::Sender<u32>,
     next: AtomicU32,
     sent: AtomicU32,
     ended: AtomicU32,
@@ -61,9 +64,16 @@ enum Meaning {
 }
 
 impl Shop {
-    pub(crate) const fn new(address: SocketAddr, run: String, payments: u32) -> Self {
+    /// Of orders `0..payments` those below `open` may begin.
+    pub(crate) fn new(address: SocketAddr, run: String, payments: u32, open: u32) -> Self {
+        let open = watch::Sender::new(open);
         let zero = AtomicU32::new;
-        Self { address, run, payments, next: zero(0), sent: zero(0), ended: zero(0) }
+        Self { address, run, payments, open, next: zero(0), sent: zero(0), ended: zero(0) }
+    }
+
+    /// Lets orders below `until` begin.
+    pub(crate) fn open(&self, until: u32) {
+        self.open.send_modify(|open| *open = until.max(*open));
     }
 
     /// Requests sent so far, by all clients.
@@ -71,7 +81,7 @@ impl Shop {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Payments that need no more requests, or only later ones.
+    /// Payments that have ended so far.
     pub(crate) fn ended(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -86,6 +96,8 @@ impl Shop {
             if order >= self.payments {
                 break;
             }
+            // An error would mean that the sender is gone; it is in `self`.
+            let _ = self.open.subscribe().wait_for(|open| order < *open).await;
             let payment = Payment {
                 key: format!("{}-{order}-{:08x}", self.run, dice.roll() >> 32),
                 order,
@@ -96,7 +108,6 @@ impl Shop {
                 Ok(ended) => ends.push(ended),
                 Err(unknown) => drop(later.spawn(unknown.come_back())),
             }
-            self.ended.fetch_add(1, Ordering::Relaxed);
         }
         while let Some(ended) = later.join_next().await {
             ends.extend(ended);
@@ -122,26 +133,33 @@ impl Payment {
         let mut pause = Duration::from_millis(25);
         while Instant::now() < deadline {
             let after = match self.ask().await {
-                Meaning::Final(end) => return Ok(Ended { key: self.key, end }),
+                Meaning::Final(end) => return Ok(self.end(end)),
                 Meaning::Unknown => return Err(self),
                 Meaning::Again(after) => after,
             };
             sleep(after.unwrap_or_else(|| self.jitter(pause)).min(times::PAUSE)).await;
             pause = (pause * 2).min(times::PAUSE);
         }
-        Ok(Ended { key: self.key, end: End::Unresolved })
+        Ok(self.end(End::Unresolved))
     }
 
     /// Asks again and again what became of it.
     async fn come_back(mut self) -> Ended {
         let deadline = Instant::now() + times::PATIENCE;
+        let mut pause = times::PAUSE / 2;
         while Instant::now() < deadline {
-            sleep(self.jitter(times::PAUSE)).await;
+            sleep(self.jitter(pause)).await;
+            pause = (pause * 2).min(times::LATER);
             if let Meaning::Final(end) = self.ask().await {
-                return Ended { key: self.key, end };
+                return self.end(end);
             }
         }
-        Ended { key: self.key, end: End::Unresolved }
+        self.end(End::Unresolved)
+    }
+
+    fn end(self, end: End) -> Ended {
+        self.shop.ended.fetch_add(1, Ordering::Relaxed);
+        Ended { key: self.key, end }
     }
 
     async fn ask(&self) -> Meaning {

@@ -30,6 +30,7 @@ use hapax::{Entropy as _, EntropyError, SystemEntropy};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+use crate::exit::Failure;
 use plan::Plan;
 use process::StartError;
 use progress::Progress;
@@ -39,7 +40,7 @@ use setup::{Setup, Stage, Standing};
 /// The hidden command that runs the payments service.
 const SERVICE: &str = "payments-service";
 
-/// See it work: payments that are lost, retried and charged, with and without a gateway
+/// What `hapax demo` takes.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DemoArgs {
@@ -91,10 +92,7 @@ pub(crate) async fn run(args: DemoArgs) -> ExitCode {
         }
         None => interruptible(args).await,
     };
-    done.unwrap_or_else(|error| {
-        eprintln!("hapax demo: {error}");
-        ExitCode::from(69)
-    })
+    done.unwrap_or_else(|error| Failure::unavailable(error).report())
 }
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
@@ -131,7 +129,7 @@ async fn whole(
     }
     drop(out);
     for failing in &failings {
-        eprintln!("hapax demo: {failing}");
+        Failure::no(failing).report();
     }
     let code = if failings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if args.keep {

@@ -40,24 +40,41 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The fewest payments that all faults fit into, with some left over that meet none.
+    /// The fewest payments whose first third has room for every fault and some without any.
     pub(crate) const MIN_PAYMENTS: u16 = 24;
 
-    /// Deals faults to the payments of orders `0..payments`: of every fault at least one.
+    /// Deals faults to the payments of orders `0..payments`. The first third gets at least one of
+    /// every fault: no process is killed before it is over, so nothing keeps them from happening.
     pub(crate) fn deal(seed: u64, payments: u16) -> Self {
         let payments = usize::from(payments);
-        let mut faults: Vec<_> = SHARES
-            .iter()
-            .flat_map(|&(fault, share)| {
-                std::iter::repeat_n(Some(fault), (payments * share).div_ceil(100))
-            })
-            .collect();
-        faults.resize(payments.max(faults.len()), None);
         let mut dice = Dice::new(seed);
-        for last in (1..faults.len()).rev() {
-            faults.swap(last, dice.below(last + 1));
+        let mut orders: Vec<_> = (0..payments).collect();
+        let (early, late) = orders.split_at_mut(payments / 3);
+        dice.shuffle(early);
+        let (first, others) = early.split_at(SHARES.len().min(early.len()));
+        let mut rest = [others, late].concat();
+        dice.shuffle(&mut rest);
+        let again = SHARES.iter().flat_map(|&(fault, share)| {
+            std::iter::repeat_n(fault, (payments * share).div_ceil(100).saturating_sub(1))
+        });
+        let mut faults = vec![None; payments];
+        let all = SHARES.iter().map(|&(fault, _)| fault).chain(again);
+        for (order, fault) in first.iter().chain(&rest).zip(all) {
+            faults[*order] = Some(fault);
         }
         Self { faults }
+    }
+
+    /// Orders below this number are the first third.
+    pub(crate) fn early(&self) -> u32 {
+        u32::try_from(self.faults.len() / 3).unwrap_or(u32::MAX)
+    }
+
+    /// How many payments of the first third meet a stall.
+    pub(crate) fn early_stalls(&self) -> usize {
+        let stalls = [Some(Fault::StallBeforeCharge), Some(Fault::StallAfterCharge)];
+        let early = &self.faults[..self.faults.len() / 3];
+        early.iter().filter(|fault| stalls.contains(fault)).count()
     }
 
     /// What the `arrival`th request (from 0) for `order` meets.
@@ -92,25 +109,36 @@ impl Dice {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.roll() % limit).unwrap_or_default()
     }
+
+    /// Brings `items` into any order.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn count(plan: &Plan, fault: Fault) -> usize {
-        plan.faults.iter().filter(|dealt| **dealt == Some(fault)).count()
-    }
-
     #[test]
-    fn every_fault_is_dealt_to_the_shortest_run() {
-        for seed in 0..100 {
-            let plan = Plan::deal(seed, Plan::MIN_PAYMENTS);
-            assert_eq!(plan.faults.len(), usize::from(Plan::MIN_PAYMENTS));
-            for (fault, _) in SHARES {
-                assert!(count(&plan, fault) > 0, "{fault:?} with seed {seed}");
+    fn every_fault_is_dealt_early_and_in_its_share() {
+        for payments in [Plan::MIN_PAYMENTS, 100, 101] {
+            for seed in 0..50 {
+                let plan = Plan::deal(seed, payments);
+                assert_eq!(plan.faults.len(), usize::from(payments));
+                for (fault, share) in SHARES {
+                    let dealt = |faults: &[Option<Fault>]| {
+                        faults.iter().filter(|dealt| **dealt == Some(fault)).count()
+                    };
+                    let early = &plan.faults[..usize::from(payments) / 3];
+                    assert!(plan.early_stalls() >= 2);
+                    assert!(dealt(early) > 0, "{fault:?} of {payments} with seed {seed}");
+                    let all = (usize::from(payments) * share).div_ceil(100);
+                    assert_eq!(dealt(&plan.faults), all, "{fault:?} of {payments}, seed {seed}");
+                }
             }
-            assert!(plan.faults.iter().filter(|fault| fault.is_none()).count() >= 12);
         }
     }
 

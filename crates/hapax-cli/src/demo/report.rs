@@ -204,10 +204,10 @@ pub(crate) fn words(rows: &[Row]) -> String {
     let duplicates = |setup| of(setup).map_or(0, |row| row.duplicates);
     let unknown = |setup| of(setup).map_or(0, |row| row.unknown);
     format!(
-        "Clients whose replies were lost asked again. Without a gateway {} were charged twice or \
-         more, with reexecute {}.\n\
-         block: {} duplicates, {} payments left for a person to settle. reconcile asked the \
-         service what became of them: {} duplicates, {} left.\n\
+        "Clients whose replies were lost asked again: {} charges too many without a gateway, {} \
+         with reexecute.\n\
+         block: {} too many, {} payments left for a person to settle. reconcile, which asked the \
+         service what became of them: {} and {}.\n\
          Next: hapax gateway --upstream http://127.0.0.1:3000 --on-unknown block, for your own \
          service; hapax demo --keep, to try this one.\n",
         duplicates(Setup::NoGateway),

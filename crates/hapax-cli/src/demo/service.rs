@@ -6,8 +6,8 @@
 //!   key: 200 with the answer that the charge got or should have got; 404 if there was none, and
 //!   then the fence is refused from now on; 503 if it cannot say just now.
 //!
-//! It prints `ready ADDRESS` once it listens, and `holding ORDER` when a request is at the worst
-//! moment to be killed: charged, and not answered. When its standard input ends it takes no more,
+//! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
+//! ORDER` when a request is at the worst moment to be killed: charged, and not answered. When its standard input ends it takes no more,
 //! finishes what it has in hand (a charge that was asked for may come late, but it comes) and
 //! exits. So it does not outlive the demo either.
 
@@ -56,7 +56,7 @@ pub(crate) struct ServiceArgs {
     /// How many payments the faults are dealt to.
     #[arg(long)]
     payments: u16,
-    /// The first request for this order or a later one that meets no other fault is held.
+    /// The first request for this order or a later one is held, whatever it was to meet.
     #[arg(long)]
     hold_from: Option<u32>,
 }
@@ -184,7 +184,11 @@ impl Service {
             Some(Fault::StallBeforeCharge) => sleep(times::STALL).await,
             _ => {}
         }
-        let Some(charge) = self.on_the_books(|books| books.charge(wish)).await? else {
+        let charge = self.on_the_books(|books| books.charge(wish)).await?;
+        if fault == Some(Fault::StallBeforeCharge) {
+            say(&format!("rested {order}"))?;
+        }
+        let Some(charge) = charge else {
             let mut answer = problem(StatusCode::CONFLICT, "stale fence");
             // Nothing happened and nothing will: not an outcome to keep for the key.
             let retryable = HeaderValue::from_static("retryable");
@@ -196,7 +200,10 @@ impl Service {
             Some(Fault::FailAfterCharge) => {
                 return Ok(Reply::Answer(problem(StatusCode::INTERNAL_SERVER_ERROR, "sorry")));
             }
-            Some(Fault::StallAfterCharge) => sleep(times::STALL).await,
+            Some(Fault::StallAfterCharge) => {
+                sleep(times::STALL).await;
+                say(&format!("rested {order}"))?;
+            }
             Some(Fault::Hold) => {
                 say(&format!("holding {order}"))?;
                 let mut closing = self.closing.clone();
@@ -238,11 +245,9 @@ impl Service {
     }
 
     fn meets(&self, order: u32, arrival: u32) -> Option<Fault> {
-        self.plan.fault(order, arrival).or_else(|| {
-            let hold = self.hold_from.is_some_and(|from| order >= from)
-                && !self.held.swap(true, Ordering::Relaxed);
-            hold.then_some(Fault::Hold)
-        })
+        let hold = self.hold_from.is_some_and(|from| order >= from)
+            && !self.held.swap(true, Ordering::Relaxed);
+        if hold { Some(Fault::Hold) } else { self.plan.fault(order, arrival) }
     }
 
     /// How long a charge takes.

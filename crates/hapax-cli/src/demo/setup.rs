@@ -12,7 +12,7 @@ use tokio::time::{Instant, interval};
 use super::DemoError;
 use super::client::{End, Ended, Shop};
 use super::ledger;
-use super::plan::Dice;
+use super::plan::{Dice, Plan};
 use super::process::{Listens, Process, Recipe};
 use super::progress::Progress;
 use super::report::{Kills, Row};
@@ -137,8 +137,7 @@ impl<'a> Scene<'a> {
     async fn open(stage: &'a Stage<'a>, setup: Setup) -> Result<Self, DemoError> {
         let folder = stage.folder.join(setup.slug());
         std::fs::create_dir(&folder)?;
-        // The service is killed when a third of the payments has begun, the gateway after two.
-        let recipe = stage.service(&folder, None, Some(u32::from(stage.payments) / 3));
+        let recipe = stage.service(&folder, None, Some(stage.kills_service_at()));
         let (service, listens) = Process::start(&recipe).await?;
         let service_address = listens.address;
         let kills = Kills::default();
@@ -155,7 +154,11 @@ impl<'a> Scene<'a> {
     async fn play(&mut self) -> Result<(Vec<Ended>, u32), DemoError> {
         let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
         let payments = u32::from(self.stage.payments);
-        let shop = Arc::new(Shop::new(address, self.setup.slug().to_owned(), payments));
+        // The rest begins when the stalls among the first payments are over, late charges included.
+        let plan = Plan::deal(self.stage.seed, self.stage.payments);
+        let run = self.setup.slug().to_owned();
+        let shop = Arc::new(Shop::new(address, run, payments, plan.early()));
+        let mut stalls = 0;
         let mut clients = JoinSet::new();
         let mut dice = Dice::new(self.stage.seed);
         for _ in 0..CLIENTS {
@@ -168,7 +171,17 @@ impl<'a> Scene<'a> {
         loop {
             tokio::select! {
                 line = self.service.line(), if speaks => match line? {
-                    Some(line) if line.starts_with("holding ") => self.kill().await?,
+                    Some(line) if line.starts_with("holding ") => {
+                        self.kill().await?;
+                        shop.open(payments);
+                    }
+                    Some(line) if line.starts_with("rested ") => {
+                        stalls += 1;
+                        if stalls >= plan.early_stalls() {
+                            // So that there is something left to do when the gateway is killed.
+                            shop.open(self.stage.kills_gateway_at());
+                        }
+                    }
                     Some(_) => {}
                     None => speaks = false,
                 },
@@ -192,8 +205,7 @@ impl<'a> Scene<'a> {
         let victim = if self.kills.service == 0 {
             self.service.kill().await?;
             self.kills.service += 1;
-            let hold_from =
-                self.gateway.is_some().then_some(u32::from(self.stage.payments) * 2 / 3);
+            let hold_from = self.gateway.is_some().then_some(self.stage.kills_gateway_at());
             self.service = self.start_service(Some(self.service_address), hold_from).await?;
             "the payments service"
         } else {
@@ -266,6 +278,16 @@ const ANY_PORT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 impl Stage<'_> {
+    /// The service is killed by the first request for this order or a later one.
+    fn kills_service_at(&self) -> u32 {
+        u32::from(self.payments) / 2
+    }
+
+    /// The gateway is killed by the first request for this order or a later one.
+    fn kills_gateway_at(&self) -> u32 {
+        u32::from(self.payments) * 3 / 4
+    }
+
     fn service(&self, folder: &Path, listen: Option<SocketAddr>, hold_from: Option<u32>) -> Recipe {
         let mut arguments = vec![
             "demo".to_owned(),

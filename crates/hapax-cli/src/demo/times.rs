@@ -16,7 +16,7 @@ pub(crate) const UPSTREAM: Duration = Duration::from_millis(600);
 pub(crate) const REQUEST: Duration = Duration::from_millis(1_200);
 
 /// What the service sleeps when it stalls: longer than anybody waits.
-pub(crate) const STALL: Duration = Duration::from_millis(1_800);
+pub(crate) const STALL: Duration = Duration::from_millis(2_500);
 
 /// How long a held request waits to be killed. It does not wait that long.
 pub(crate) const HOLD: Duration = Duration::from_secs(10);
@@ -32,7 +32,10 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long a client comes back to a payment of which it was told that the outcome is unknown. A
 /// dead gateway's lease has to lapse in it, and the service to be asked.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(7);
+
+/// The longest pause of a client between two tries of such a payment.
+pub(crate) const LATER: Duration = Duration::from_millis(1_200);
 
 /// How long a process may take until it listens, tried again and again.
 pub(crate) const START: Duration = Duration::from_secs(10);

@@ -202,7 +202,7 @@ impl GatewayArgs {
         let mut config = Config::new(self.upstream);
         config.listen = self.listen;
         config.admin = self.admin.0;
-        config.admin_token = self.admin_token;
+        config.admin_token = self.admin_token.map(Into::into);
         config.store = self.store;
         config.secret_file = self.secret_file;
         config.key = match self.key {

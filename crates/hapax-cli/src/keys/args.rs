@@ -199,7 +199,7 @@ impl ScopeText {
     /// As headers, a value alone being that of `Authorization`.
     pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, Failure> {
         let bad = || Failure::usage("--scope: not a header's name or value");
-        let value = |text: &str| HeaderValue::from_str(text).map_err(|_| bad());
+        let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
         match self {
             Self::Nobody => Ok(Vec::new()),
             Self::Value(text) => Ok(vec![(AUTHORIZATION, value(text)?)]),

@@ -118,7 +118,7 @@ fn an_interrupt_in_the_middle_leaves_nothing_behind() {
     let mut err = BufReader::new(child.stderr.take().unwrap());
     read_until(&mut err, "killed the gateway");
     interrupt(&child);
-    // Its children have this pipe's other end too, if any are left.
+    // What it still says, so that it is never held up saying it.
     std::io::copy(&mut err, &mut std::io::sink()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

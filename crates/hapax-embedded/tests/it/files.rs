@@ -141,6 +141,33 @@ fn what_is_no_database_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_database_that_lost_its_bytes_is_not_begun_anew() {
+    let (_directory, path) = temporary();
+    open(&path).unwrap().close().await;
+    std::fs::write(&path, "").unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("empty"), "{error}");
+}
+
+#[tokio::test]
+async fn nothing_is_acknowledged_once_the_file_is_taken_away() {
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    stored(&store, &claim(1)).await;
+    let away = directory.path().join("away.db");
+    std::fs::rename(&path, &away).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(store.swap(claim(2)).await, Err(StoreError::Unavailable(_))));
+    }
+    assert!(!path.exists(), "a new database took its place");
+    std::fs::rename(&away, &path).unwrap();
+    while store.swap(claim(2)).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert!(load(&store, 1).await.is_some());
+}
+
+#[tokio::test]
 async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
     for set in [1_000_000_000, 3_000_000_000] {
         let (_directory, path) = temporary();
@@ -231,6 +258,61 @@ async fn damage_in_the_file_is_an_error_for_its_key_alone() {
     let page = hapax::Inspect::page(&store, None, limit).await.unwrap();
     assert_eq!(page.cells.iter().filter(|(_, cell)| cell.is_err()).count(), 2);
     assert_eq!(page.cells.len(), 3);
+}
+
+#[tokio::test]
+async fn a_damaged_page_is_an_error_for_its_keys_alone() {
+    let (directory, path) = temporary();
+    let options = Options::new(&path).secret(SecretSource::None);
+    let store = EmbeddedStore::open(options.clone()).unwrap();
+    for of in 0..100 {
+        stored(&store, &claim(of)).await;
+    }
+    store.close().await;
+    EmbeddedStore::open(options.clone().verify(true)).unwrap().close().await;
+    damage_page(&path, key(5).as_bytes());
+    let copy = directory.path().join("copy.db");
+    std::fs::copy(&path, &copy).unwrap();
+    let verified = Options::new(copy).secret(SecretSource::None).verify(true);
+    let verified = EmbeddedStore::open(verified);
+    assert!(matches!(verified, Err(OpenError::Database(_))), "{verified:?}");
+
+    let store = Arc::new(EmbeddedStore::open(options).unwrap());
+    let tasks: Vec<_> = (0..100)
+        .map(|of| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                (store.swap(claim(of)).await, store.load(&key(of)).await.map(|seen| seen.cell))
+            })
+        })
+        .collect();
+    let mut whole = 0;
+    for (of, task) in tasks.into_iter().enumerate() {
+        match task.await.unwrap() {
+            (Ok(_), Ok(Some(_))) => whole += 1,
+            (Err(StoreError::Corrupt(_)), Err(StoreError::Corrupt(_))) => {}
+            other => panic!("{of}: {other:?}"),
+        }
+    }
+    assert!((70..100).contains(&whole), "{whole} of 100 keys are whole");
+    assert!(matches!(store.load(&key(5)).await, Err(StoreError::Corrupt(_))));
+    assert_eq!(store.stats().reopened, 0);
+    stored(&*store, &claim(1000)).await;
+}
+
+/// Damages where the first value ends in every page that holds the record of the key `bytes`.
+fn damage_page(path: &Path, bytes: &[u8]) {
+    let mut file = std::fs::read(path).unwrap();
+    let mut damaged = 0;
+    for page in file.chunks_mut(4096) {
+        let holds = |bytes: &[u8]| page.windows(bytes.len()).any(|window| window == bytes);
+        if page[0] == 1 && holds(bytes) && holds(b"hxs\x01") {
+            page[5] ^= 0x40;
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0);
+    std::fs::write(path, file).unwrap();
 }
 
 /// Flips a bit of `bytes` wherever they are in the file.

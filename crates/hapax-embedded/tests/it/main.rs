@@ -6,6 +6,10 @@
     reason = "a failure here is a failed test"
 )]
 
+mod faults;
 mod files;
+mod images;
+mod lock;
+mod medium;
 mod suite;
 mod support;

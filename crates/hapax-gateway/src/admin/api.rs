@@ -108,7 +108,7 @@ fn headers(
         None => return Some(Vec::new()),
         Some(ScopeText::Value(value)) => {
             let [name] = names else { return None };
-            return Some(vec![(name.clone(), HeaderValue::from_str(&value).ok()?)]);
+            return Some(vec![(name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?)]);
         }
         Some(ScopeText::Headers(given)) => given,
     };
@@ -116,7 +116,7 @@ fn headers(
     let mut found = Vec::new();
     for name in names {
         for (_, value) in given.iter().filter(|(it, _)| name.as_str().eq_ignore_ascii_case(it)) {
-            found.push((name.clone(), HeaderValue::from_str(value).ok()?));
+            found.push((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?));
             left -= 1;
         }
     }

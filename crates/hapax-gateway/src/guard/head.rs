@@ -1,5 +1,7 @@
 //! What one request head says about where its body ends, and whether it says it twice.
 
+use std::net::Ipv6Addr;
+
 /// Where the body of a request ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Framing {
@@ -26,6 +28,8 @@ pub(crate) enum Refusal {
     FieldValue,
     #[error("the request line is not a method, a target and HTTP/1.0 or HTTP/1.1")]
     RequestLine,
+    #[error("the request target is neither a path nor an http URL")]
+    Target,
     #[error("the method CONNECT is not served")]
     Connect,
     #[error("there is more than one Content-Length")]
@@ -40,6 +44,8 @@ pub(crate) enum Refusal {
     Coding,
     #[error("a request has exactly one Host")]
     Host,
+    #[error("the Host is not a host, perhaps with a port")]
+    HostValue,
     #[error("the request head is larger than {} bytes", super::MAX_HEAD)]
     TooLarge,
 }
@@ -73,6 +79,9 @@ pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
             }
             coding = true;
         } else if name.eq_ignore_ascii_case(b"host") {
+            if !is_host(value) {
+                return Err(Refusal::HostValue);
+            }
             hosts += 1;
         }
     }
@@ -103,11 +112,58 @@ fn request_line(line: &[u8]) -> Result<u8, Refusal> {
     if method == b"CONNECT" {
         return Err(Refusal::Connect);
     }
-    match version {
-        b"HTTP/1.1" => Ok(1),
-        b"HTTP/1.0" => Ok(0),
-        _ => Err(Refusal::RequestLine),
+    let minor = match version {
+        b"HTTP/1.1" => 1,
+        b"HTTP/1.0" => 0,
+        _ => return Err(Refusal::RequestLine),
+    };
+    // RFC 9112 3.2, without the authority form, which is CONNECT's.
+    let known = match target {
+        b"*" => method == b"OPTIONS",
+        [b'/', ..] => true,
+        _ => begins_with(target, b"http://") || begins_with(target, b"https://"),
+    };
+    if known { Ok(minor) } else { Err(Refusal::Target) }
+}
+
+fn begins_with(target: &[u8], scheme: &[u8]) -> bool {
+    target.len() > scheme.len() && target[..scheme.len()].eq_ignore_ascii_case(scheme)
+}
+
+/// RFC 3986 3.2.2, with or without a port; or nothing, as RFC 9112 3.2 allows. What else a server
+/// behind might make of it, into URLs and routes, is not ours to find out.
+fn is_host(value: &[u8]) -> bool {
+    let (host, port) = match value {
+        [b'[', rest @ ..] => {
+            let Some(end) = rest.iter().position(|byte| *byte == b']') else { return false };
+            let (address, port) = (&rest[..end], &rest[end + 1..]);
+            let address = std::str::from_utf8(address);
+            if !address.is_ok_and(|address| address.parse::<Ipv6Addr>().is_ok()) {
+                return false;
+            }
+            (&b""[..], port)
+        }
+        _ => {
+            let colon = value.iter().position(|byte| *byte == b':').unwrap_or(value.len());
+            value.split_at(colon)
+        }
+    };
+    let port = match port {
+        [] => true,
+        [b':', port @ ..] => port.iter().all(u8::is_ascii_digit),
+        _ => false,
+    };
+    let mut rest = host;
+    while let [byte, tail @ ..] = rest {
+        rest = match (byte, tail) {
+            (b'%', [a, b, tail @ ..]) if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => tail,
+            (byte, tail) if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(byte) => {
+                tail
+            }
+            _ => return false,
+        };
     }
+    port
 }
 
 fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
@@ -206,6 +262,34 @@ mod tests {
         assert_eq!(of("host: b\r\n"), Err(Refusal::Host));
         assert_eq!(framing(b"GET / HTTP/1.1\r\n\r\n"), Err(Refusal::Host));
         assert_eq!(framing(b"GET / HTTP/1.0\r\n\r\n"), Ok(Framing::Empty));
+    }
+
+    #[test]
+    fn a_host_is_a_host() {
+        for host in ["", "a", "a.example:80", "a:", "[::1]:1", "[::1]", "%41", "x_y", "127.0.0.1"] {
+            let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
+            assert_eq!(framing(head.as_bytes()), Ok(Framing::Empty), "{host}");
+        }
+        for host in
+            ["a b", "a/b", "u@a", "a:b", "a:1:2", "[::1", "[x]", "[::1]x", "%4", "a\"", "é", "a?b"]
+        {
+            let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
+            assert_eq!(framing(head.as_bytes()), Err(Refusal::HostValue), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_target_is_a_path_or_a_url() {
+        let of = |method: &str, target: &str| {
+            framing(format!("{method} {target} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes())
+        };
+        for target in ["/", "//", "/a:b", "http://a", "HTTPS://a/b"] {
+            assert_eq!(of("GET", target), Ok(Framing::Empty), "{target}");
+        }
+        assert_eq!(of("OPTIONS", "*"), Ok(Framing::Empty));
+        for target in ["*", "a", "a:1", "ftp://a/", "http:/a", "http://", "?a", "*a"] {
+            assert_eq!(of("GET", target), Err(Refusal::Target), "{target}");
+        }
     }
 
     #[test]

@@ -63,6 +63,11 @@ impl Scanner {
         Self { place: Place::Head { seen: 0 } }
     }
 
+    /// Whether the next byte begins a request.
+    pub(crate) const fn is_between(&self) -> bool {
+        matches!(self.place, Place::Head { seen: 0 })
+    }
+
     /// Judges `bytes`, which begin where the last verdict's bytes ended and are not empty.
     pub(crate) fn judge(&mut self, bytes: &[u8]) -> Verdict {
         match self.place {

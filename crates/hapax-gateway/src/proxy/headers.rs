@@ -4,11 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
+use http::Method;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
-    HeaderName, HeaderValue, TE, VIA,
+    HeaderName, HeaderValue, TE, TRANSFER_ENCODING, VIA,
 };
-use http::uri::Authority;
+use http::uri::{Authority, Uri};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -30,7 +31,7 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     }
     // The client was told to go on when its body was first read.
     headers.remove(EXPECT);
-    // Written anew by hyper from the body that is sent.
+    // Written anew by hyper from the body that is sent, unless it is empty.
     headers.remove(CONTENT_LENGTH);
     if let Entry::Vacant(entry) = headers.entry(HOST)
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
@@ -41,17 +42,43 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
 }
 
+/// Says of an empty body that it is empty, where that goes without saying no more: servers answer a
+/// POST without a length with 411 (RFC 9110 8.6). `said`: the client did.
+pub(super) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
+    if said || [Method::POST, Method::PUT, Method::PATCH].contains(method) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+}
+
+/// Of a target in absolute form, the host is the target's, whatever `Host` says (RFC 9112 3.2.2).
+pub(super) fn name_host(headers: &mut HeaderMap, target: &Uri) {
+    let Some(authority) = target.authority() else { return };
+    let host = match authority.port() {
+        Some(port) => format!("{}:{port}", authority.host()),
+        None => authority.host().to_owned(),
+    };
+    if let Ok(host) = HeaderValue::from_str(&host) {
+        headers.insert(HOST, host);
+    }
+}
+
 /// Makes an upstream's fields what the client is to get.
 pub(super) fn to_client(headers: &mut HeaderMap) {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        // The coding said where the body ends; the length may be a lie (RFC 9112 6.3).
+        headers.remove(CONTENT_LENGTH);
+    }
     drop_hop_by_hop(headers);
 }
 
 /// Removes every field of Hapax's own: names that begin with `idempotency-`. From a client's request
 /// all but the key, which is the upstream's to see.
-pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
+///
+/// An underscore counts as a hyphen: CGI and its heirs cannot tell them apart.
+pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     let own: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| name.as_str().starts_with("idempotency-"))
+        .filter(|name| plain(name).starts_with("idempotency-"))
         .filter(|name| !(keep_key && **name == IDEMPOTENCY_KEY))
         .cloned()
         .collect();
@@ -60,16 +87,15 @@ pub(super) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     }
 }
 
-/// Whether a response streams events: the layer does not keep those.
-pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    let media = kind.split(|byte| *byte == b';').next().unwrap_or_default();
-    media.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+fn plain(name: &HeaderName) -> String {
+    name.as_str().replace('_', "-")
 }
 
-/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names.
+/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names, but
+/// for those without which the message would be another one.
 fn drop_hop_by_hop(headers: &mut HeaderMap) {
     let mut gone = named_by_connection(headers);
+    gone.retain(|name| ![HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(name));
     gone.extend(headers.keys().filter(|name| hop_by_hop(name)).cloned());
     for name in gone {
         headers.remove(name);
@@ -85,6 +111,13 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
 }
 
 fn forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
+    // Spelled with underscores they are nobody's but of one who wants to be believed.
+    let posing =
+        |name: &&HeaderName| name.as_str().contains('_') && plain(name).starts_with("x-forwarded-");
+    let posing: Vec<HeaderName> = headers.keys().filter(posing).cloned().collect();
+    for name in posing {
+        headers.remove(name);
+    }
     let ip = peer.ip().to_canonical();
     if !ip.is_loopback() {
         headers.remove(FORWARDED);
@@ -206,8 +239,55 @@ mod tests {
     }
 
     #[test]
+    fn an_absolute_target_names_the_host() {
+        for (target, host) in [
+            ("http://u:p@b.example:81/x", "b.example:81"),
+            ("http://[::1]/x", "[::1]"),
+            ("/x", "a.example"),
+        ] {
+            let mut headers = map(&[("host", "a.example")]);
+            name_host(&mut headers, &target.parse().unwrap());
+            assert_eq!(headers["host"], host);
+        }
+    }
+
+    #[test]
+    fn connection_cannot_make_another_message_of_it() {
+        let fields = [
+            ("connection", "host, content-type, Content-Length, x-mine"),
+            ("host", "a"),
+            ("content-type", "text/plain"),
+            ("x-mine", "1"),
+        ];
+        let headers = passed("127.0.0.1:1", &fields);
+        assert_eq!(
+            (&headers["host"], &headers["content-type"]),
+            (&"a".parse().unwrap(), &"text/plain".parse().unwrap())
+        );
+        assert!(!headers.contains_key("x-mine"));
+    }
+
+    #[test]
+    fn what_only_cgi_would_take_for_ours_is_dropped() {
+        let fields =
+            [("x_forwarded_for", "10.0.0.1"), ("x_forwarded-proto", "https"), ("x_y", "1")];
+        let headers = passed("127.0.0.1:1", &fields);
+        assert!(
+            !headers.contains_key("x_forwarded_for") && !headers.contains_key("x_forwarded-proto")
+        );
+        assert_eq!(headers["x-forwarded-for"], "127.0.0.1");
+        assert_eq!(headers["x_y"], "1");
+    }
+
+    #[test]
     fn own_fields_are_dropped() {
-        let fields = [("idempotency-key", "k"), ("idempotency-fence", "9"), ("x", "y")];
+        let fields = [
+            ("idempotency-key", "k"),
+            ("idempotency-fence", "9"),
+            ("idempotency_fence", "9"),
+            ("idempotency_key", "l"),
+            ("x", "y"),
+        ];
         let mut headers = map(&fields);
         drop_own(&mut headers, true);
         assert_eq!(headers, map(&[("idempotency-key", "k"), ("x", "y")]));

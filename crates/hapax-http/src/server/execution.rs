@@ -1,5 +1,6 @@
 //! What a handler may know and say of its execution.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::classify::Class;
 ///     }
 /// }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Execution {
     lease: LeaseHandle,
     checkpoint: Option<Bytes>,
@@ -81,9 +82,12 @@ impl Execution {
         self.lock().class = Some(class);
     }
 
-    /// Says for how long the response is kept, if it is final.
+    /// Says for how long the response is kept, if it is final. Zero, which would forget at once
+    /// what just happened, counts as not said.
     pub fn retention(&self, retention: Duration) {
-        self.lock().retention = Some(retention);
+        if !retention.is_zero() {
+            self.lock().retention = Some(retention);
+        }
     }
 
     pub(super) fn said(&self) -> Said {
@@ -93,5 +97,16 @@ impl Execution {
     fn lock(&self) -> MutexGuard<'_, Said> {
         // Held for an assignment only.
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Without what the recovery point holds.
+impl fmt::Debug for Execution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Execution")
+            .field("lease", &self.lease)
+            .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
+            .field("said", &self.said())
+            .finish()
     }
 }

@@ -32,10 +32,6 @@ impl Gate {
         Arc::new(Self { state: watch::Sender::default() })
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.state.borrow().draining
-    }
-
     /// Lets a request in; `None` once it is draining. One look and one count under one lock: a
     /// drain that begins later waits for it.
     pub(super) fn enter(self: &Arc<Self>) -> Option<Pass> {
@@ -44,6 +40,11 @@ impl Gate {
             !state.draining
         });
         entered.then(|| Pass(Arc::clone(self)))
+    }
+
+    /// Whether what is inside must end.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.state.borrow().stopping
     }
 
     /// Resolves when what is inside must end.

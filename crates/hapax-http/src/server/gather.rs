@@ -22,7 +22,9 @@ pub(super) async fn gather(body: &mut Erased, limit: usize) -> Gathered {
     if body.size_hint().lower() > limit as u64 {
         return Gathered::TooLarge { read: Bytes::new() };
     }
-    let mut read = Read::default();
+    // Known lengths are read without growing, which would take up to twice as much.
+    let length = body.size_hint().exact().map_or(0, |length| length as usize);
+    let mut read = Read { first: Bytes::new(), more: BytesMut::new(), length };
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
         let frame = match frame {
@@ -43,10 +45,11 @@ pub(super) async fn gather(body: &mut Erased, limit: usize) -> Gathered {
 }
 
 /// Most bodies are one frame, which need not be copied.
-#[derive(Default)]
 struct Read {
     first: Bytes,
     more: BytesMut,
+    /// Of the whole body, where it is known; not above the limit.
+    length: usize,
 }
 
 impl Read {
@@ -60,6 +63,7 @@ impl Read {
             return;
         }
         if !self.first.is_empty() {
+            self.more.reserve(self.length);
             self.more.extend_from_slice(&std::mem::take(&mut self.first));
         }
         self.more.extend_from_slice(&data);

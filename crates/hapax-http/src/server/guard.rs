@@ -5,31 +5,37 @@
 //! nobody. From the moment a lease is held, the work is on a task of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use hapax::exchange::Replay;
 use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::Body as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
+use tracing::Instrument;
 
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
-use super::memory::shrink;
 use super::observe::Event;
-use super::policy::{COME_BACK, Doubt, Reconciled, RoutePolicy, StoreOutage};
+use super::policy::{COME_BACK, CompletionOutage, Doubt, Reconciled, RoutePolicy, StoreOutage};
 use super::service::{Ticket, draining};
-use super::work::{Work, catch};
-use crate::body::{Body, BoxError, erase};
+use super::work::{Work, catch, cut_off, keep, pending};
+use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
-    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_REPLAYED,
+    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
+    IDEMPOTENCY_REPLAYED, is_ours,
 };
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
+
+/// How long a request may wait for room for its body. What holds the room may be handlers that
+/// hang, and whoever waits behind them takes up a connection.
+const ROOM: Duration = Duration::from_secs(30);
 
 pub(super) async fn guard<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
@@ -54,7 +60,7 @@ where
 
     let claimed = {
         let claiming = async {
-            let (body, trailers, share) = read(&layer, &policy, body).await?;
+            let (body, trailers) = read(&layer, &policy, body).await?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {
                 scheme: &policy.options.fingerprint,
@@ -69,25 +75,35 @@ where
                 layer.observe(&policy, Event::Asked);
                 claim = ask(&policy, &key, &parts, question, &asked).await;
             }
-            Ok((claim, body, trailers, share))
+            Ok((claim, body, trailers))
         };
         tokio::select! {
+            // What is claimed is answered or, when time is up, released: not left to lapse.
+            biased;
             claimed = claiming => claimed,
             () = pass.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, body, trailers, share) = match claimed {
+    let (claim, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.refuse(&policy, &problem)),
     };
-    let request = Request::from_parts(parts, Body::whole(body, trailers).with_share(share));
+    let request = Request::from_parts(parts, Body::whole(body, trailers));
     match settle(&layer, &policy, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
+        Settled::Unprotected if pass.gate().is_stopping() => Ok(layer.refuse(&policy, &draining())),
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
-            let mut response = inner.call(request).await?.map(Body::new);
+            let mut response = tokio::select! {
+                biased;
+                response = inner.call(request) => response?.map(|body| {
+                    let body = erase(WithoutTrailers { body, drop: is_ours });
+                    Body::resumed(Bytes::new(), body)
+                }),
+                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &cut_off())),
+            };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
             Ok(response)
@@ -95,21 +111,26 @@ where
     }
 }
 
-type Read = (Bytes, Option<HeaderMap>, Option<OwnedSemaphorePermit>);
-
-async fn read<Q>(layer: &IdempotencyLayer, policy: &RoutePolicy, body: Q) -> Result<Read, Problem>
+async fn read<Q>(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    body: Q,
+) -> Result<(Bytes, Option<HeaderMap>), Problem>
 where
     Q: http_body::Body<Data = Bytes> + Send + 'static,
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
-    let mut body = erase(body);
-    let mut share = layer.memory.requests.share(body.size_hint(), limit).await;
+    // A client's word for these would be taken for ours.
+    let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
+    let mut body = erase(WithoutTrailers { body, drop: ours });
+    let share = layer.memory.requests.share(body.size_hint(), limit);
+    let Ok(share) = tokio::time::timeout(ROOM, share).await else {
+        let detail = "There is no room for the request's body now. Nothing was executed.";
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
+    };
     match gather(&mut body, limit).await {
-        Gathered::Whole { body, trailers } => {
-            shrink(&mut share, body.len());
-            Ok((body, trailers, share))
-        }
+        Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
         Gathered::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))
@@ -137,10 +158,7 @@ async fn ask(
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Reconciled::Happened(response))) => {
-            let whole = Whole::of(&response, None, options.cookies);
-            Verdict::Happened(Stored::Whole(whole).outcome())
-        }
+        Ok(Ok(Reconciled::Happened(response))) => Verdict::Happened(keep(policy, &response, None)),
         Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
         Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
@@ -164,23 +182,12 @@ fn settle(
 ) -> Settled {
     let problem = match claim {
         Ok(Claim::Execute(lease)) => return Settled::Execute(lease),
-        Ok(Claim::Replay(replay)) => match Stored::from_outcome(&replay.outcome) {
-            Ok(Stored::Whole(whole)) => {
+        Ok(Claim::Replay(replay)) => match replayed(layer, policy, &replay) {
+            Ok(response) => {
                 layer.observe(policy, Event::Replayed { expires_in: replay.expires_in });
-                return Settled::Answer(replayed(whole));
+                return Settled::Answer(response);
             }
-            Ok(Stored::NotRetained { status }) => Problem::new(
-                Code::ResponseNotRetained,
-                "The request took effect. Its response was too large to keep, or was streamed.",
-            )
-            .original_status(status),
-            Err(error) => {
-                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
-                Problem::new(
-                    Code::ResponseNotRetained,
-                    "The request took effect. What was kept of it is no HTTP response.",
-                )
-            }
+            Err(problem) => problem,
         },
         Ok(Claim::InFlight { elapsed, remaining }) => {
             Problem::new(Code::InFlight, "The first request with this key has no outcome yet.")
@@ -204,7 +211,8 @@ fn settle(
 }
 
 /// The refusal, or `None` where the route executes without a record. Only where the store is
-/// away: a record that is there but cannot be read may be that of a first execution.
+/// away, and was before it said anything: a record that is there but cannot be read, or that
+/// the store told of before it went away, may be that of a first execution.
 fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     tracing::warn!(error = error as &dyn std::error::Error, "no claim could be made");
     let away = matches!(
@@ -219,13 +227,41 @@ fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
 }
 
-fn replayed(whole: Whole) -> Response<Body> {
-    let Whole { status, headers, body, trailers } = whole;
+/// What was kept, given again; or why it cannot be.
+fn replayed(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    replay: &Replay,
+) -> Result<Response<Body>, Problem> {
+    if replay.held_back && policy.options.completion_outage == CompletionOutage::Withhold {
+        return Err(pending());
+    }
+    let Whole { status, headers, body, trailers } = match Stored::from_outcome(&replay.outcome) {
+        Ok(Stored::Whole(whole)) => whole,
+        Ok(Stored::NotRetained { status }) => {
+            let detail =
+                "The request took effect. Its response was too large to keep, or was streamed.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+        }
+        Err(error) => {
+            tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+            let detail = "The request took effect. What was kept of it is no HTTP response.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail));
+        }
+    };
+    let Some(body) = layer.memory.answers.hold_now(body) else {
+        let detail = "There is no room for the answer now. Nothing was executed.";
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
+    };
     let mut response = Response::new(Body::whole(body, trailers));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    response
+    if replay.held_back {
+        let pending = HeaderValue::from_static("pending");
+        response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
+    }
+    Ok(response)
 }
 
 /// Runs the work on a task of its own, and waits for its answer as long as the client does.
@@ -246,10 +282,11 @@ where
 {
     let work = Work { layer: Arc::clone(&layer), policy: Arc::clone(&policy), pass };
     let (answer, answered) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
+    let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
         drop(answer.send(work.run(lease, inner, request).await));
-    });
+    };
+    tokio::spawn(work.in_current_span());
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");

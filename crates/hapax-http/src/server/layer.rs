@@ -1,6 +1,7 @@
 //! The layer.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,9 +72,17 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How many bytes of bodies are held in memory at one time: half for requests, half for
-    /// responses. A request, or a response, for which there is no room waits. Default: no bound
-    /// but the limits of each.
+    /// How many bytes of bodies are held in memory at one time. Default: no bound but the limits of
+    /// each.
+    ///
+    /// 1. Half of it is for requests: one for which there is no room waits before it claims, up
+    ///    to 30 s, and then gets 503 `overloaded`.
+    /// 2. A quarter is for responses that are being read and recorded: one for which there is no
+    ///    room waits for others to be recorded, never for clients.
+    /// 3. A quarter is for answers on their way to clients, those of up to 16 KiB not counted.
+    ///    One for which there is no room because clients read slowly is recorded and not sent: 503
+    ///    `outcome-pending`, and the client asks again; a replay gets 503 `overloaded`. What could
+    ///    not be asked for again, being too large to be kept, gets 409 `response-not-retained`.
     ///
     /// At least 2 MiB, and never less than one body of each kind at its route's limit.
     #[must_use]
@@ -91,8 +100,12 @@ impl IdempotencyLayer {
         self.gate.drain(grace).await
     }
 
+    /// Tells the observer. One that panics must cost nobody a lease or an answer.
     pub(super) fn observe(&self, policy: &RoutePolicy, event: Event) {
-        self.observer.observe(&policy.options.name, event);
+        let observe = || self.observer.observe(&policy.options.name, event);
+        if catch_unwind(AssertUnwindSafe(observe)).is_err() {
+            tracing::error!(?event, "the observer panicked");
+        }
     }
 
     /// Answers with a problem.

@@ -50,11 +50,14 @@ pub enum Recorded {
     Stored,
     /// It will, when it returns.
     Pending,
-    /// It never will: another execution took over, or the record is gone.
+    /// It has not: another execution took over, so that it never will; or the record is gone, and
+    /// nobody can tell whether it once had it. Either way nothing will be replayed from this
+    /// execution, and the client is told `superseded`.
     Lost,
 }
 
-/// Hears of everything. Called on the path of requests: it counts, and returns.
+/// Hears of everything. Called on the path of requests: it counts, and returns. Its panics go to
+/// the log, and change no answer.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
     /// `route` is the name in the route's options.
     fn observe(&self, route: &str, event: Event);

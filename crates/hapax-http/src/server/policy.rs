@@ -40,10 +40,11 @@ pub enum StoreOutage {
 /// What the client gets when the store goes away between execution and completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CompletionOutage {
-    /// The answer, with `Idempotency-Recorded: pending`.
+    /// The answer, with `Idempotency-Recorded: pending`; copies that are answered before the store
+    /// has it say so too.
     #[default]
     Deliver,
-    /// 503 `outcome-pending`: an answer that could be forgotten is not given.
+    /// 503 `outcome-pending`, and so for copies: an answer that could be forgotten is not given.
     Withhold,
 }
 
@@ -197,8 +198,8 @@ pub enum RouteError {
     NoMethods,
 }
 
-/// An execution that nobody knows the outcome of.
-#[derive(Clone, Debug)]
+/// An execution that nobody knows the outcome of. Its `Debug` form shows nothing that was sent.
+#[derive(Clone)]
 pub struct Doubt {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
@@ -209,8 +210,17 @@ pub struct Doubt {
     pub request: Parts,
 }
 
-/// What became of an execution.
-#[derive(Debug)]
+impl fmt::Debug for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doubt")
+            .field("fence", &self.fence)
+            .field("key", &self.key)
+            .field("method", &self.request.method)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of an execution. Its `Debug` form shows of a response only its status and length.
 pub enum Reconciled {
     /// It happened, and this is its response.
     Happened(Response<Bytes>),
@@ -218,6 +228,18 @@ pub enum Reconciled {
     DidNotHappen,
     /// Nobody can say yet: the retry gets 409 `outcome-unknown`.
     CannotSay,
+}
+
+impl fmt::Debug for Reconciled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Happened(response) => {
+                write!(f, "Happened({}, {} bytes)", response.status(), response.body().len())
+            }
+            Self::DidNotHappen => f.write_str("DidNotHappen"),
+            Self::CannotSay => f.write_str("CannotSay"),
+        }
+    }
 }
 
 /// Who is asked what became of an execution. Asynchronous functions of a [`Doubt`] are.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hapax::Scope;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::request::Parts;
 
 use crate::problem::{Code, Problem};
@@ -52,10 +52,21 @@ impl ScopeSource {
         Self(Source::Shared)
     }
 
-    /// All values of these headers together.
+    /// All values of these headers together. A value without content counts as missing: whoever
+    /// sends one says no more of the caller than whoever sends none.
     ///
-    /// `Authorization` schemes that sign each request (Digest, AWS4, Signature, DPoP) are refused:
-    /// under them every retry would come from another caller.
+    /// Credentials (`Authorization`, `Proxy-Authorization`) that change by request are refused:
+    /// under them every retry would come from another caller. They are told by their scheme:
+    ///
+    /// - signatures of each request: AWS (all versions), Signature, Hawk, SharedKey, SharedKeyLite,
+    ///   whatever has HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth` with
+    ///   a plain token is a stable credential);
+    /// - proofs, challenges and counters: DPoP, Digest, MAC, Mutual, HOBA, SCRAM, NTLM, Negotiate,
+    ///   Concealed, PrivateToken.
+    ///
+    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between
+    /// two attempts still is another scope: then a [`function`](Self::function) should name the
+    /// user.
     #[must_use]
     pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
         Self(Source::Headers { names: names.into_iter().collect(), missing })
@@ -117,8 +128,10 @@ fn from_headers(
     let mut parts = Vec::new();
     for name in names {
         let before = parts.len();
-        for value in headers.get_all(name) {
-            if *name == AUTHORIZATION && changes_by_request(value) {
+        let said = |value: &&HeaderValue| !value.as_bytes().trim_ascii().is_empty();
+        for value in headers.get_all(name).iter().filter(said) {
+            let credentials = [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name);
+            if credentials && changes_by_request(value) {
                 return Err(ScopeRefused::Unstable);
             }
             parts.push((name.as_str(), value.as_bytes()));
@@ -131,7 +144,14 @@ fn from_headers(
 }
 
 fn changes_by_request(credentials: &HeaderValue) -> bool {
-    let scheme = credentials.as_bytes().trim_ascii_start().split(|byte| *byte == b' ').next();
-    let scheme = scheme.unwrap_or_default().to_ascii_lowercase();
-    scheme.starts_with(b"aws4") || matches!(&scheme[..], b"digest" | b"signature" | b"dpop")
+    let text = String::from_utf8_lossy(credentials.as_bytes().trim_ascii()).to_ascii_lowercase();
+    let (scheme, rest) = text.split_once([' ', '\t']).unwrap_or((&text, ""));
+    match scheme {
+        "oauth" => rest.contains("oauth_"),
+        "signature" | "hawk" | "sharedkey" | "sharedkeylite" | "dpop" | "digest" | "mac"
+        | "mutual" | "hoba" | "ntlm" | "negotiate" | "concealed" | "privatetoken" => true,
+        _ => {
+            ["aws", "scram-"].iter().any(|head| scheme.starts_with(head)) || scheme.contains("hmac")
+        }
+    }
 }

@@ -89,9 +89,9 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let Some(policy) = layer.routes.policy(parts) else {
         return Admission::Pass;
     };
-    if layer.gate.is_draining() {
+    let Some(pass) = layer.gate.enter() else {
         return Admission::Refuse(layer.refuse(&policy, &draining()));
-    }
+    };
     let options = &policy.options;
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
@@ -112,10 +112,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
         Err(problem) => Admission::Refuse(layer.refuse(&policy, &problem)),
-        Ok(scope) => match layer.gate.enter() {
-            None => Admission::Refuse(layer.refuse(&policy, &draining())),
-            Some(pass) => Admission::Guard(Ticket { policy, key, scope, pass }),
-        },
+        Ok(scope) => Admission::Guard(Ticket { policy, key, scope, pass }),
     }
 }
 

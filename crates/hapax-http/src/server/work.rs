@@ -11,7 +11,6 @@ use hapax::{FinishError, Lease, Outcome};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
 use http_body::Body as _;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -19,12 +18,13 @@ use super::execution::{Execution, Said};
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
-use super::memory::shrink;
+use super::memory::Share;
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
-use crate::body::{Body, BoxError, erase};
+use super::service::draining;
+use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{Class, Classified, Override, classify_grpc, is_grpc};
-use crate::header::{self, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, retain};
+use crate::header::{self, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain};
 use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
 
@@ -37,17 +37,23 @@ pub(super) struct Work {
 }
 
 /// What a handler gave.
-enum Given {
-    Whole {
-        response: Response<Bytes>,
-        trailers: Option<HeaderMap>,
-        share: Option<OwnedSemaphorePermit>,
-    },
-    /// Too large, or a stream: the rest is still to come.
-    Unkept { response: Response<Body> },
-    /// The response broke off.
-    Broken,
+struct Given {
+    head: response::Parts,
+    /// What is in memory of the body.
+    read: Bytes,
+    rest: Rest,
+    /// Of the memory for responses that are being recorded.
+    share: Share,
 }
+
+enum Rest {
+    Trailers(Option<HeaderMap>),
+    /// Too large, or a stream: the rest is still to come.
+    Coming(Erased),
+}
+
+/// The response broke off.
+struct Broken;
 
 /// What is to be recorded.
 struct Ending {
@@ -57,7 +63,7 @@ struct Ending {
 }
 
 enum Answer {
-    Response(Response<Body>),
+    Given(Given),
     Problem(Problem),
 }
 
@@ -73,33 +79,39 @@ impl Work {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        if self.pass.gate().is_stopping() {
+            // It would be cut off at once. If the store does not take the release, it is held back.
+            let _ = lease.release().await;
+            return Ok(self.layer.refuse(&self.policy, &draining()));
+        }
         let execution = Execution::new(lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
         let began = Instant::now();
-        // In one future, so that a panic in `call` or in a body counts like one in a handler.
+        // In one future, so that a panic in `call`, in a body or in a route's function counts like
+        // one in a handler.
         let work = catch(async {
             let response = inner.call(request).await?;
-            Ok(self.receive(response).await)
+            Ok(match self.receive(response).await {
+                Ok(given) => Ok(self.judge(execution.said(), given)),
+                Err(broken) => Err(broken),
+            })
         });
         let given = tokio::select! {
+            // An answer that is there when time is up is not thrown away.
+            biased;
             given = lease.keep_alive(work) => Some(given),
             () = self.pass.gate().stopping() => None,
         };
         let took = began.elapsed();
         let problem = match given {
-            Some(Ok(Ok(Given::Whole { response, trailers, share }))) => {
-                let (ending, response) = self.whole(execution.said(), response, trailers, share);
-                return Ok(self.answer(lease, ending, took, Answer::Response(response)).await);
-            }
-            Some(Ok(Ok(Given::Unkept { response }))) => {
-                let (ending, response) = self.unkept(execution.said(), response);
-                return Ok(self.answer(lease, ending, took, Answer::Response(response)).await);
+            Some(Ok(Ok(Ok((ending, given))))) => {
+                return Ok(self.answer(lease, ending, took, Answer::Given(given)).await);
             }
             Some(Ok(Err(error))) => {
                 self.record(lease, Ending::unknown(), took).await;
                 return Err(error);
             }
-            Some(Ok(Ok(Given::Broken))) => Problem::new(
+            Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
                 "The response broke off: the request may have taken effect.",
             ),
@@ -107,82 +119,69 @@ impl Work {
                 Code::HandlerFailed,
                 "The handler failed in the middle: the request may have taken effect.",
             ),
-            None => Problem::new(
-                Code::UpstreamTimeout,
-                "The server is shutting down and could not wait: the request may have taken \
-                 effect.",
-            ),
+            None => cut_off(),
         };
         Ok(self.answer(lease, Ending::unknown(), took, Answer::Problem(problem)).await)
     }
 
     /// Reads a response as far as it is to be kept.
-    async fn receive<B>(&self, response: Response<B>) -> Given
+    async fn receive<B>(&self, response: Response<B>) -> Result<Given, Broken>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let options = &self.policy.options;
         let (head, body) = response.into_parts();
-        let mut body = erase(body);
+        // What a handler says to this layer is not for clients, in trailers either.
+        let mut body = erase(WithoutTrailers { body, drop: is_ours });
         if options.stream || is_event_stream(&head.headers) {
-            let response = Response::from_parts(head, Body::resumed(Bytes::new(), body));
-            return Given::Unkept { response };
+            let rest = Rest::Coming(body);
+            return Ok(Given { head, read: Bytes::new(), rest, share: Share::none() });
         }
         let limit = options.max_response_body;
-        let mut share = self.layer.memory.responses.share(body.size_hint(), limit).await;
-        match gather(&mut body, limit).await {
-            Gathered::Whole { body, trailers } => {
-                shrink(&mut share, body.len());
-                Given::Whole { response: Response::from_parts(head, body), trailers, share }
-            }
-            Gathered::TooLarge { read } => {
-                shrink(&mut share, read.len());
-                let body = Body::resumed(read, body).with_share(share);
-                Given::Unkept { response: Response::from_parts(head, body) }
-            }
+        let mut share = self.layer.memory.recording.share(body.size_hint(), limit).await;
+        let (read, rest) = match gather(&mut body, limit).await {
+            Gathered::Whole { body, trailers } => (body, Rest::Trailers(trailers)),
+            Gathered::TooLarge { read } => (read, Rest::Coming(body)),
             Gathered::Broken(error) => {
                 tracing::warn!(error, "a response broke off");
-                Given::Broken
+                return Err(Broken);
             }
-        }
+        };
+        share.trim(read.len());
+        Ok(Given { head, read, rest, share })
     }
 
-    fn whole(
-        &self,
-        said: Said,
-        mut response: Response<Bytes>,
-        trailers: Option<HeaderMap>,
-        share: Option<OwnedSemaphorePermit>,
-    ) -> (Ending, Response<Body>) {
-        // A length that is not the body's would break off this answer and every replay of it.
-        let length = response.body().len().to_string();
-        if response.status() != StatusCode::NOT_MODIFIED {
-            *response.headers_mut() = retain(response.headers(), |name, value| {
-                *name != CONTENT_LENGTH || value.as_bytes() == length.as_bytes()
-            });
-        }
-        let whole = Whole::of(&response, trailers.as_ref(), self.policy.options.cookies);
-        let mut kept = Stored::Whole(whole).outcome();
-        if kept.bytes().len() > hapax::codec::MAX_OUTCOME {
-            self.layer.observe(&self.policy, Event::NotRetained);
-            kept = Stored::NotRetained { status: response.status() }.outcome();
-        }
-        let (head, body) = response.into_parts();
-        let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
-        let body = Body::whole(body, trailers).with_share(share);
-        let ending = Ending { class, retention, kept: Some(kept) };
-        (ending, first(Response::from_parts(head, body)))
-    }
-
-    fn unkept(&self, said: Said, response: Response<Body>) -> (Ending, Response<Body>) {
-        let (head, body) = response.into_parts();
-        let (class, retention) = self.classify(said, &head, None);
-        let kept = (class == Class::Final).then(|| {
-            self.layer.observe(&self.policy, Event::NotRetained);
-            Stored::NotRetained { status: head.status }.outcome()
-        });
-        (Ending { class, retention, kept }, first(Response::from_parts(head, body)))
+    /// What a response means for its key; and the response as the client gets it.
+    fn judge(&self, said: Said, given: Given) -> (Ending, Given) {
+        let Given { mut head, read, rest, share } = given;
+        let (ending, mut head) = match &rest {
+            Rest::Trailers(trailers) => {
+                // A length that is not the body's would break off this answer and every replay.
+                let length = read.len().to_string();
+                if head.status != StatusCode::NOT_MODIFIED {
+                    head.headers = retain(&head.headers, |name, value| {
+                        *name != CONTENT_LENGTH || value.as_bytes() == length.as_bytes()
+                    });
+                }
+                let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
+                let response = Response::from_parts(head, read.clone());
+                let kept = (class != Class::Retryable)
+                    .then(|| keep(&self.policy, &response, trailers.as_ref()));
+                (Ending { class, retention, kept }, response.into_parts().0)
+            }
+            Rest::Coming(_) => {
+                let (class, retention) = self.classify(said, &head, None);
+                let kept = (class == Class::Final).then(|| {
+                    self.layer.observe(&self.policy, Event::NotRetained);
+                    Stored::NotRetained { status: head.status }.outcome()
+                });
+                (Ending { class, retention, kept }, head)
+            }
+        };
+        header::strip(&mut head.headers);
+        head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
+        (ending, Given { head, read, rest, share })
     }
 
     /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
@@ -239,28 +238,70 @@ impl Work {
         took: Duration,
         answer: Answer,
     ) -> Response<Body> {
-        let withhold = ending.class == Class::Final
+        let class = ending.class;
+        let withhold = class == Class::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
-        let problem = match (self.record(lease, ending, took).await, answer) {
-            (Recorded::Stored, Answer::Response(response)) => return response,
-            (Recorded::Pending, Answer::Response(mut response)) if !withhold => {
-                let pending = HeaderValue::from_static("pending");
-                response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
-                return response;
-            }
-            (Recorded::Pending, Answer::Response(_)) => Problem::new(
-                Code::OutcomePending,
-                "The request was executed. Its outcome is on its way to the store.",
-            )
-            .retry_after(COME_BACK),
+        let recorded = self.record(lease, ending, took).await;
+        let problem = match (recorded, answer) {
             (Recorded::Lost, _) => Problem::new(
                 Code::Superseded,
                 "Another execution of this request took over. Ask again for its outcome.",
             ),
-            (Recorded::Stored | Recorded::Pending, Answer::Problem(problem)) => problem,
+            (_, Answer::Problem(problem)) => problem,
+            (Recorded::Pending, Answer::Given(_)) if withhold => pending(),
+            (_, Answer::Given(mut given)) => {
+                if recorded == Recorded::Pending {
+                    let pending = HeaderValue::from_static("pending");
+                    given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
+                }
+                match self.deliver(class, given) {
+                    Ok(response) => return response,
+                    Err(problem) => problem,
+                }
+            }
         };
         self.layer.refuse(&self.policy, &problem)
     }
+
+    /// From the memory for what is recorded to that for what clients read, without waiting.
+    fn deliver(&self, class: Class, given: Given) -> Result<Response<Body>, Problem> {
+        let Given { head, read, rest, share } = given;
+        let held = self.layer.memory.answers.hold_now(read);
+        drop(share);
+        let body = match (held, rest) {
+            (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
+            (Some(read), Rest::Coming(body)) => Body::resumed(read, body),
+            (None, rest) => return Err(no_room(class, &rest, head.status)),
+        };
+        Ok(Response::from_parts(head, body))
+    }
+}
+
+/// Clients read so slowly that there is no room for an answer. It is recorded all the same.
+fn no_room(class: Class, rest: &Rest, status: StatusCode) -> Problem {
+    match (class, rest) {
+        (Class::Retryable, _) => {
+            Problem::new(Code::Overloaded, "There is no room for the answer now. The key is free.")
+        }
+        // A retry would hear the same.
+        (Class::Final, Rest::Coming(_)) => Problem::new(
+            Code::ResponseNotRetained,
+            "The request took effect. Its response is too large to keep, and there was no room to \
+             send it.",
+        )
+        .original_status(status),
+        (Class::Final | Class::Unknown, _) => Problem::new(
+            Code::OutcomePending,
+            "The request was executed. There is no room for its answer now.",
+        ),
+    }
+    .retry_after(COME_BACK)
+}
+
+/// The answer to an execution whose outcome is not in the store yet, where it is withheld.
+pub(super) fn pending() -> Problem {
+    let detail = "The request was executed. Its outcome is on its way to the store.";
+    Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
 }
 
 impl Ending {
@@ -269,11 +310,25 @@ impl Ending {
     }
 }
 
-/// Marks the answer of the execution itself.
-fn first(mut response: Response<Body>) -> Response<Body> {
-    header::strip(response.headers_mut());
-    response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-    response
+/// What is kept of a response that is at hand. A record holds no more than so much.
+pub(super) fn keep(
+    policy: &RoutePolicy,
+    response: &Response<Bytes>,
+    trailers: Option<&HeaderMap>,
+) -> Outcome {
+    let whole = Whole::of(response, trailers, policy.options.cookies);
+    let kept = Stored::Whole(whole).outcome();
+    if kept.bytes().len() <= hapax::codec::MAX_OUTCOME {
+        return kept;
+    }
+    Stored::NotRetained { status: response.status() }.outcome()
+}
+
+/// What a client hears whose handler was stopped at the end of a drain.
+pub(super) fn cut_off() -> Problem {
+    let detail =
+        "The server is shutting down and could not wait: the request may have taken effect.";
+    Problem::new(Code::UpstreamTimeout, detail)
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {

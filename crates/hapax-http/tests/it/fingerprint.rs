@@ -1,5 +1,5 @@
-use hapax::{Fingerprint, Request, Scheme};
-use hapax_http::fingerprint::{Asked, BodyForm, HttpScheme};
+use hapax::{Fingerprint, JsonPointers, Request, Scheme};
+use hapax_http::fingerprint::{Asked, BodyForm, HttpScheme, JsonParts};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use proptest::prelude::*;
@@ -156,6 +156,53 @@ fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
     assert_eq!(asked(&new).scheme(), *new.name());
 }
 
+fn parts(make: fn(JsonPointers) -> JsonParts, pointers: &[&str]) -> HttpScheme {
+    HttpScheme::default().json(make(JsonPointers::new(pointers).unwrap())).unwrap()
+}
+
+#[test]
+fn wire_07_json_pointers_choose_what_counts() {
+    let json = |scheme: &HttpScheme, body: &str| {
+        of(scheme, Method::POST, "/", &[("content-type", "application/json")], body.as_bytes())
+    };
+    let except = parts(JsonParts::Except, &["/at", "/meta/trace"]);
+    let base = json(&except, r#"{"at":1,"meta":{"trace":"x"},"amount":5}"#);
+    assert_eq!(base, json(&except, r#"{"amount":5,"meta":{}}"#));
+    assert_ne!(base, json(&except, r#"{"at":1,"meta":{"trace":"x"},"amount":6}"#));
+    assert_ne!(base, json(&except, r#"{"amount":5}"#));
+
+    let only = parts(JsonParts::Only, &["/amount", "/to"]);
+    let base = json(&only, r#"{"amount":5,"to":null}"#);
+    assert_eq!(base, json(&only, r#"{"to":null,"x":[1],"amount":5}"#));
+    for other in [r#"{"amount":5}"#, r#"{"amount":5.0,"to":null}"#, r#"{"to":5,"amount":null}"#] {
+        assert_ne!(base, json(&only, other), "{other}");
+    }
+    assert_ne!(json(&only, r#"{"to":1}"#), json(&only, r#"{"amount":1}"#));
+    // Without a canonical form, all of it counts.
+    assert_ne!(json(&only, r#"{"x":1,"x":1}"#), json(&only, r#"{"x":2,"x":2}"#));
+}
+
+#[test]
+fn wire_07_names_of_pointers_have_one_form() {
+    let pointers = ["", "/a,b;c=d", "/~1~0", "/é%", "/a b"];
+    for scheme in [
+        parts(JsonParts::Except, &pointers),
+        parts(JsonParts::Only, &pointers),
+        parts(JsonParts::Only, &[""]),
+        parts(JsonParts::Only, &[]),
+        parts(JsonParts::Except, &[]),
+    ] {
+        assert_eq!(HttpScheme::named(scheme.name()), Some(scheme.clone()));
+    }
+    assert_eq!(
+        parts(JsonParts::Except, &pointers).name().as_str(),
+        "http/1;body=canonical;except=,/a%20b,/a%2Cb%3Bc%3Dd,/~1~0,/%C3%A9%25"
+    );
+    let raw = scheme(BodyForm::Raw, &[]);
+    let json = JsonParts::Only(JsonPointers::new(["/a"]).unwrap());
+    assert_eq!(raw.clone().json(json), Ok(raw));
+}
+
 #[test]
 fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
     for known in [scheme(BodyForm::Canonical, &[]), scheme(BodyForm::Ignored, &["b", "a", "b"])] {
@@ -174,6 +221,13 @@ fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
         "http/1;body=raw;headers=b,a",
         "http/1;body=raw;headers=A",
         "http/1;body=raw;headers=a,a",
+        "http/1;body=raw;only=/a",
+        "http/1;body=canonical;only=/b,/a",
+        "http/1;body=canonical;only=a",
+        "http/1;body=canonical;only=/%61",
+        "http/1;body=canonical;only=/a;except=/b",
+        "http/1;body=canonical;headers=a;only=/a",
+        "http/1;body=raw;headers",
         "http/1;body=raw;headers=a;x=1",
         "http/1;body=raw ",
     ] {

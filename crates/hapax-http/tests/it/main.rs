@@ -7,6 +7,7 @@
 )]
 
 mod classify;
+mod debug;
 mod fingerprint;
 mod header;
 mod problem;

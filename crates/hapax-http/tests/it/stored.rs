@@ -124,3 +124,36 @@ fn wire_17_what_belongs_to_a_connection_or_an_attempt_is_not_kept() {
     let kept = Whole::of(&response, None, Cookies::Keep);
     assert_eq!(lines(&kept), ["set-cookie: a=1", "x-b: 2", "x-b: 3", "x-a: 1", "trailer: x-t"]);
 }
+
+/// What is held back is counted by its length: no more than that is held.
+#[test]
+fn an_outcome_takes_no_more_than_its_length() {
+    let mut response = Response::new(Bytes::from_static(b"{\"id\":17}"));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+    let trailers = HeaderMap::from_iter([(
+        HeaderName::from_static("grpc-status"),
+        HeaderValue::from_static("0"),
+    )]);
+    for stored in [
+        Stored::Whole(Whole::of(&response, None, Cookies::Drop)),
+        Stored::Whole(Whole::of(&response, Some(&trailers), Cookies::Drop)),
+        Stored::NotRetained { status: StatusCode::OK },
+    ] {
+        let outcome = stored.outcome();
+        let length = outcome.bytes().len();
+        let bytes = outcome.bytes().clone();
+        // Its only owner can have the buffer itself.
+        drop(outcome);
+        assert_eq!(bytes.try_into_mut().unwrap().capacity(), length);
+    }
+}
+
+#[test]
+fn wire_16_trailers_for_the_layer_are_not_kept() {
+    let response = Response::new(Bytes::new());
+    let mut trailers = HeaderMap::new();
+    trailers.append("idempotency-outcome", HeaderValue::from_static("final"));
+    trailers.append("x-sum", HeaderValue::from_static("1"));
+    let kept = Whole::of(&response, Some(&trailers), Cookies::Drop).trailers.unwrap();
+    assert_eq!((kept.len(), &kept["x-sum"]), (1, &HeaderValue::from_static("1")));
+}

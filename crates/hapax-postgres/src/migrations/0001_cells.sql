@@ -34,3 +34,139 @@ CREATE TABLE IF NOT EXISTS hapax_secrets (
     name  bytea PRIMARY KEY,
     since timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- Swaps of distinct keys: first a row for each that was written, then, if there are others, one for
+-- each key with what is there. A function, because a session plans what is in it once, and a
+-- pooler need not know of that.
+--
+-- 1. It decides nothing but whether the tag is the one that is expected; null expects no row.
+-- 2. Each statement in it sees what was committed before the statement. So where an insert met
+--    somebody else's, the last one reads what that one wrote.
+-- 3. The time is read by clock_timestamp(), after waiting for a lock: now() is when the
+--    transaction began.
+-- 4. Rows that are locked are left out, unless the caller is patient, which is for a swap that is
+--    alone in its transaction. An insert is not tried where a row is visible: it would wait for
+--    whoever is updating it. It does wait for whoever is inserting the same key, in order of key.
+CREATE OR REPLACE FUNCTION hapax_swap_1(
+    keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
+    graces bigint[], hints bigint[], expected bytea[], next_fences boolean[], patient boolean
+) RETURNS TABLE (
+    seen_at bigint, is_written boolean, its_key bytea, its_tag bytea, its_fence bigint,
+    its_lease bigint, its_keep bigint, its_state text, its_seal bytea
+) LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    moment bigint;
+    some integer;
+    missing integer := cardinality(keys);
+BEGIN
+    IF array_position(expected, NULL) IS NOT NULL THEN
+        moment := date_part('epoch', clock_timestamp()) * 1000000;
+        RETURN QUERY
+        WITH wanted AS (
+            SELECT *
+            FROM unnest(keys, tags, states, seals, leases, keeps, graces, hints, expected)
+                AS w (key, tag, state, sealed, lease, keep, grace, hint, old)
+            WHERE w.old IS NULL
+        ), written AS (
+            -- What is kept for ever is swept when it would be due if it were done at once: its
+            -- completion then leaves the index alone.
+            INSERT INTO hapax_cells AS c (
+                key, tag, state, sealed, fence, lease_until, keep_until, due_at, sweep_at
+            )
+            SELECT w.key, w.tag, w.state, w.sealed, moment, moment + w.lease, moment + w.keep,
+                moment + w.keep + w.grace, moment + coalesce(w.keep + w.grace, w.hint)
+            FROM wanted w
+            WHERE NOT EXISTS (SELECT FROM hapax_cells k WHERE k.key = w.key)
+            ORDER BY w.key
+            ON CONFLICT DO NOTHING
+            RETURNING c.key, c.tag, c.fence, c.lease_until
+        )
+        SELECT moment, true, i.key, i.tag, i.fence, i.lease_until, NULL::bigint, NULL::text,
+            NULL::bytea
+        FROM written i;
+        GET DIAGNOSTICS some = ROW_COUNT;
+        missing := missing - some;
+    END IF;
+    IF missing > 0 THEN
+        IF patient THEN
+            PERFORM 1 FROM unnest(keys, expected) AS w (key, old)
+            JOIN hapax_cells k ON k.key = w.key AND k.tag = w.old FOR UPDATE OF k;
+        END IF;
+        moment := date_part('epoch', clock_timestamp()) * 1000000;
+        RETURN QUERY
+        WITH wanted AS (
+            SELECT *
+            FROM unnest(keys, tags, states, seals, leases, keeps, graces, expected, next_fences)
+                AS w (key, tag, state, sealed, lease, keep, grace, old, next_fence)
+            WHERE w.old IS NOT NULL
+        ), locked AS MATERIALIZED (
+            SELECT w.* FROM wanted w
+            CROSS JOIN LATERAL (
+                SELECT FROM hapax_cells k WHERE k.key = w.key AND k.tag = w.old
+                FOR UPDATE SKIP LOCKED
+            ) k
+        ), written AS (
+            -- Of nulls `least` takes no notice: kept for ever leaves sweep_at as it is.
+            UPDATE hapax_cells c SET
+                tag = w.tag,
+                state = w.state,
+                sealed = w.sealed,
+                fence = CASE WHEN w.next_fence THEN greatest(moment, c.fence + 1)
+                    ELSE c.fence END,
+                lease_until = moment + w.lease,
+                keep_until = moment + w.keep,
+                due_at = moment + w.keep + w.grace,
+                sweep_at = least(c.sweep_at, moment + w.keep + w.grace)
+            FROM locked w
+            WHERE c.key = w.key AND c.tag = w.old
+            RETURNING c.key, c.tag, c.fence, c.lease_until
+        )
+        SELECT moment, true, u.key, u.tag, u.fence, u.lease_until, NULL::bigint, NULL::text,
+            NULL::bytea
+        FROM written u;
+        GET DIAGNOSTICS some = ROW_COUNT;
+        missing := missing - some;
+    END IF;
+    IF missing > 0 THEN
+        -- Of what a swap wrote, and of what it should have been able to replace, nobody asks for
+        -- more than the tag.
+        moment := date_part('epoch', clock_timestamp()) * 1000000;
+        RETURN QUERY
+        SELECT moment, false, w.key, c.tag, c.fence, c.lease_until, c.keep_until, c.state,
+            CASE WHEN c.tag <> w.tag AND c.tag IS DISTINCT FROM w.old THEN c.sealed END
+        FROM unnest(keys, tags, expected) AS w (key, tag, old)
+        LEFT JOIN LATERAL (SELECT * FROM hapax_cells k WHERE k.key = w.key LIMIT 1) c ON true;
+    END IF;
+END
+$$;
+
+-- A swap within a transaction of somebody else's: it writes one row, as part of the transaction
+-- itself, or fails, and the transaction with it.
+CREATE OR REPLACE FUNCTION hapax_swap_in_1(
+    keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
+    graces bigint[], hints bigint[], expected bytea[], next_fences boolean[]
+) RETURNS TABLE (seen_at bigint, its_fence bigint, its_lease bigint)
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+DECLARE
+    was_written boolean;
+    writer xid;
+BEGIN
+    SELECT s.seen_at, s.is_written, s.its_fence, s.its_lease
+    INTO seen_at, was_written, its_fence, its_lease
+    FROM hapax_swap_1(keys, tags, states, seals, leases, keeps, graces, hints, expected,
+        next_fences, true) s;
+    IF was_written IS NOT TRUE THEN
+        RAISE EXCEPTION 'the record is not as expected' USING ERRCODE = 'HX001';
+    END IF;
+    SELECT c.xmin INTO writer FROM hapax_cells c WHERE c.key = keys[1];
+    IF writer <> pg_current_xact_id()::xid THEN
+        RAISE EXCEPTION 'a record is not written within a savepoint' USING ERRCODE = 'HX002';
+    END IF;
+    RETURN NEXT;
+END
+$$;

@@ -3,12 +3,12 @@
 //! sqlx's `begin()` must not be dropped half-way: the connection goes back to its pool with a
 //! transaction open. Run it where nothing drops it, on a task of its own.
 
+use hapax::StoreError;
 use hapax::store::{BoxFuture, Swap, Swapped, Transactional};
-use hapax::{FencingToken, StoreError, Timestamp};
-use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
+use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
-use super::{NOT_ONE_ROW, SAVEPOINT, nonsense};
+use super::{CONFLICT, SAVEPOINT, stored};
 use crate::cell::Write;
 use crate::error::PostgresError;
 use crate::store::PostgresStore;
@@ -36,11 +36,11 @@ impl Transactional<PgConnection> for PostgresStore {
             if !tx.is_in_transaction() {
                 return Err(StoreError::unavailable(PostgresError::NoTransaction));
             }
-            let text = &self.shared.setup.statements.update_in;
+            let text = &self.shared.setup.statements.swap_in;
             match bound(text, &write).fetch_one(tx).await {
-                Ok(row) => stamped(&row).map(Swapped::Stored).map_err(|_| nonsense()),
+                Ok(row) => stored([0, 1, 2].map(|at| row.try_get(at).ok())),
                 Err(error) => match refusal(&error) {
-                    Some(NOT_ONE_ROW) => self.conflict(&swap).await,
+                    Some(CONFLICT) => self.conflict(&swap).await,
                     Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),
                     // The transaction has failed, or its connection is gone before COMMIT was sent:
                     // nothing of it can be committed.
@@ -53,7 +53,7 @@ impl Transactional<PgConnection> for PostgresStore {
 
 type Query<'a> = sqlx::query::Query<'a, Postgres, sqlx::postgres::PgArguments>;
 
-/// In the order of [`crate::sql::UPDATE_TYPES`].
+/// In the order of [`crate::sql::SWAP_IN_TYPES`].
 fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
     sqlx::query(text)
         // Unnamed: a pooler in between may not know the name.
@@ -65,23 +65,10 @@ fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
         .bind([write.lease])
         .bind(vec![write.keep])
         .bind([write.grace])
+        .bind([write.hint])
         .bind(vec![write.expected.as_ref().map(|tag| &tag.as_bytes()[..])])
         .bind([write.next_fence])
 }
-
-fn stamped(row: &PgRow) -> Result<hapax::store::Stamped, Unreadable> {
-    let number = |at: usize| {
-        let number: i64 = row.try_get(at).map_err(|_| Unreadable)?;
-        u64::try_from(number).map_err(|_| Unreadable)
-    };
-    Ok(hapax::store::Stamped {
-        now: Timestamp::from_micros(number(0)?),
-        fence: FencingToken::new(number(4)?),
-        lease_until: Timestamp::from_micros(number(5)?),
-    })
-}
-
-struct Unreadable;
 
 /// Why the server refused the statement, if it did and the connection is good.
 fn refusal(error: &sqlx::Error) -> Option<&str> {

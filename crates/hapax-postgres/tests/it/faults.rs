@@ -7,7 +7,7 @@ use hapax::store::Swapped;
 use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, StoreError};
 use hapax_postgres::{PostgresError, PostgresStore};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::faults::{Faults, Proxy};
+use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{PostgresServer, skipped};
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
@@ -27,9 +27,9 @@ async fn the_rules_hold_over_a_network_that_loses_replies() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 1).await;
-    proxy.set(Faults { lost_replies: 20, lost_requests: 10, ..Faults::default() });
-    suite::store_rules(&OnOneServer::new(by(proxy.port()))).await;
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
+    suite::store_rules(&OnOneServer::new(by(proxy.address().port()))).await;
     let counts = proxy.counts();
     assert!(counts.lost_replies > 20 && counts.lost_requests > 10, "{counts:?}");
 }
@@ -117,16 +117,16 @@ async fn a_connection_into_nowhere_is_replaced() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 1).await;
-    let store = PostgresStore::connect(by(proxy.port()).timeout(LIMIT)).await.unwrap();
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let store = PostgresStore::connect(by(proxy.address().port()).timeout(LIMIT)).await.unwrap();
     stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;
-    proxy.hole(true);
+    proxy.freeze();
     assert!(store.load(&key(1)).await.is_err());
     while proxy.counts().connections == before {
         store.load(&key(1)).await.unwrap_err();
     }
-    proxy.hole(false);
+    proxy.thaw();
     comes_back(&store).await;
     assert!(store.load(&key(1)).await.unwrap().cell.is_some());
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Store, StoreError, StoreKey};
 use hapax_postgres::PostgresStore;
-use hapax_testkit::faults::{Faults, Proxy};
+use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{PostgresServer, skipped};
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
@@ -34,7 +34,9 @@ async fn ride(
     harm: impl Future<Output = ()>,
 ) -> Told {
     let mut stores = Vec::new();
-    for port in [proxy.port(), proxy.port(), proxy.port(), server.port()] {
+    for port in
+        [proxy.address().port(), proxy.address().port(), proxy.address().port(), server.port()]
+    {
         let options = by(port).timeout(Duration::from_millis(300));
         stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
     }
@@ -50,24 +52,24 @@ async fn over_a_network_that_loses_and_delays() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 11).await;
+    let proxy = Proxy::before(server.address(), 11).await.unwrap();
     let told = ride(storm(11), &server, &proxy, async {
-        proxy.set(Faults {
-            lost_requests: 10,
-            lost_replies: 10,
-            late_requests: 10,
-            late_by: Duration::from_millis(50),
+        proxy.set(ProxyRates {
+            lose_request: 10,
+            lose_reply: 10,
+            late_request: 10,
+            delay_at_most: Duration::from_millis(50),
         });
         loop {
             sleep(Duration::from_millis(70)).await;
-            proxy.sever();
+            proxy.cut();
         }
     })
     .await;
     let counts = proxy.counts();
     assert!(told.ambiguous > 20 && told.stored > 500 && told.loads > 200, "{told:?} {counts:?}");
     let happened = [counts.lost_requests, counts.lost_replies, counts.late_requests];
-    assert!(happened.iter().all(|times| *times > 3) && counts.severed > 3, "{counts:?}");
+    assert!(happened.iter().all(|times| *times > 3) && counts.cuts > 3, "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -76,7 +78,7 @@ async fn on_a_server_that_freezes() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 12).await;
+    let proxy = Proxy::before(server.address(), 12).await.unwrap();
     let mut freezes = 0;
     let told = ride(storm(12), &server, &proxy, async {
         loop {
@@ -98,10 +100,10 @@ async fn on_a_server_that_is_killed() {
         return;
     }
     let mut server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 13).await;
+    let proxy = Proxy::before(server.address(), 13).await.unwrap();
     let port = server.port();
     let mut stores = Vec::new();
-    for port in [proxy.port(), port] {
+    for port in [proxy.address().port(), port] {
         let options = by(port).timeout(Duration::from_millis(300));
         stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
     }
@@ -127,7 +129,7 @@ async fn on_a_server_that_ends_connections_and_crashes() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 15).await;
+    let proxy = Proxy::before(server.address(), 15).await.unwrap();
     let mut ended = 0;
     let told = ride(storm(15), &server, &proxy, async {
         loop {
@@ -172,9 +174,9 @@ async fn a_store_that_hopes_for_the_best_is_found_out() {
         return;
     }
     let server = PostgresServer::start().await;
-    let proxy = Proxy::start(server.port(), 14).await;
-    let store = PostgresStore::connect(by(proxy.port())).await.unwrap();
-    proxy.set(Faults { lost_replies: 30, ..Faults::default() });
+    let proxy = Proxy::before(server.address(), 14).await.unwrap();
+    let store = PostgresStore::connect(by(proxy.address().port())).await.unwrap();
+    proxy.set(ProxyRates { lose_reply: 30, ..ProxyRates::default() });
     let storm = Storm { operations: 4_000, ..storm(14) };
     let stores = [Arc::new(Optimist(store))];
     let ridden = tokio::spawn(async move { storm.run(&stores).await }).await;

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::store::{Stamp, Swap, Swapped, Transactional};
-use hapax::{Store, StoreError, StoreKey, Tag};
+use hapax::store::{Swap, Swapped, Transactional};
+use hapax::{Store, StoreError};
 use hapax_postgres::{PostgresError, PostgresStore};
-use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::{PostgresServer, skipped};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::{Client, NoTls};
 
-use crate::support::{LEASE, at, claim, complete, connect, key, load, stored};
+use crate::scramble::scramble;
+use crate::support::{at, claim, complete, connect, load, stored};
 
 pub(crate) async fn client(server: &PostgresServer) -> Client {
     let (client, connection) =
@@ -140,54 +140,6 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
     stored(&*store, &stuck).await;
 }
 
-/// What callers of several processes do to few keys at once: every order in which they can meet.
-struct Scramble {
-    stores: Vec<Arc<PostgresStore>>,
-    keys: u64,
-    until: Instant,
-}
-
-impl Scramble {
-    async fn run(&self) -> u64 {
-        let mut callers = JoinSet::new();
-        for caller in 0..48 {
-            let store = Arc::clone(&self.stores[caller % self.stores.len()]);
-            let entropy = SeededEntropy::new(caller as u64);
-            let (keys, until) = (self.keys, self.until);
-            callers.spawn(async move {
-                let mut stored = 0;
-                while Instant::now() < until {
-                    stored += u64::from(once(&*store, &entropy, keys).await);
-                }
-                stored
-            });
-        }
-        callers.join_all().await.into_iter().sum()
-    }
-}
-
-async fn once(store: &PostgresStore, entropy: &SeededEntropy, keys: u64) -> bool {
-    let key: StoreKey = key(entropy.below(keys));
-    let tag = Tag::fresh(entropy).unwrap();
-    let expected = match entropy.below(8) {
-        0 => None,
-        1 => {
-            store.reap(std::num::NonZeroU32::new(20).unwrap()).await.unwrap();
-            return false;
-        }
-        _ => store.load(&key).await.unwrap().cell.map(|cell| cell.tag),
-    };
-    let mut draft = claim(0).draft;
-    draft.stamp = Stamp::NextFence;
-    draft.lease = LEASE;
-    // So that there is something to reap.
-    draft.keep = Some(Duration::from_millis(20));
-    draft.record.terms.lease = Duration::ZERO;
-    let swapped = store.swap(Swap { key, expected, tag, draft }).await;
-    // Not refused as a deadlock, nor for any other reason.
-    matches!(swapped.unwrap(), Swapped::Stored(_))
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_two_processes_deadlock() {
     if skipped("postgres") {
@@ -201,9 +153,9 @@ async fn no_two_processes_deadlock() {
         stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
     }
     let until = Instant::now() + Duration::from_secs(5);
-    let scramble = Scramble { stores, keys: 24, until };
-    let written = scramble.run().await;
-    let stats: Vec<_> = scramble.stores.iter().map(|store| store.stats()).collect();
+    // Not refused as a deadlock, nor for any other reason.
+    let written = scramble(&stores, 24, 1, until).await.unwrap();
+    let stats: Vec<_> = stores.iter().map(|store| store.stats()).collect();
     assert!(written > 500, "{written} {stats:?}");
     assert!(stats.iter().map(|stats| stats.alone).sum::<u64>() > 5, "never in each other's way");
     assert!(stats.iter().map(|stats| stats.removed).sum::<u64>() > 5, "{stats:?}");

@@ -10,6 +10,9 @@ mod connecting;
 mod faults;
 mod histories;
 mod locks;
+mod purging;
+#[path = "../../examples/deadlocks/scramble.rs"]
+mod scramble;
 mod secrets;
 mod suite;
 mod support;

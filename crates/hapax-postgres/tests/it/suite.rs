@@ -31,13 +31,15 @@ impl Fixture for OnOneServer {
     async fn open(&self) -> Arc<PostgresStore> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let options = self.options.clone().schema(format!("Suite \"{number}\""));
-        loop {
-            // It may fail over the network that some of the tests have in between.
+        let mut last = None;
+        // It may fail over the network that some of the tests have in between.
+        for _ in 0..200 {
             match PostgresStore::connect(options.clone()).await {
                 Ok(store) => return Arc::new(store),
-                Err(error) => eprintln!("{error}"),
+                Err(error) => last = Some(error),
             }
         }
+        panic!("no connection: {last:?}")
     }
 
     async fn pass(&self, store: &PostgresStore, by: Duration) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, StoreError};
 use hapax_redis::RedisStore;
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::faults::{Faults, Proxy};
+use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
@@ -24,9 +24,9 @@ async fn the_rules_hold_over_a_network_that_loses_replies() {
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 1).await;
-    proxy.set(Faults { lost_replies: 20, lost_requests: 10, ..Faults::default() });
-    suite::store_rules(&OnOneServer::new(at(proxy.port()))).await;
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
+    suite::store_rules(&OnOneServer::new(at(proxy.address().port()))).await;
     let counts = proxy.counts();
     assert!(counts.lost_replies > 20 && counts.lost_requests > 10, "{counts:?}");
 }
@@ -114,16 +114,16 @@ async fn a_connection_into_nowhere_is_replaced() {
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 1).await;
-    let store = RedisStore::connect(at(proxy.port()).timeout(LIMIT)).await.unwrap();
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let store = RedisStore::connect(at(proxy.address().port()).timeout(LIMIT)).await.unwrap();
     stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;
-    proxy.hole(true);
+    proxy.freeze();
     assert!(store.load(&key(1)).await.is_err());
     while proxy.counts().connections == before {
         store.load(&key(1)).await.unwrap_err();
     }
-    proxy.hole(false);
+    proxy.thaw();
     comes_back(&store).await;
     assert!(store.load(&key(1)).await.unwrap().cell.is_some());
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Store, StoreError, StoreKey};
 use hapax_redis::RedisStore;
-use hapax_testkit::faults::{Faults, Proxy};
+use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
@@ -33,7 +33,9 @@ async fn ride(
     harm: impl Future<Output = ()>,
 ) -> Told {
     let mut stores = Vec::new();
-    for port in [proxy.port(), proxy.port(), proxy.port(), server.port()] {
+    for port in
+        [proxy.address().port(), proxy.address().port(), proxy.address().port(), server.port()]
+    {
         let options = at(port).timeout(Duration::from_millis(300));
         stores.push(Arc::new(RedisStore::connect(options).await.unwrap()));
     }
@@ -49,17 +51,17 @@ async fn over_a_network_that_loses_and_delays() {
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 11).await;
+    let proxy = Proxy::before(server.address(), 11).await.unwrap();
     let told = ride(storm(11), &server, &proxy, async {
-        proxy.set(Faults {
-            lost_requests: 30,
-            lost_replies: 30,
-            late_requests: 30,
-            late_by: Duration::from_millis(50),
+        proxy.set(ProxyRates {
+            lose_request: 30,
+            lose_reply: 30,
+            late_request: 30,
+            delay_at_most: Duration::from_millis(50),
         });
         loop {
             sleep(Duration::from_millis(70)).await;
-            proxy.sever();
+            proxy.cut();
         }
     })
     .await;
@@ -67,7 +69,7 @@ async fn over_a_network_that_loses_and_delays() {
     eprintln!("{told:?} {counts:?}");
     assert!(told.ambiguous > 20 && told.stored > 200 && told.loads > 200, "{told:?} {counts:?}");
     let happened = [counts.lost_requests, counts.lost_replies, counts.late_requests];
-    assert!(happened.iter().all(|times| *times > 3) && counts.severed > 3, "{counts:?}");
+    assert!(happened.iter().all(|times| *times > 3) && counts.cuts > 3, "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -76,7 +78,7 @@ async fn on_a_server_that_freezes() {
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 12).await;
+    let proxy = Proxy::before(server.address(), 12).await.unwrap();
     let mut freezes = 0;
     let told = ride(storm(12), &server, &proxy, async {
         loop {
@@ -100,10 +102,10 @@ async fn on_a_server_that_is_killed() {
     }
     let always = RedisOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
-    let proxy = Proxy::start(server.port(), 13).await;
+    let proxy = Proxy::before(server.address(), 13).await.unwrap();
     let port = server.port();
     let mut stores = Vec::new();
-    for port in [proxy.port(), port] {
+    for port in [proxy.address().port(), port] {
         let options = at(port).timeout(Duration::from_millis(300));
         stores.push(Arc::new(RedisStore::connect(options).await.unwrap()));
     }
@@ -153,9 +155,9 @@ async fn a_store_that_hopes_for_the_best_is_found_out() {
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 14).await;
-    let store = RedisStore::connect(at(proxy.port())).await.unwrap();
-    proxy.set(Faults { lost_replies: 30, ..Faults::default() });
+    let proxy = Proxy::before(server.address(), 14).await.unwrap();
+    let store = RedisStore::connect(at(proxy.address().port())).await.unwrap();
+    proxy.set(ProxyRates { lose_reply: 30, ..ProxyRates::default() });
     let storm = Storm { operations: 4_000, ..storm(14) };
     let stores = [Arc::new(Optimist(store))];
     let ridden = tokio::spawn(async move { storm.run(&stores).await }).await;

@@ -43,8 +43,8 @@ async fn a_failover_loses_what_was_acknowledged() {
     }
     let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
     let mut master = RedisServer::start_with(at_once).await;
-    let wire = Proxy::start(master.port(), 1).await;
-    let of = format!("127.0.0.1 {}", wire.port());
+    let wire = Proxy::before(master.address(), 1).await.unwrap();
+    let of = format!("127.0.0.1 {}", wire.address().port());
     let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
     let store = connect(&master).await;
     let claimed = claim(1);
@@ -52,7 +52,7 @@ async fn a_failover_loses_what_was_acknowledged() {
     let name = format!("EXISTS hapax:{}", key(1));
     timeout(SOON, async { while replica.command(&name).await != ":1" {} }).await.expect("a copy");
     // The replica lags, and the master answers all the same.
-    wire.hole(true);
+    wire.freeze();
     stored(&*store, &complete(&claimed, 2, b"paid")).await;
     master.kill().await;
     replica.command("REPLICAOF NO ONE").await;

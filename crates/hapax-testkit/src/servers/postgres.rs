@@ -1,6 +1,7 @@
 //! PostgreSQL, and PgBouncer in front of it.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -8,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{EVERY, PATIENCE, free_port, program, tail};
+use super::{EVERY, PATIENCE, free_port, loopback, program, tail};
 
 /// How to start a [`PostgresServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +72,12 @@ impl PostgresServer {
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        loopback(self.port)
     }
 
     /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.
@@ -276,6 +283,12 @@ impl PgBouncer {
             }
         }
         panic!("PgBouncer does not start:\n{}", tail(&log));
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        loopback(self.port)
     }
 
     /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.

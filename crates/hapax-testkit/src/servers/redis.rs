@@ -1,6 +1,7 @@
 //! Redis, or Valkey where that is what is installed.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -10,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{EVERY, PATIENCE, clock, free_port, program, signal, tail};
+use super::{EVERY, PATIENCE, clock, free_port, loopback, program, signal, tail};
 
 /// How to start a [`RedisServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +82,12 @@ impl RedisServer {
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        loopback(self.port)
     }
 
     /// `redis://127.0.0.1:PORT`.

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::store::{Cell, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
@@ -17,18 +18,27 @@ use crate::SeededEntropy;
 /// through in a handful.
 const PATIENCE: u32 = 200;
 
-pub(super) const LEASE: Duration = Duration::from_secs(2);
+pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(super) struct Bench<'a, F: Fixture> {
     fixture: &'a F,
     pub(super) store: Arc<F::Store>,
     entropy: SeededEntropy,
+    /// Calls of `reap` so far, and those among them that failed.
+    reaps: AtomicU32,
+    failed_reaps: AtomicU32,
 }
 
 impl<'a, F: Fixture> Bench<'a, F> {
     pub(super) async fn open(fixture: &'a F) -> Self {
-        Self { fixture, store: fixture.open().await, entropy: SeededEntropy::new(1) }
+        Self {
+            fixture,
+            store: fixture.open().await,
+            entropy: SeededEntropy::new(1),
+            reaps: AtomicU32::new(0),
+            failed_reaps: AtomicU32::new(0),
+        }
     }
 
     pub(super) fn key(&self) -> StoreKey {
@@ -114,6 +124,13 @@ impl<'a, F: Fixture> Bench<'a, F> {
         (key, self.cell(&key).await)
     }
 
+    /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
+    pub(super) async fn put_unseen(&self, draft: Draft) -> (StoreKey, Tag) {
+        let swap = self.swap(self.key(), None, draft);
+        self.stored(&swap).await;
+        (swap.key, swap.tag)
+    }
+
     pub(super) async fn load(&self, key: &StoreKey) -> Snapshot {
         load(&*self.store, key).await
     }
@@ -122,22 +139,32 @@ impl<'a, F: Fixture> Bench<'a, F> {
         self.load(key).await.cell.expect("the cell was written and is not due")
     }
 
+    /// What a call of `reap` answers that is answered.
     pub(super) async fn reap(&self, limit: u32) -> Reaped {
         let limit = NonZeroU32::new(limit).unwrap();
-        let mut removed = 0;
         let mut last = None;
         for _ in 0..PATIENCE {
+            self.reaps.fetch_add(1, Ordering::Relaxed);
             match self.store.reap(limit).await {
                 Ok(reaped) => {
-                    removed += reaped.removed;
                     assert!(reaped.removed <= limit.get(), "reaped more than it may: {reaped:?}");
-                    return Reaped { removed, more: reaped.more };
+                    return reaped;
                 }
                 Err(error) => last = Some(error),
             }
+            self.failed_reaps.fetch_add(1, Ordering::Relaxed);
             pause().await;
         }
         panic!("no answer to {PATIENCE} calls of reap: {last:?}")
+    }
+
+    pub(super) fn reaps(&self) -> u32 {
+        self.reaps.load(Ordering::Relaxed)
+    }
+
+    /// Whether a call of `reap` failed: it may be under way yet, beside the next ones.
+    pub(super) fn reaps_failed(&self) -> bool {
+        self.failed_reaps.load(Ordering::Relaxed) > 0
     }
 
     /// Reaps until nothing more is due.
@@ -148,6 +175,20 @@ impl<'a, F: Fixture> Bench<'a, F> {
             }
         }
         panic!("reap says that there is more, {PATIENCE} times in a row");
+    }
+
+    /// Whether reaping removes a cell that is due. Where it removes itself, or where an earlier
+    /// reaping may be under way, that may take a moment.
+    pub(super) async fn reaps_away(&self, key: &StoreKey) -> bool {
+        for _ in 0..PATIENCE {
+            self.reap_all().await;
+            let gone = self.load(key).await.cell.is_none();
+            if gone || !(F::EXPIRES_BY_ITSELF || self.reaps_failed()) {
+                return gone;
+            }
+            pause().await;
+        }
+        false
     }
 
     pub(super) async fn pass(&self, by: Duration) {

@@ -152,7 +152,7 @@ pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
     for _ in 0..40 {
         let mut draft = Draft { keep: Some(KEEP), ..bench.draft() };
         draft.record.terms.lease = Duration::ZERO;
-        cells.push(bench.put(draft).await);
+        cells.push(bench.put_unseen(draft).await);
     }
     bench.pass(KEEP).await;
     let reaping = {
@@ -165,8 +165,8 @@ pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
             }
         })
     };
-    for (key, cell) in cells.iter().rev() {
-        let swap = bench.swap(*key, Some(cell.tag), bench.draft());
+    for (key, tag) in cells.iter().rev() {
+        let swap = bench.swap(*key, Some(*tag), bench.draft());
         match bench.send(&swap).await {
             Swapped::Stored(_) => assert_eq!(bench.cell(key).await.tag, swap.tag),
             Swapped::Conflict(seen) => {

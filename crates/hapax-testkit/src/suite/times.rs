@@ -132,8 +132,7 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
     assert_eq!(seen.cell, Some(cell), "reaped before its time");
 
     bench.pass(due.since(seen.now)).await;
-    bench.reap_all().await;
-    assert_eq!(bench.load(&key).await.cell, None, "due, and still there");
+    assert!(bench.reaps_away(&key).await, "due, and still there");
     let anew = bench.swap(key, None, bench.draft());
     bench.stored(&anew).await;
 }
@@ -141,18 +140,19 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
 /// A write sets anew when a cell is due, later or sooner.
 pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
+    // Long enough for a write to come in time on a bad network.
+    let soon = Duration::from_secs(1);
     let short = |mut draft: Draft| {
-        draft.record.terms.lease = KEEP;
-        Draft { keep: Some(KEEP), ..draft }
+        draft.record.terms.lease = soon;
+        Draft { keep: Some(soon), ..draft }
     };
-    let (later, cell) = bench.put(short(bench.draft())).await;
-    bench.stored(&bench.swap(later, Some(cell.tag), bench.draft())).await;
-    let (sooner, cell) = bench.put(bench.draft()).await;
-    bench.stored(&bench.swap(sooner, Some(cell.tag), short(bench.draft()))).await;
-    bench.pass(2 * KEEP).await;
-    bench.reap_all().await;
+    let (later, tag) = bench.put_unseen(short(bench.draft())).await;
+    bench.stored(&bench.swap(later, Some(tag), bench.draft())).await;
+    let (sooner, tag) = bench.put_unseen(bench.draft()).await;
+    bench.stored(&bench.swap(sooner, Some(tag), short(bench.draft()))).await;
+    bench.pass(2 * soon).await;
+    assert!(bench.reaps_away(&sooner).await, "kept by an older deadline");
     assert!(bench.load(&later).await.cell.is_some(), "reaped by an older deadline");
-    assert_eq!(bench.load(&sooner).await.cell, None, "kept by an older deadline");
 }
 
 /// What has no keep is never reaped, however long its lease is over.
@@ -176,26 +176,30 @@ pub async fn reaping_stops_at_its_limit<F: Fixture>(fixture: &F) {
     for _ in 0..CELLS {
         let mut draft = Draft { keep: Some(KEEP), ..bench.draft() };
         draft.record.terms.lease = Duration::ZERO;
-        keys.push(bench.put(draft).await.0);
+        keys.push(bench.put_unseen(draft).await.0);
     }
     bench.pass(KEEP).await;
     let mut removed = 0;
-    for round in 1.. {
+    loop {
         let reaped = bench.reap(2).await;
         removed += reaped.removed;
         let mut left = 0;
         for key in &keys {
             left += u32::from(bench.load(key).await.cell.is_some());
         }
+        let calls = bench.reaps();
         if !F::EXPIRES_BY_ITSELF {
-            assert!(CELLS - left <= 2 * round, "{left} of {CELLS} left after {round} calls");
+            assert!(CELLS - left <= 2 * calls, "{left} of {CELLS} left after {calls} calls");
         }
-        if !reaped.more {
-            assert_eq!(left, 0, "due, and reap says that there is no more");
+        if left == 0 {
             break;
         }
-        assert!(round <= CELLS + 1, "reap says that there is more, and removes nothing");
+        // A call that failed may be under way, and holds what this one leaves out.
+        let sure = !F::EXPIRES_BY_ITSELF && !bench.reaps_failed();
+        assert!(reaped.more || !sure, "{left} cells are due, and reap says that there is no more");
+        assert!(calls <= 200, "reap says that there is more, and removes nothing");
     }
     assert!(removed <= CELLS, "{removed} of {CELLS} cells removed");
+    bench.reap_all().await;
     assert!(bench.load(&kept).await.cell.is_some());
 }

@@ -8,5 +8,8 @@
 )]
 
 mod broken;
+mod faults;
 mod history;
 mod memory;
+mod seam;
+mod sim;

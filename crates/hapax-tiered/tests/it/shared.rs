@@ -68,12 +68,12 @@ async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache
         return;
     }
     let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port(), 1).await;
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let authority = Arc::new(MemoryStore::default());
     let secret = Secret::new([3; 32]);
     let mut processes = Vec::new();
     for _ in 0..2 {
-        let options = Options::new(format!("redis://127.0.0.1:{}", proxy.port()));
+        let options = Options::new(format!("redis://127.0.0.1:{}", proxy.address().port()));
         let cache = Arc::new(RedisCache::connect(options).await.unwrap());
         let store = Tiered::new(Arc::clone(&authority), cache).secret(&secret);
         let process = Idempotency::builder(Arc::new(store.clone())).secret(secret.clone()).build();
@@ -100,12 +100,12 @@ async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache
         assert!(!bytes.windows(7).any(|part| part == b"canary-"), "the cache can be read");
     }
 
-    proxy.hole(true);
+    proxy.freeze();
     for of in 0..20 {
         assert!(matches!(ask(&second, of).await, Claim::Replay(_)), "{of}");
     }
     assert!(two.stats().failures > 0, "{:?}", two.stats());
-    proxy.hole(false);
+    proxy.thaw();
     let before = two.stats().hits;
     while two.stats().hits == before {
         assert!(matches!(ask(&second, 1).await, Claim::Replay(_)));

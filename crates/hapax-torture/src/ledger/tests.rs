@@ -37,7 +37,8 @@ impl Play {
     }
 
     fn unknown(mut self) -> Self {
-        self.0.unknown(KEY);
+        let answered = self.0.is_answered(KEY);
+        self.0.unknown(KEY, answered);
         self
     }
 
@@ -117,10 +118,23 @@ fn fences_grow() {
 }
 
 #[test]
+fn what_a_dead_gateway_sent_may_come_late() {
+    let mut play = Play::new(Policy::Reexecute);
+    play.0.killed(0, true);
+    play.executes(2, 1).answers(2, false).executes(1, 0).answers(2, true).fine();
+    let mut play = Play::new(Policy::Block);
+    play.0.killed(0, true);
+    let mut play = play.executes(2, 1);
+    play.0.begin(KEY, 1, 0);
+    play.breaks("again under block");
+}
+
+#[test]
 fn an_answer_stays_as_it_was() {
     let answered = || Play::new(Policy::Reexecute).executes(1, 0).executes(2, 1).answers(2, false);
     answered().answers(1, true).breaks("answered for fence 2, then for 1");
-    answered().answers(2, false).breaks("not marked");
+    answered().answers(2, false).breaks("neither is marked");
+    Play::new(Policy::Block).executes(1, 0).answers(1, true).answers(1, false).fine();
     let mut effect = Effect::of(KEY, 2);
     effect.body.push(0);
     answered().answers_with(Answer { effect, fence: Some(2), replayed: true }).breaks("changed");

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 16;
 /// Everything held back, counted; outcomes among it can be replayed from here.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    outcomes: Mutex<HashMap<StoreKey, HeldOutcome>>,
+    outcomes: Mutex<HashMap<StoreKey, Arc<HeldOutcome>>>,
     size: watch::Sender<Size>,
     permits: Semaphore,
 }
@@ -53,7 +53,7 @@ impl Backlog {
         *self.size.borrow()
     }
 
-    pub(super) fn outcome(&self, key: &StoreKey) -> Option<HeldOutcome> {
+    pub(super) fn outcome(&self, key: &StoreKey) -> Option<Arc<HeldOutcome>> {
         self.lock().get(key).cloned()
     }
 
@@ -73,22 +73,21 @@ impl Backlog {
         Talking(Arc::clone(self))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<StoreKey, HeldOutcome>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<StoreKey, Arc<HeldOutcome>>> {
         // Nothing panics while it is held; and a map stays whole if something did.
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, key: StoreKey, held: Option<HeldOutcome>) -> Entry {
-        let bytes = held.as_ref().map_or(0, |held| held.replay.outcome.bytes().len());
-        let answers = held.is_some();
-        if let Some(held) = held {
-            self.lock().insert(key, held);
+    fn enter(self: &Arc<Self>, key: StoreKey, bytes: usize, outcome: Option<HeldOutcome>) -> Entry {
+        let outcome = outcome.map(Arc::new);
+        if let Some(outcome) = &outcome {
+            self.lock().insert(key, Arc::clone(outcome));
         }
         self.size.send_modify(|size| {
             size.entries += 1;
             size.bytes += bytes;
         });
-        Entry { backlog: Arc::clone(self), key, bytes, answers }
+        Entry { backlog: Arc::clone(self), key, bytes, outcome }
     }
 }
 
@@ -111,13 +110,17 @@ struct Entry {
     backlog: Arc<Backlog>,
     key: StoreKey,
     bytes: usize,
-    answers: bool,
+    outcome: Option<Arc<HeldOutcome>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.answers {
-            self.backlog.lock().remove(&self.key);
+        if let Some(outcome) = &self.outcome {
+            let mut outcomes = self.backlog.lock();
+            // A later execution of the same key may have put its own there.
+            if outcomes.get(&self.key).is_some_and(|held| Arc::ptr_eq(held, outcome)) {
+                outcomes.remove(&self.key);
+            }
         }
         self.backlog.size.send_modify(|size| {
             size.entries -= 1;
@@ -135,31 +138,47 @@ pub(super) struct Held {
     pub(super) sent: Option<(Writing, Box<Swap>)>,
 }
 
+impl Held {
+    /// What it keeps in memory beyond its own size.
+    fn bytes(&self) -> usize {
+        match &self.act {
+            Act::Complete { outcome, .. } => outcome.bytes().len(),
+            Act::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
+            Act::Checkpoint(bytes) => bytes.len(),
+            Act::Renew { .. } | Act::Release => 0,
+        }
+    }
+}
+
 impl Inner {
     /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
     /// to answer copies from meanwhile.
     pub(super) fn hold_back(self: &Arc<Self>, held: Held, outcome: Option<HeldOutcome>) {
         // Entered before the task runs: from here on nobody sees it missing.
-        let entry = self.backlog.enter(*held.holding.key(), outcome);
+        let entry = self.backlog.enter(*held.holding.key(), held.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
             let wrote = inner.write_until_known(held).await;
             // Stored first, forgotten here second: a copy finds it in one place or the other.
             drop(entry);
-            if let Some(Wrote::Recorded(seen)) = wrote {
-                inner.waiters.wake(&key, Some(seen));
-            } else {
-                tracing::warn!(?key, ?wrote, "a held-back write came too late");
-                inner.waiters.wake(&key, None);
-            }
+            let seen = match wrote {
+                Some(Wrote::Recorded(seen)) => Some(seen),
+                // Said already: the record is damaged.
+                None => None,
+                Some(wrote) => {
+                    tracing::warn!(?key, ?wrote, "a held-back write was not recorded");
+                    None
+                }
+            };
+            inner.waiters.wake(&key, seen);
         });
     }
 
     /// A claim that was given up while its last swap was unanswered: it may land later, so it is
     /// sent on until it is known, and what it owns is released.
     pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: Claiming, swap: Box<Swap>) {
-        let entry = self.backlog.enter(swap.key, None);
+        let entry = self.backlog.enter(swap.key, 0, None);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let landed =

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::idempotency::after;
 use crate::entropy::{Entropy, EntropyError};
 use crate::exchange::{Claimed, Claiming, Next, Writing, Wrote};
 use crate::store::{Store, StoreError, Swap, Swapped};
@@ -123,7 +124,7 @@ pub(super) async fn carry_on(
     loop {
         // Few at a time, so that a store that comes back is not trampled.
         let permit = permits.acquire().await;
-        let answer = carry(store, Instant::now() + patience, swap).await;
+        let answer = carry(store, after(patience), swap).await;
         drop(permit);
         match answer {
             Ok(swapped) => return Some(swapped),

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use super::background::Talking;
 use super::carry::{self, Stuck};
-use super::idempotency::{Idempotency, Inner};
+use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
 use crate::entropy::EntropyError;
 use crate::exchange::{self, Claimed, Claiming, Next, Replay};
@@ -58,9 +57,13 @@ pub enum Claim {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// The store does not answer, or answered that it cannot.
+    /// The store does not answer, or answered that it cannot. It told nothing of a record.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The store told of a record under this key, and then did not answer any more. So the request
+    /// was made before, and nothing may execute without a claim.
+    #[error("the store stopped answering in the middle of a claim")]
+    Interrupted(#[source] StoreError),
     /// Too much is held back for the store already.
     #[error("too much is held back until the store returns")]
     Overloaded,
@@ -104,14 +107,27 @@ impl Idempotency {
         let InFlight::Wait(patience) = policy.in_flight else {
             return self.claim_once(key, claim, None, request).await;
         };
-        let deadline = Instant::now() + patience;
+        let deadline = after(patience);
         let mut waiter = None;
         let mut seen = None;
+        let mut in_flight = None;
         loop {
-            let claimed = self.claim_once(key, claim.clone(), seen, request).await?;
-            if !matches!(claimed, Claim::InFlight { .. }) {
-                return Ok(claimed);
-            }
+            let claimed = match self.claim_once(key, claim.clone(), seen, request).await {
+                Ok(Claim::InFlight { elapsed, remaining }) => {
+                    in_flight = Some((elapsed, remaining));
+                    Claim::InFlight { elapsed, remaining }
+                }
+                Ok(claimed) => return Ok(claimed),
+                Err(error) => {
+                    let Some((elapsed, remaining)) = in_flight else { return Err(error) };
+                    return match error {
+                        // It was in flight when it was last seen: no reason to forget that.
+                        ClaimError::Store(error) => Err(ClaimError::Interrupted(error)),
+                        ClaimError::Overloaded => Ok(Claim::InFlight { elapsed, remaining }),
+                        error => Err(error),
+                    };
+                }
+            };
             let Some(waiter) = &mut waiter else {
                 // Register first, then look once more: what happened in between is not missed.
                 let Some(registered) = self.inner.waiters.register(key) else {
@@ -144,7 +160,7 @@ impl Idempotency {
         if let Some(held) = inner.backlog.outcome(&key) {
             let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
             return Ok(if fingerprint == held.fingerprint {
-                Claim::Replay(held.replay)
+                Claim::Replay(held.replay.clone())
             } else {
                 Claim::Mismatch
             });
@@ -228,10 +244,11 @@ async fn talk(
         }
         Ok(claimed) => Ok((claiming, Settled::Told(claimed))),
         Err(Stuck::Store { swap, error, may_land }) => {
+            let known = claiming.knows_a_record();
             if may_land {
                 inner.land_and_release(claiming, swap);
             }
-            Err(ClaimError::Store(error))
+            Err(if known { ClaimError::Interrupted(error) } else { ClaimError::Store(error) })
         }
         Err(Stuck::Entropy(error)) => Err(ClaimError::Entropy(error)),
     };

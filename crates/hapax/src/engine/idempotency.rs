@@ -82,13 +82,20 @@ pub(super) struct Inner {
 impl Inner {
     /// When whoever talks to the store now gives up.
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.patience
+        after(self.patience)
     }
 
     pub(super) fn overloaded(&self) -> bool {
         let size = self.backlog.size();
         size.entries >= self.limits.held_back || size.bytes >= self.limits.held_back_bytes
     }
+}
+
+/// The moment `patience` from now; a year from now where that is further than clocks reach.
+pub(super) fn after(patience: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    let now = Instant::now();
+    now.checked_add(patience).unwrap_or(now + YEAR)
 }
 
 impl Idempotency {

@@ -1,5 +1,6 @@
 //! Leases: what the owner of a key holds.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use tokio::time::sleep;
 use super::background::{Held, HeldOutcome, held};
 use super::carry;
 use super::idempotency::Inner;
+use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
 use crate::exchange::{Holding, Replay, Wrote};
 use crate::machine::Act;
 use crate::record::{FencingToken, Outcome, Record, Terms};
@@ -29,9 +31,14 @@ pub enum FinishError {
     #[error("the record of this execution is gone")]
     Gone,
     /// The store did not take it yet. It is held back in this process and written as soon as the
-    /// store returns; copies that reach this process are answered from it.
+    /// store returns (or given up with an error in the log, should its record be damaged); copies
+    /// that reach this process are answered from it.
     #[error("the store did not take the outcome yet: it is held back")]
     Pending,
+    /// It is larger than a record may be ([`crate::codec::MAX_OUTCOME`],
+    /// [`crate::codec::MAX_CHECKPOINT`]).
+    #[error("it is larger than a record may be")]
+    TooLarge,
 }
 
 /// Ownership of a key while its operation runs.
@@ -51,7 +58,6 @@ pub struct LeaseHandle {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     inner: Arc<Inner>,
     key: StoreKey,
@@ -63,6 +69,16 @@ struct Shared {
     /// that a renewal that comes to its turn late writes nothing.
     holding: Mutex<Option<Holding>>,
     lost: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("key", &self.key)
+            .field("fence", &self.fence)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Drop for Shared {
@@ -132,7 +148,7 @@ impl Lease {
                 renewed = tick => match renewed {
                     Ok(()) => pause = every,
                     // Sooner again: two of three renewals may fail before the lease lapses.
-                    Err(FinishError::Pending) => pause = every / 4,
+                    Err(FinishError::Pending | FinishError::TooLarge) => pause = every / 4,
                     Err(FinishError::Lost | FinishError::Gone) => break,
                 },
             }
@@ -140,23 +156,32 @@ impl Lease {
         work.await
     }
 
-    /// It happened: keeps `outcome` for `retention`, or as the policy says.
+    /// It happened: keeps `outcome` for `retention`, or as the policy says. A retention of zero,
+    /// which would forget at once what just happened, counts as not said.
     ///
     /// # Errors
-    /// [`FinishError`]; only `Ok` means that it will be replayed.
+    /// [`FinishError`]; only `Ok` means that it will be replayed. What is too large to be kept is
+    /// abandoned instead: it happened, but there is no answer to replay.
     pub async fn complete(
         self,
         outcome: Outcome,
         retention: Option<Duration>,
     ) -> Result<(), FinishError> {
+        if outcome.bytes().len() > MAX_OUTCOME {
+            self.shared.finish(Act::Abandon { seen: None }).await?;
+            return Err(FinishError::TooLarge);
+        }
+        let retention = retention.filter(|retention| !retention.is_zero());
         self.shared.finish(Act::Complete { outcome, retention }).await
     }
 
-    /// It may have happened: a retry goes by the policy for what is unknown.
+    /// It may have happened: a retry goes by the policy for what is unknown. `seen` is for
+    /// operators; it is left out if it is too large to be kept.
     ///
     /// # Errors
     /// [`FinishError`]; in any case no other execution is less safe than after a crash.
     pub async fn abandon(self, seen: Option<Outcome>) -> Result<(), FinishError> {
+        let seen = seen.filter(|seen| seen.bytes().len() <= MAX_OUTCOME);
         self.shared.finish(Act::Abandon { seen }).await
     }
 
@@ -208,7 +233,11 @@ impl LeaseHandle {
     ///
     /// # Errors
     /// [`FinishError::Pending`] here means that the store did not answer: it may have been saved.
+    /// [`FinishError::TooLarge`]: it was not.
     pub async fn save(&self, checkpoint: Bytes) -> Result<(), FinishError> {
+        if checkpoint.len() > MAX_CHECKPOINT {
+            return Err(FinishError::TooLarge);
+        }
         self.shared.write(Act::Checkpoint(checkpoint)).await
     }
 }
@@ -288,7 +317,12 @@ impl Shared {
 
     fn held_outcome(&self, holding: &Holding, outcome: &Outcome) -> Option<HeldOutcome> {
         let Record { scheme, fingerprint, .. } = holding.record()?;
-        let replay = Replay { outcome: outcome.clone(), fence: self.fence, expires_in: None };
+        let replay = Replay {
+            outcome: outcome.clone(),
+            fence: self.fence,
+            expires_in: None,
+            held_back: true,
+        };
         Some(HeldOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
     }
 

@@ -14,6 +14,8 @@
 
 use std::ops::Range;
 
+use super::pointers::{JsonPointers, Node};
+
 /// The deepest nesting of arrays and objects that is read.
 const MAX_DEPTH: usize = 128;
 
@@ -28,6 +30,45 @@ const MAX_DEPTH: usize = 128;
 /// # Errors
 /// [`NotCanonical`] says what keeps the text from having one.
 pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, NotCanonical> {
+    read(json, None, Vec::new()).map(|reader| reader.out)
+}
+
+/// The canonical form of a JSON text without what these pointers lead to. An element of an array
+/// leaves its place behind, as `_`, which is no JSON: `[5]` without its element is not `[]`.
+///
+/// ```
+/// let except = hapax::JsonPointers::new(["/sent_at", "/items/0"])?;
+/// let form = hapax::canonicalize_except(br#"{"sent_at":17,"items":[1,2]}"#, &except)?;
+/// assert_eq!(form, br#"{"items":[_,2]}"#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`NotCanonical`], be it in what is left out.
+pub fn canonicalize_except(json: &[u8], except: &JsonPointers) -> Result<Vec<u8>, NotCanonical> {
+    read(json, Some(except.root()), Vec::new()).map(|reader| reader.out)
+}
+
+/// The canonical forms of what these pointers lead to, in their order; `None` for what is not
+/// there.
+///
+/// # Errors
+/// [`NotCanonical`], be it in what no pointer leads to.
+pub fn canonicalize_only(
+    json: &[u8],
+    only: &JsonPointers,
+) -> Result<Vec<Option<Vec<u8>>>, NotCanonical> {
+    let found = vec![None; only.iter().len()];
+    read(json, Some(only.root()), found).map(|reader| reader.found)
+}
+
+/// Reads a text. What pointers from `root` lead to is copied to `found`, or, where that has no
+/// place for it, left out.
+fn read<'a>(
+    json: &'a [u8],
+    root: Option<&Node>,
+    found: Vec<Option<Vec<u8>>>,
+) -> Result<Reader<'a>, NotCanonical> {
     if let Err(error) = std::str::from_utf8(json) {
         return Err(NotCanonical::Syntax { position: error.valid_up_to() });
     }
@@ -39,10 +80,11 @@ pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, NotCanonical> {
         members: Vec::new(),
         names: Vec::new(),
         sorted: Vec::new(),
+        found,
     };
-    reader.value(0)?;
+    reader.value(0, root)?;
     reader.space();
-    if reader.at < json.len() { Err(reader.unexpected()) } else { Ok(reader.out) }
+    if reader.at < json.len() { Err(reader.unexpected()) } else { Ok(reader) }
 }
 
 /// Why a text has no canonical form. It is then compared byte by byte.
@@ -73,7 +115,8 @@ pub enum NotCanonical {
 struct Member {
     /// Its unescaped name, in `Reader::names`.
     name: Range<usize>,
-    /// Name and value in canonical form, in `Reader::out`.
+    /// Name and value in canonical form, in `Reader::out`; empty where the member is left out. It
+    /// counts all the same when it is there twice.
     text: Range<usize>,
 }
 
@@ -86,50 +129,67 @@ struct Reader<'a> {
     names: Vec<u8>,
     /// Kept from object to object to save allocations.
     sorted: Vec<u8>,
+    /// What pointers led to; empty where that is left out.
+    found: Vec<Option<Vec<u8>>>,
 }
 
 impl Reader<'_> {
     /// Recursion is bounded by `depth`, the number of arrays and objects around the value.
-    fn value(&mut self, depth: usize) -> Result<(), NotCanonical> {
+    fn value(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
         self.space();
+        let start = self.out.len();
         match self.peek() {
-            Some(b'{' | b'[') if depth == MAX_DEPTH => Err(NotCanonical::TooDeep),
-            Some(b'{') => self.object(depth + 1),
-            Some(b'[') => self.array(depth + 1),
-            Some(b'"') => self.string(),
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(b't') => self.literal(b"true"),
-            Some(b'f') => self.literal(b"false"),
-            Some(b'n') => self.literal(b"null"),
-            _ => Err(self.unexpected()),
+            Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(NotCanonical::TooDeep),
+            Some(b'{') => self.object(depth + 1, node)?,
+            Some(b'[') => self.array(depth + 1, node)?,
+            Some(b'"') => self.string()?,
+            Some(b'-' | b'0'..=b'9') => self.number()?,
+            Some(b't') => self.literal(b"true")?,
+            Some(b'f') => self.literal(b"false")?,
+            Some(b'n') => self.literal(b"null")?,
+            _ => return Err(self.unexpected()),
         }
+        if let Some(pointer) = node.and_then(|node| node.ends) {
+            match self.found.get_mut(pointer) {
+                Some(found) => *found = Some(self.out[start..].to_vec()),
+                None => self.out.truncate(start),
+            }
+        }
+        Ok(())
     }
 
-    fn array(&mut self, depth: usize) -> Result<(), NotCanonical> {
+    fn array(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
         self.copy(b'[')?;
         if self.next_is(b']') {
             return self.copy(b']');
         }
-        loop {
-            self.value(depth)?;
+        for index in 0.. {
+            let before = self.out.len();
+            self.value(depth, node.and_then(|node| node.element(index)))?;
+            if self.out.len() == before {
+                self.out.push(b'_');
+            }
             if self.next_is(b']') {
-                return self.copy(b']');
+                break;
             }
             self.copy(b',')?;
         }
+        self.copy(b']')
     }
 
-    fn object(&mut self, depth: usize) -> Result<(), NotCanonical> {
+    fn object(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
         self.copy(b'{')?;
         let (first, names) = (self.members.len(), self.names.len());
         let start = self.out.len();
         if !self.next_is(b'}') {
             loop {
-                self.member(depth)?;
+                self.member(depth, node, start)?;
                 if self.next_is(b'}') {
                     break;
                 }
-                self.copy(b',')?;
+                if !self.skip(b",") {
+                    return Err(self.unexpected());
+                }
             }
         }
         self.sort(first, start)?;
@@ -138,11 +198,21 @@ impl Reader<'_> {
         self.copy(b'}')
     }
 
-    fn member(&mut self, depth: usize) -> Result<(), NotCanonical> {
+    /// Reads a member of the object whose text begins at `start`.
+    fn member(
+        &mut self,
+        depth: usize,
+        node: Option<&Node>,
+        start: usize,
+    ) -> Result<(), NotCanonical> {
         if !self.next_is(b'"') {
             return Err(self.unexpected());
         }
-        let (name, text) = (self.names.len(), self.out.len());
+        let before = self.out.len();
+        if before > start {
+            self.out.push(b',');
+        }
+        let (name, mut text) = (self.names.len(), self.out.len());
         self.string_into(|this, piece| this.names.extend_from_slice(piece))?;
         let name = name..self.names.len();
         self.out.push(b'"');
@@ -150,7 +220,13 @@ impl Reader<'_> {
         self.out.push(b'"');
         self.space();
         self.copy(b':')?;
-        self.value(depth)?;
+        let node = node.and_then(|node| node.member(&self.names[name.clone()]));
+        let value = self.out.len();
+        self.value(depth, node)?;
+        if self.out.len() == value {
+            self.out.truncate(before);
+            text = before;
+        }
         self.members.push(Member { name, text: text..self.out.len() });
         Ok(())
     }
@@ -168,7 +244,7 @@ impl Reader<'_> {
             return Err(NotCanonical::DuplicateMember);
         }
         sorted.clear();
-        for member in members {
+        for member in members.iter().filter(|member| !member.text.is_empty()) {
             if !sorted.is_empty() {
                 sorted.push(b',');
             }

@@ -9,4 +9,5 @@
 mod canonical_json;
 mod codec;
 mod engine;
+mod json_pointers;
 mod machine;

@@ -1,12 +1,15 @@
 //! wire.md 23: draining.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_http::server::{Drained, RouteOptions};
-use tokio::time::{Instant, sleep};
+use hapax_http::server::{Drained, RouteOptions, StoreOutage};
+use tokio::time::{Instant, advance, sleep};
 
-use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
+use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
 
 const GRACE: Duration = Duration::from_secs(25);
 
@@ -88,6 +91,24 @@ async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
     assert_eq!(runs.count(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn wire_23_what_runs_unprotected_is_cut_off_too() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let layer = world.layer(options);
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    world.store.is(Mood::Down);
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1 });
+    assert_eq!(client.await.unwrap().code(), "upstream-timeout");
+}
+
 /// A client that is gone does not keep a drain from waiting for its work.
 #[tokio::test(start_paused = true)]
 async fn a_drain_waits_for_detached_work() {
@@ -109,4 +130,92 @@ async fn a_drain_waits_for_detached_work() {
     client.abort();
     assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 0 });
     assert_eq!(ended.count(), 1);
+}
+
+/// Polls once, and says whether it is ready.
+fn poll<F: Future + Unpin>(future: &mut F) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    Pin::new(future).poll(&mut cx).is_ready()
+}
+
+/// The handler's answer and the end of the grace come between two polls: the answer counts.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_there_when_time_is_up_counts() {
+    const GRACE: Duration = Duration::from_secs(1);
+    for mood in [Mood::Well, Mood::Down] {
+        // Where both are ready and either may be taken, some of these would be cut off.
+        for _ in 0..20 {
+            let world = World::new();
+            let (runs, go) = (Runs::default(), Signal::new());
+            let handler = (runs.clone(), go.clone());
+            let options =
+                RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+            let layer = world.layer(options);
+            let app = app_of(&layer, move |_| {
+                let (runs, go) = handler.clone();
+                async move {
+                    runs.next();
+                    go.wait().await;
+                    respond(201, "paid")
+                }
+            });
+            world.store.is(mood);
+            let client = begin(&app, pay("k", "{}"));
+            runs.reach(1).await;
+            let mut drain = Box::pin(layer.drain(GRACE));
+            assert!(!poll(&mut drain));
+            advance(GRACE * 2).await;
+            // No await from here to the end of the grace: the work is not polled in between.
+            go.give();
+            assert!(!poll(&mut drain));
+            let answer = client.await.unwrap();
+            assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"paid"[..]), "{mood:?}");
+            assert_eq!(drain.await, Drained { cut_off: 1 });
+        }
+    }
+}
+
+/// What is claimed when time is up is released, not begun and cut off.
+#[tokio::test(start_paused = true)]
+async fn nothing_begins_when_time_is_up() {
+    const GRACE: Duration = Duration::from_millis(500);
+    for _ in 0..20 {
+        let world = World::new();
+        let runs = Runs::default();
+        let count = runs.clone();
+        let layer = world.layer(RouteOptions::default());
+        let app = app_of(&layer, move |_| {
+            count.next();
+            async { respond(201, "") }
+        });
+        world.store.is(Mood::Slow);
+        let client = begin(&app, pay("k", "{}"));
+        sleep(GRACE / 5).await;
+        // Tasks take turns: the claim's own comes next, and after this one the request's, which
+        // then hears at once that the claim is granted and that time is up.
+        let store = std::sync::Arc::clone(&world.store);
+        let drain = tokio::spawn(async move {
+            let mut drain = Box::pin(layer.drain(GRACE));
+            assert!(!poll(&mut drain));
+            advance(GRACE * 2).await;
+            store.is(Mood::Well);
+            while store.len() == 0 {
+                let mut turn = false;
+                poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    if std::mem::replace(&mut turn, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+            assert!(!poll(&mut drain));
+            drain.await
+        });
+        let answer = client.await.unwrap();
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "draining"));
+        assert_eq!((drain.await.unwrap(), runs.count()), (Drained { cut_off: 1 }, 0));
+        world.engine.drain().await;
+        let next = world.other_process();
+        let app = next.app(RouteOptions::default(), |_| async { respond(201, "next") });
+        assert_eq!(send(&app, pay("k", "{}")).await.status, 201);
+    }
 }

@@ -249,3 +249,22 @@ async fn wire_23_a_lapsed_lease_that_nobody_took_is_renewed() {
     assert_eq!(first.await.unwrap().status, 201);
     assert_eq!(runs.count(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_recovery_point_holds_is_not_printed() {
+    const POINT: &[u8] = b"s3cr3t";
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
+        let execution = request.extensions().get::<Execution>().unwrap();
+        if execution.attempt() == 1 {
+            execution.save(bytes::Bytes::from_static(POINT)).await.unwrap();
+            return respond(500, "");
+        }
+        assert_eq!(execution.checkpoint().unwrap(), POINT);
+        respond(201, format!("{execution:?}"))
+    });
+    send(&app, pay("k", "{}")).await;
+    let printed = String::from_utf8(send(&app, pay("k", "{}")).await.body.to_vec()).unwrap();
+    assert!(printed.contains("checkpoint_bytes: Some(6)"), "{printed}");
+    assert!(!printed.contains("s3cr3t"), "{printed}");
+}

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hapax_http::Body;
 use hapax_http::server::{KeyRule, RouteOptions};
 use http::{HeaderValue, Method, Request};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 
 use super::world::{App, Runs, World, begin, pay, respond, send};
 
@@ -34,8 +34,8 @@ async fn wire_01_quoted_and_bare_are_one_key() {
     assert_eq!(runs.count(), 1);
 }
 
-/// A body that must not be read.
-struct Untouchable;
+/// A body of a gibibyte that must not be read.
+pub(super) struct Untouchable;
 
 impl http_body::Body for Untouchable {
     type Data = Bytes;
@@ -46,6 +46,10 @@ impl http_body::Body for Untouchable {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
         panic!("the body was read");
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(1 << 30)
     }
 }
 

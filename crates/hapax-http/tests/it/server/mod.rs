@@ -11,4 +11,5 @@ mod outcomes;
 mod reconcile;
 mod scopes;
 mod sizes;
+mod trailers;
 mod world;

@@ -1,6 +1,6 @@
 //! wire.md 20: the store is away.
 
-use hapax::OnUnknown;
+use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
@@ -57,6 +57,33 @@ async fn wire_20_open_executes_unprotected() {
     assert_eq!(send(&app, pay("k", "{}")).await.code(), "store-unavailable");
 }
 
+/// A copy that was told of the first one is no first one, however far the store is away by then.
+#[tokio::test(start_paused = true)]
+async fn wire_20_open_does_not_run_a_copy_that_waited() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let policy = with_policy(|policy| policy.in_flight = InFlight::Wait(LEASE * 4));
+    let app = world.app(RouteOptions { store_outage: StoreOutage::Open, ..policy }, move |_| {
+        let run = count.next();
+        async move {
+            if run == 1 {
+                std::future::pending::<()>().await;
+            }
+            respond(201, "twice")
+        }
+    });
+    let _first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let copy = begin(&app, pay("k", "{}"));
+    sleep(Duration::from_secs(1)).await;
+    // The owner cannot renew; the copy sees that, and cannot claim.
+    world.store.is(Mood::ReadOnly);
+    let copy = copy.await.unwrap();
+    assert_eq!((copy.status.as_u16(), &*copy.code()), (503, "store-unavailable"));
+    assert_eq!(runs.count(), 1);
+}
+
 #[test]
 fn wire_20_open_is_refused_with_block() {
     let options = RouteOptions {
@@ -90,9 +117,10 @@ async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
         (201, Some("pending"))
     );
     assert_eq!(first.replayed(), Some("false"));
-    // Copies that reach this process are answered from what is held back.
+    // Copies that reach this process are answered from what is held back, and told so.
     let copy = send(&app, pay("k", "{}")).await;
     assert_eq!((copy.replayed(), &*copy.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(copy.header("idempotency-recorded"), Some("pending"));
     assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
     let other = world.other_process();
     let elsewhere = other.app(RouteOptions::default(), |_| async { respond(201, "twice") });
@@ -102,6 +130,7 @@ async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
     world.engine.drain().await;
     let replay = send(&elsewhere, pay("k", "{}")).await;
     assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(replay.header("idempotency-recorded"), None);
     assert_eq!(runs.count(), 1);
     let pending = world.events().iter().any(|event| {
         matches!(event, Event::Executed { recorded: Recorded::Pending, attempt: 1, .. })
@@ -117,6 +146,11 @@ async fn wire_20_away_at_completion_the_answer_may_be_withheld() {
     let (app, runs) = leaving(&world, options, 201);
     let first = send(&app, pay("k", "{}")).await;
     assert_eq!((first.status.as_u16(), &*first.code()), (503, "outcome-pending"));
+    // What is withheld from the first is not given to a copy.
+    let copy = send(&app, pay("k", "{}")).await;
+    assert_eq!((copy.status.as_u16(), &*copy.code()), (503, "outcome-pending"));
+    assert_eq!(copy.header("retry-after"), Some("1"));
+    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
     world.store.is(Mood::Well);
     world.engine.drain().await;
     let replay = send(&app, pay("k", "{}")).await;

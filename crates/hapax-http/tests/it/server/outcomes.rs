@@ -5,12 +5,14 @@ use std::time::Duration;
 use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{Class, Classified, Profile};
-use hapax_http::server::{Event, Execution, RouteOptions};
+use hapax_http::server::{Event, Execution, Observer, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use tokio::time::sleep;
 
-use super::world::{Frames, LEASE, Mood, Runs, World, begin, pay, respond, send, with_policy};
+use super::world::{
+    Frames, LEASE, Mood, Runs, World, app_of, begin, pay, respond, send, with_policy,
+};
 
 /// What became of a key after the response that `first` makes: asked once more, a second run
 /// answers 201.
@@ -105,6 +107,61 @@ async fn wire_14_a_response_that_breaks_off_is_unknown() {
     })
     .await;
     assert_eq!(found, "unknown");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_14_a_panic_of_the_routes_function_is_unknown_and_answered() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = RouteOptions {
+        classify: Some(std::sync::Arc::new(|head| panic!("on purpose, at {}", head.status))),
+        ..block()
+    };
+    let app = world.app(options, move |_| {
+        count.next();
+        async { respond(200, "") }
+    });
+    let answer = send(&app, pay("k", "{}")).await;
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (500, "handler-failed"));
+    // At once, not when the lease lapses: it was abandoned.
+    assert_eq!(send(&app, pay("k", "{}")).await.code(), "outcome-unknown");
+    assert_eq!(runs.count(), 1);
+}
+
+#[derive(Debug)]
+struct Broken;
+
+impl Observer for Broken {
+    fn observe(&self, _: &str, event: Event) {
+        panic!("on purpose, at {event:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_costs_no_outcome() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let layer = world.layer(block()).observer(std::sync::Arc::new(Broken));
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let run = count.next();
+        let large = request.uri().path() == "/large";
+        async move { respond(201, if large { vec![b'x'; 2 << 20] } else { vec![run as u8] }) }
+    });
+    for replayed in ["false", "true"] {
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.replayed(), &*answer.body), (Some(replayed), &[1][..]));
+    }
+    let large = || {
+        let mut request = pay("large", "{}");
+        *request.uri_mut() = http::Uri::from_static("/large");
+        request
+    };
+    assert_eq!(send(&app, large()).await.body.len(), 2 << 20);
+    assert_eq!(send(&app, large()).await.code(), "response-not-retained");
+    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
+    assert_eq!(runs.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -283,6 +340,23 @@ async fn wire_16_a_handler_says_it_by_its_execution() {
         _ => None,
     });
     assert_eq!(kept, Some(hour));
+}
+
+/// Zero would forget at once what just happened: like an invalid header, it is not said.
+#[tokio::test(start_paused = true)]
+async fn wire_16_a_retention_of_zero_is_not_said() {
+    let first = |request: Request<Body>| {
+        let execution = request.extensions().get::<Execution>().unwrap();
+        execution.retention(Duration::ZERO);
+        marked(200, "idempotency-retention", "60")
+    };
+    let (world, kind) = after(block(), first).await;
+    assert_eq!(kind, "final");
+    let kept = world.events().into_iter().find_map(|event| match event {
+        Event::Replayed { expires_in } => expires_in,
+        _ => None,
+    });
+    assert_eq!(kept, Some(Duration::from_secs(60)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use hapax_http::fingerprint::{BodyForm, HttpScheme};
 use hapax_http::server::{
     IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeRefused, ScopeSource,
 };
-use http::header::{AUTHORIZATION, HeaderName};
+use http::header::{AUTHORIZATION, HeaderName, PROXY_AUTHORIZATION};
 use http::{HeaderValue, Request};
 
 use super::world::{App, Runs, Signal, World, app_of, begin, pay, respond, send};
@@ -105,12 +105,51 @@ async fn wire_06_credentials_that_change_by_request_are_no_scope() {
         "Signature keyId=\"a\"",
         "DPoP abc",
         "dpop abc",
+        "AWS AKIAIOSFODNN7EXAMPLE:frJIUN8DYpKDtOLCwo//yllqDzg=",
+        "GOOG4-HMAC-SHA256 Credential=a",
+        "HMAC-SHA256 Credential=a&SignedHeaders=b&Signature=c",
+        "TC3-HMAC-SHA256 Credential=a",
+        "HmacSHA256 a:b",
+        "Hawk id=\"a\", ts=\"1\", nonce=\"b\", mac=\"c\"",
+        "MAC id=\"a\", nonce=\"b\", mac=\"c\"",
+        "SharedKey account:signature",
+        "OAuth realm=\"a\",oauth_consumer_key=\"b\",oauth_nonce=\"c\",oauth_signature=\"d\"",
+        "NTLM TlRMTVNTUAAB",
+        "Negotiate YII",
+        "SCRAM-SHA-256 data=a",
+        "\tHawk id=\"a\"",
     ] {
         let answer = send(&app, by(credentials)).await;
         assert_eq!((answer.status.as_u16(), &*answer.code()), (400, "unstable-scope"));
     }
     assert_eq!((runs.count(), world.store.len()), (0, 0));
-    assert_eq!(send(&app, by("Basic YTpi")).await.status, 201);
+    for credentials in ["Basic YTpi", "Bearer hmac", "OAuth 2YotnFZFEjr1zCsicMWpAA", "token abc"] {
+        assert_eq!(send(&app, by(credentials)).await.status, 201, "{credentials}");
+    }
+    let mut request = by("Bearer a");
+    request.headers_mut().insert(PROXY_AUTHORIZATION, HeaderValue::from_static("Digest a"));
+    let names = [AUTHORIZATION, PROXY_AUTHORIZATION];
+    let (app, _) = scoped(&world, ScopeSource::headers(names, MissingScope::Reject));
+    assert_eq!(send(&app, request).await.code(), "unstable-scope");
+}
+
+/// A proxy that sends the header of nobody must not put all of its callers into one scope.
+#[tokio::test(start_paused = true)]
+async fn wire_06_a_scope_without_content_is_missing() {
+    let world = World::new();
+    let (strict, runs) =
+        scoped(&world, ScopeSource::headers([AUTHORIZATION], MissingScope::Reject));
+    for empty in ["", " ", "\t"] {
+        assert_eq!(send(&strict, by(empty)).await.code(), "missing-scope");
+    }
+    assert_eq!((runs.count(), world.store.len()), (0, 0));
+    let (shared, runs) =
+        scoped(&world, ScopeSource::headers([AUTHORIZATION], MissingScope::Shared));
+    let mut nobody = by("");
+    send(&shared, by("")).await;
+    nobody.headers_mut().remove(AUTHORIZATION);
+    assert_eq!(send(&shared, nobody).await.replayed(), Some("true"));
+    assert_eq!(runs.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]

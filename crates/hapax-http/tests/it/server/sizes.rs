@@ -8,9 +8,10 @@ use hapax_http::server::{Event, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 
+use super::keys::Untouchable;
 use super::world::{
     App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, respond, send,
 };
@@ -33,8 +34,7 @@ async fn wire_19_a_request_over_its_limit_claims_nothing() {
         async { respond(201, "") }
     });
     // With a length it is refused unread, without one as soon as it shows.
-    let whole = Bytes::from(vec![b' '; 11]);
-    let answer = send(&app, pay("k", "").map(|_| Body::from(whole))).await;
+    let answer = send(&app, pay("k", "").map(|_| Body::new(Untouchable))).await;
     assert_eq!((answer.status.as_u16(), &*answer.code()), (413, "body-too-large"));
     let frames = Frames::of(1000, 4);
     let polled = frames.read.clone();
@@ -202,7 +202,7 @@ async fn memory_for_bodies_is_bounded() {
             inside.next();
             go.wait().await;
             drop(request);
-            respond(201, vec![b'x'; 300 << 10])
+            respond(201, vec![b'x'; 10 << 10])
         }
     });
     let full = || Body::from(Bytes::from(vec![b' '; 512 << 10]));
@@ -214,8 +214,109 @@ async fn memory_for_bodies_is_bounded() {
     let small = begin(&app, pay("small", ""));
     go.give();
     for client in clients {
-        assert_eq!(client.await.unwrap().body.len(), 300 << 10);
+        assert_eq!(client.await.unwrap().body.len(), 10 << 10);
     }
     assert_eq!(small.await.unwrap().status, 201);
     assert_eq!(inside.count(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_room_for_ever() {
+    let world = World::new();
+    let go = Signal::new();
+    let gate = go.clone();
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let go = gate.clone();
+        async move {
+            go.wait().await;
+            drop(request);
+            respond(201, "")
+        }
+    });
+    let full = |key: &str| pay(key, "").map(|_| Body::from(Bytes::from(vec![b' '; 512 << 10])));
+    let hanging: Vec<_> = ["a", "b"].map(|key| begin(&app, full(key))).into();
+    sleep(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    let late = send(&app, full("late")).await;
+    assert_eq!((late.status.as_u16(), &*late.code()), (503, "overloaded"));
+    assert_eq!(late.header("retry-after"), Some("1"));
+    assert_eq!(began.elapsed().as_secs(), 30);
+    go.give();
+    for client in hanging {
+        assert_eq!(client.await.unwrap().status, 201);
+    }
+    assert_eq!(send(&app, full("late")).await.status, 201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_a_body_did_not_need_is_given_back() {
+    let world = World::new();
+    let (inside, go) = (Runs::default(), Signal::new());
+    let handler = (inside.clone(), go.clone());
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        let (inside, go) = handler.clone();
+        async move {
+            inside.next();
+            go.wait().await;
+            drop(request);
+            respond(201, "")
+        }
+    });
+    // Of unknown length: each takes half of the pool until it turns out to be small.
+    let clients: Vec<_> = (0..10)
+        .map(|at| pay(&format!("k{at}"), "").map(|_| Body::new(Frames::of(2, 10))))
+        .map(|request| begin(&app, request))
+        .collect();
+    inside.reach(10).await;
+    go.give();
+    for client in clients {
+        assert_eq!(client.await.unwrap().status, 201);
+    }
+}
+
+/// What a client that does not read takes from the others: room for large answers, nothing else.
+#[tokio::test(start_paused = true)]
+async fn recording_does_not_wait_for_clients() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    // Room for one answer of 400 KiB on its way to a client.
+    let layer = world.layer(limits(512 << 10, 512 << 10)).body_memory(2 << 20);
+    let app = app_of(&layer, move |request: Request<Body>| {
+        count.next();
+        let size = match request.uri().path() {
+            "/large" => 400 << 10,
+            "/streamed" => 600 << 10,
+            _ => 16 << 10,
+        };
+        async move { Response::new(Body::new(Frames::of(size >> 10, 1 << 10))) }
+    });
+    let to = |path: &'static str, key: &str| {
+        let mut request = pay(key, "{}");
+        *request.uri_mut() = http::Uri::from_static(path);
+        request
+    };
+    let began = Instant::now();
+    let unread = app.clone().oneshot(to("/large", "slow")).await.unwrap();
+    // Its own answer, then the replay.
+    for code in ["outcome-pending", "overloaded"] {
+        let victim = send(&app, to("/large", "victim")).await;
+        assert_eq!((victim.status.as_u16(), &*victim.code()), (503, code));
+        assert_eq!((victim.header("retry-after"), runs.count()), (Some("1"), 2));
+    }
+    let streamed = send(&app, to("/streamed", "streamed")).await;
+    assert_eq!((streamed.status.as_u16(), &*streamed.code()), (409, "response-not-retained"));
+    assert_eq!(streamed.problem()["original_status"], 200);
+    // Small answers need no room.
+    assert_eq!(send(&app, to("/small", "small")).await.body.len(), 16 << 10);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+
+    // All of it was recorded.
+    assert_eq!(read(unread).await.body.len(), 400 << 10);
+    let replay = send(&app, to("/large", "victim")).await;
+    assert_eq!((replay.replayed(), replay.body.len()), (Some("true"), 400 << 10));
+    assert_eq!(send(&app, to("/streamed", "streamed")).await.code(), "response-not-retained");
+    assert_eq!(runs.count(), 4);
 }

@@ -274,6 +274,8 @@ pub(crate) enum Mood {
     Down,
     /// It writes and answers when it is well again.
     Slow,
+    /// It can be read, but refuses writes.
+    ReadOnly,
     /// It answers that what it holds is damaged.
     Damaged,
 }
@@ -299,7 +301,7 @@ impl Moody {
         match mood {
             Mood::Down => Err(StoreError::unavailable("down")),
             Mood::Damaged => Err(StoreError::corrupt("damaged")),
-            Mood::Well | Mood::Slow => Ok(()),
+            Mood::Well | Mood::Slow | Mood::ReadOnly => Ok(()),
         }
     }
 }
@@ -308,6 +310,9 @@ impl Store for Moody {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
             self.ready().await?;
+            if *self.mood.borrow() == Mood::ReadOnly {
+                return Err(StoreError::unavailable("read-only"));
+            }
             self.inner.swap(swap).await
         })
     }

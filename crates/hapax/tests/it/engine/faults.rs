@@ -4,9 +4,11 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax::machine::{Hook, Verdict};
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Claim, ClaimError, FinishError, Limits, MemoryStore, OnUnknown, Policy, Store, StoreError,
+    Claim, ClaimError, FinishError, InFlight, Limits, MemoryStore, OnUnknown, Policy, Store,
+    StoreError,
 };
 use tokio::sync::watch;
 
@@ -175,6 +177,79 @@ async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_lat
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("done"));
     assert_eq!(process.stats().held_back_bytes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_says_whether_it_is_in_the_store() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
+    let held_back = async || match claim(&process, "a", &Policy::default()).await {
+        Claim::Replay(replay) => replay.held_back,
+        other => panic!("{other:?}"),
+    };
+    assert!(held_back().await);
+    world.store.set(Mode::Well);
+    process.drain().await;
+    assert!(!held_back().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
+    let world = World::new();
+    let process = world.process();
+    let scope = hapax::Scope::shared();
+    // In flight when the store was last heard of.
+    let lease = own(&world.elsewhere().process(), &Policy::default()).await;
+    let wait = InFlight::Wait(Duration::from_secs(60));
+    let waiting = Policy { in_flight: wait, ..Policy::default() };
+    let copy = tokio::spawn({
+        let (process, scope) = (process.clone(), scope.clone());
+        async move { process.claim(&scope, &key(), &Text("a"), &waiting).await }
+    });
+    settle().await;
+    world.store.set(Mode::Away);
+    lease.release().await.unwrap();
+    let told = copy.await.unwrap();
+    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+
+    // In doubt when the store was last heard of, and when the hook answered.
+    world.store.set(Mode::Well);
+    let mut asking = policy(OnUnknown::Reconcile);
+    asking.hook = Some(Hook { after: Duration::ZERO, timeout: Duration::from_secs(5) });
+    own(&process, &asking).await.abandon(None).await.unwrap();
+    let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
+    world.store.set(Mode::Away);
+    let told = question.answer(Verdict::Happened(outcome("found")), &Text("a")).await;
+    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_seen_of_an_unknown_outcome_counts_while_it_is_held_back() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.abandon(Some(outcome("500"))).await, Err(FinishError::Pending));
+    assert_eq!(process.stats().held_back_bytes, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_large_is_not_held_back_for_ever() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &policy(OnUnknown::Block)).await;
+    let handle = lease.handle();
+    let checkpoint = bytes::Bytes::from(vec![0; hapax::codec::MAX_CHECKPOINT + 1]);
+    assert_eq!(handle.save(checkpoint).await, Err(FinishError::TooLarge));
+    let large = hapax::Outcome::new("text", vec![0; hapax::codec::MAX_OUTCOME + 1]);
+    assert_eq!(lease.complete(large, None).await, Err(FinishError::TooLarge));
+    assert_eq!(process.stats().held_back, 0);
+    // It happened: it does not run again.
+    let copy = claim(&process, "a", &policy(OnUnknown::Block)).await;
+    assert!(matches!(copy, Claim::Unknown), "{copy:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -102,7 +102,11 @@ async fn a_copy_waits_no_longer_than_it_wants() {
     let copy = claim(&process, "a", &waiting(Duration::from_secs(3))).await;
     assert!(matches!(copy, Claim::InFlight { .. }));
     assert_eq!(before.elapsed().as_secs(), 3);
-    drop(lease);
+    // As long as it takes.
+    let copies = copies(&process, 1, waiting(Duration::MAX));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    lease.complete(outcome("done"), None).await.unwrap();
+    assert!(matches!(copies.join_all().await[..], [Claim::Replay(_)]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,271 @@
+//! `hapax gateway` as a process: how it starts, drains, dies and comes back.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::world::{Gateway, Upstream, ok, post, receive, refused, run, send, store};
+
+#[test]
+fn what_cannot_be_is_one_line_and_64() {
+    let upstream = ["gateway", "--upstream", "http://127.0.0.1:1"];
+    for (more, says) in [
+        (&["--lease", "30"][..], "--lease"),
+        (&["--max-request-body", "1MB"], "--max-request-body"),
+        (&["--listen", "localhost"], "--listen"),
+        (&["--admin", "on"], "--admin"),
+        (&["--store", "redis://localhost"], "not in this build"),
+        (&["--store", "sqlite:x"], "memory:"),
+        (&["--profile", "odd"], "stripe-v1"),
+        (&["--scope", "a b"], "--scope"),
+        (&["--scope", "authorization,none"], "stands alone"),
+        (&["--docs-url", "docs"], "--docs-url"),
+        (&["--on-unknown", "reconcile"], "--reconcile-url"),
+        (&["--listen", "0.0.0.0:0"], "--scope is required"),
+        (&["--log-level", "x=y=z"], "--log-level"),
+        (&["--no-such-flag"], "--no-such-flag"),
+        (&["--secret-file", "/nowhere/at/all", "--store", "memory:"], "/nowhere/at/all"),
+        (&["--scope", "x-forwarded-for"], "x-forwarded-for"),
+        (&["--retention", "4000d"], "--retention"),
+        (&["--on-unknown", "block", "--reconcile-url", "http://a/"], "--reconcile-url"),
+    ] {
+        let (code, line) = refused(&[&upstream[..], more].concat());
+        assert!(code == 64 && line.contains(says), "{code} {line:?} for {more:?}");
+    }
+    assert_eq!(refused(&["gateway"]).0, 64);
+    let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);
+    assert!(code == 64 && line.contains("--upstream must be"), "{code} {line}");
+    assert_eq!(run(&[]).status.code(), Some(64));
+}
+
+#[test]
+fn a_second_gateway_on_one_file_is_one_line_and_69() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let first = Gateway::start(upstream.address, folder.path(), &[]);
+    let store = store(folder.path());
+    let upstream = format!("http://{}", upstream.address);
+    let arguments = ["gateway", "--upstream", &upstream, "--store", &store];
+    let free = ["--listen", "127.0.0.1:0", "--admin", "off"];
+    let (code, line) = refused(&[&arguments[..], &free].concat());
+    assert_eq!(code, 69);
+    assert!(line.contains(&format!("process {}", first.id())), "{line}");
+    assert!(line.contains(&first.admin.to_string()), "{line}");
+
+    let taken = first.address.to_string();
+    let (code, line) = refused(&[&arguments[..], &["--listen", &taken]].concat());
+    assert!(code == 69 && line.contains(&taken), "{code} {line}");
+}
+
+#[test]
+fn a_secret_that_is_not_there_is_one_line_and_64() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let arguments = ["gateway", "--upstream", "http://127.0.0.1:1", "--store", &store];
+    let secret = folder.path().join("secret").display().to_string();
+    let named = [&arguments[..], &["--secret-file", &secret]].concat();
+    let anywhere = ["--listen", "127.0.0.1:0", "--admin", "off"];
+    let (code, line) = refused(&[&named[..], &anywhere].concat());
+    assert!(code == 64 && line.contains(&secret), "{code} {line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+
+    // One that a gateway made for itself, and that somebody lost.
+    let upstream = Upstream::start();
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+    std::fs::remove_file(folder.path().join("hapax.db.secret")).unwrap();
+    let (code, line) = refused(&[&arguments[..], &anywhere].concat());
+    assert!(code == 64 && line.contains("hapax.db.secret"), "{code} {line}");
+}
+
+#[test]
+fn sighup_changes_nothing() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    gateway.signal(Signal::HUP);
+    let asked = send(gateway.address, "k", "x");
+    upstream.next().answer("201 Created", "here still");
+    assert_eq!(receive(&asked).unwrap().body, "here still");
+    gateway.signal(Signal::HUP);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+}
+
+#[test]
+fn sigterm_drains_and_ends_with_0() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    let (address, asked) = (gateway.address, send(gateway.address, "k", "x"));
+    let waiting = upstream.next();
+    gateway.signal(Signal::TERM);
+    while TcpStream::connect(address).is_ok() {
+        std::thread::yield_now();
+    }
+    waiting.answer("201 Created", "done");
+    let answer = receive(&asked).unwrap();
+    assert_eq!((answer.status, answer.body.as_str()), (201, "done"));
+    assert_eq!(gateway.wait(), 0);
+
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    assert_eq!(post(gateway.address, "k", "x").header("idempotency-replayed"), "true");
+}
+
+#[test]
+fn what_does_not_come_back_in_time_is_unknown() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let block = ["--on-unknown", "block", "--drain-timeout", "100ms"];
+    let gateway = Gateway::start(upstream.address, folder.path(), &block);
+    let asked = send(gateway.address, "k", "x");
+    let _never = upstream.next();
+    gateway.signal(Signal::TERM);
+    assert_eq!(receive(&asked).unwrap().code(), "upstream-broken");
+    assert_eq!(gateway.wait(), 0);
+    let listed = ok(&["keys", "list", "--store", &store(folder.path()), "--state", "unknown"]);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+}
+
+#[test]
+fn a_second_sigterm_ends_at_once() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &["--drain-timeout", "1h"]);
+    let (address, _asked) = (gateway.address, send(gateway.address, "k", "x"));
+    let _never = upstream.next();
+    gateway.signal(Signal::TERM);
+    while TcpStream::connect(address).is_ok() {
+        std::thread::yield_now();
+    }
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 128 + 15);
+}
+
+/// A gateway, killed while the upstream works on a request, and started again.
+fn killed_and_back(upstream: &Upstream, folder: &std::path::Path, more: &[&str]) -> (Gateway, u64) {
+    let gateway = Gateway::start(upstream.address, folder, more);
+    let (listen, asked) = (gateway.address.to_string(), send(gateway.address, "k", "x"));
+    let waiting = upstream.next();
+    assert_eq!(waiting.header("idempotency-attempt"), "1");
+    let fence = waiting.header("idempotency-fence").parse().unwrap();
+    gateway.kill();
+    assert_eq!(receive(&asked), None);
+    waiting.answer("201 Created", "nobody hears this");
+    let again = [&["--listen", &listen], more].concat();
+    (Gateway::start(upstream.address, folder, &again), fence)
+}
+
+#[test]
+fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &[]);
+    let asked = send(gateway.address, "k", "x");
+    let waiting = upstream.next();
+    assert_eq!(waiting.header("idempotency-attempt"), "2");
+    assert!(waiting.header("idempotency-fence").parse::<u64>().unwrap() > fence);
+    waiting.answer("201 Created", "second");
+    assert_eq!(receive(&asked).unwrap().body, "second");
+}
+
+#[test]
+fn after_sigkill_block_waits_for_an_operator() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &["--on-unknown", "block"]);
+    for _ in 0..2 {
+        let answer = post(gateway.address, "k", "x");
+        assert_eq!((answer.status, answer.code().as_str()), (409, "outcome-unknown"));
+    }
+    let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
+    let shown = ok(&[&["keys", "show", "k"], &at[..]].concat());
+    assert!(shown.contains("state        unknown\n"), "{shown}");
+    assert!(shown.contains(&format!("fence        {fence}\n")), "{shown}");
+    let decision = ["--outcome", "happened", "--status", "201", "--body", "as it was"];
+    ok(&[&["keys", "resolve", "k"], &at[..], &decision].concat());
+    let answer = post(gateway.address, "k", "x");
+    assert_eq!((answer.status, answer.body.as_str()), (201, "as it was"));
+    assert_eq!(answer.header("idempotency-replayed"), "true");
+    assert!(upstream.is_idle());
+}
+
+#[test]
+fn after_sigkill_reconcile_asks() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let url = format!("http://{}/outcome", upstream.address);
+    let more =
+        ["--on-unknown", "reconcile", "--reconcile-url", &url, "--upstream-timeout", "300ms"];
+    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &more);
+    // What the dead gateway sent may still be running for as long as the upstream has.
+    let (asked, question) = loop {
+        let asked = send(gateway.address, "k", "x");
+        match upstream.next_within(Duration::from_millis(100)) {
+            Some(question) => break (asked, question),
+            None => assert_eq!(receive(&asked).unwrap().code(), "outcome-unknown"),
+        }
+    };
+    assert!(question.head.starts_with("GET /outcome HTTP/1.1\r\n"), "{}", question.head);
+    assert_eq!(question.header("idempotency-key"), "k");
+    assert_eq!(question.header("idempotency-fence"), fence.to_string());
+    assert_eq!(question.header("authorization"), "Bearer a");
+    question.answer("200 OK\r\nidempotency-status: 201", "it was made");
+    let answer = receive(&asked).unwrap();
+    assert_eq!((answer.status, answer.body.as_str()), (201, "it was made"));
+    assert!(upstream.is_idle());
+}
+
+#[test]
+fn flags_come_from_the_environment_too() {
+    let upstream = Upstream::start();
+    let mut command = crate::world::hapax(&["gateway", "--admin", "off", "--lease", "0s"]);
+    command.env("HAPAX_UPSTREAM", format!("http://{}", upstream.address));
+    command.env("HAPAX_STORE", "memory:").env("HAPAX_LEASE", "1h");
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    // The flag wins.
+    assert!(said.contains("the lease is zero"), "{said}");
+}
+
+#[test]
+fn neither_keys_nor_callers_are_logged() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let url = format!("http://{}", upstream.address);
+    let arguments = [
+        "gateway",
+        "--upstream",
+        &url,
+        "--store",
+        &store(folder.path()),
+        "--admin",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+        "--log-level",
+        "trace",
+        "--log-format",
+        "json",
+    ];
+    let log = folder.path().join("log");
+    let mut child = crate::world::hapax(&arguments)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let address = line.split([' ', ',']).find_map(|word| word.strip_prefix("http://")).unwrap();
+    let address = address.parse().unwrap();
+    let asked = send(address, "a-secret-key", "x");
+    upstream.next().answer("201 Created", "x");
+    receive(&asked).unwrap();
+    assert_eq!(post(address, "a-secret-key", "another").code(), "key-reused");
+    // And one whose upstream breaks off, which is worth a warning.
+    let asked = send(address, "a-secret-key-too", "x");
+    drop(upstream.next());
+    assert_eq!(receive(&asked).unwrap().code(), "upstream-broken");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let logged = std::fs::read_to_string(log).unwrap();
+    assert!(logged.contains("a request got no answer"), "{logged}");
+    for line in logged.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|_| panic!("{line}"));
+    }
+    assert!(!logged.contains("a-secret-key"), "{logged}");
+    assert!(!logged.contains("Bearer a"), "{logged}");
+}

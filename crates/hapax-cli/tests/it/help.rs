@@ -1,0 +1,26 @@
+//! What the program says of itself. `UPDATE_GOLDEN=1` writes it anew.
+
+use std::path::Path;
+
+use crate::world::ok;
+
+#[test]
+fn help_is_as_it_was_written() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden");
+    for (name, arguments) in [
+        ("hapax", &["--help"][..]),
+        ("gateway", &["gateway", "--help"]),
+        ("keys", &["keys", "--help"]),
+        ("keys-list", &["keys", "list", "--help"]),
+        ("keys-show", &["keys", "show", "--help"]),
+        ("keys-resolve", &["keys", "resolve", "--help"]),
+    ] {
+        let said = ok(arguments);
+        let file = folder.join(name).with_extension("txt");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&file, &said).unwrap();
+        }
+        let golden = std::fs::read_to_string(&file).unwrap_or_default();
+        assert_eq!(said, golden, "{name}: UPDATE_GOLDEN=1 writes it anew");
+    }
+}

@@ -1,0 +1,166 @@
+//! `hapax keys`, on a file and through the gateway that has it open.
+
+use serde_json::Value;
+
+use crate::world::{Gateway, Upstream, hapax, ok, post, receive, refused, run, send, store};
+
+/// Records of one key that is done, and of one whose outcome is unknown.
+fn filled(upstream: &Upstream, folder: &std::path::Path, more: &[&str]) -> Gateway {
+    let gateway = Gateway::start(upstream.address, folder, more);
+    for (key, status) in [("done", "201 Created"), ("unknown", "500 Oh")] {
+        let asked = send(gateway.address, key, "x");
+        upstream.next().answer(status, "hello");
+        receive(&asked).unwrap();
+    }
+    gateway
+}
+
+/// A list and a record, but for the moment when they were looked at.
+fn look(at: &[&str]) -> (Value, Value) {
+    let listed = ok(&[&["keys", "list", "--json"], at].concat());
+    let shown = ok(&[&["keys", "show", "done", "--scope", "Bearer a", "--json"], at].concat());
+    let mut listed: Value = serde_json::from_str(&listed).unwrap();
+    let mut shown: Value = serde_json::from_str(&shown).unwrap();
+    for key in listed["keys"].as_array_mut().unwrap().iter_mut().chain([&mut shown]) {
+        assert!(key["now"].take().is_string());
+    }
+    (listed, shown)
+}
+
+#[test]
+fn the_same_is_seen_through_the_gateway_and_on_the_file() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    let through = look(&["--store", &store]);
+    assert_eq!(look(&["--admin", &gateway.admin.to_string()]), through);
+    gateway.kill();
+    let direct = look(&["--store", &store]);
+    assert_eq!(direct, through);
+    let (listed, shown) = direct;
+    assert_eq!(listed["keys"].as_array().unwrap().len(), 2);
+    assert_eq!((&shown["state"], &shown["response"]["body"]), (&"done".into(), &"hello".into()));
+    let id = shown["id"].as_str().unwrap();
+    let by_id = ok(&["keys", "show", "--id", id, "--store", &store]);
+    assert!(by_id.contains(id) && by_id.contains("response     201, 5 bytes"), "{by_id}");
+}
+
+#[test]
+fn a_key_is_released_through_the_gateway_and_on_the_file() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
+    let release = [&["keys", "release", "done"], &at[..]].concat();
+    ok(&release);
+    let asked = send(gateway.address, "done", "something else");
+    upstream.next().answer("201 Created", "again");
+    assert_eq!(receive(&asked).unwrap().body, "again");
+    gateway.kill();
+    ok(&release);
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    let asked = send(gateway.address, "done", "and again");
+    upstream.next().answer("201 Created", "third");
+    assert_eq!(receive(&asked).unwrap().body, "third");
+}
+
+#[test]
+fn a_body_may_come_from_a_file_or_standard_input() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let file = folder.path().join("body");
+    std::fs::write(&file, b"{\"id\":7}").unwrap();
+    let body = format!("@{}", file.display());
+    let store = store(folder.path());
+    let resolve = ["keys", "resolve", "unknown", "--scope", "authorization: Bearer a"];
+    let how = ["--store", &store, "--outcome", "happened", "--status", "202"];
+    let with = ["--header", "Content-Type: application/json", "--body", &body];
+    ok(&[&resolve[..], &how, &with].concat());
+    let answer = post(gateway.address, "unknown", "x");
+    assert_eq!((answer.status, answer.body.as_str()), (202, "{\"id\":7}"));
+    assert_eq!(answer.header("content-type"), "application/json");
+}
+
+#[test]
+fn what_no_replay_can_carry_is_64() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    let at = ["keys", "resolve", "unknown", "--scope", "Bearer a", "--store", &store];
+    let resolve = [&at[..], &["--outcome", "happened"]].concat();
+    let bad: [&[&str]; 3] = [
+        &["--header", "Content-Length: 5"],
+        &["--header", "idempotency-replayed: true"],
+        &["--status", "204", "--body", "x"],
+    ];
+    for more in bad {
+        let (code, line) = refused(&[&resolve[..], more].concat());
+        assert_eq!(code, 64, "through the gateway: {line}");
+    }
+    gateway.kill();
+    for more in bad {
+        let (code, line) = refused(&[&resolve[..], more].concat());
+        assert_eq!(code, 64, "on the file: {line}");
+    }
+}
+
+#[test]
+fn what_is_in_flight_needs_force() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    let asked = send(gateway.address, "k", "x");
+    let waiting = upstream.next();
+    let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
+    let release = [&["keys", "release", "k"], &at[..]].concat();
+    let (code, line) = refused(&release);
+    assert!(code == 1 && line.contains("force"), "{code} {line}");
+    let (code, _) = refused(&[&release[..], &["--force", "--fence", "1"]].concat());
+    assert_eq!(code, 1);
+    ok(&[&release[..], &["--force"]].concat());
+    waiting.answer("201 Created", "late");
+    assert_eq!(receive(&asked).unwrap().code(), "superseded");
+}
+
+#[test]
+fn what_is_not_there_is_said_in_one_line() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let store = store(folder.path());
+    let (code, line) = refused(&["keys", "list", "--store", &store]);
+    assert!(code == 69 && line.contains("there is no store"), "{code} {line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+    assert_eq!(refused(&["keys", "list", "--store", "memory:"]).0, 64);
+    assert_eq!(refused(&["keys", "show", "--store", &store]).0, 64);
+    let nobody = ["--admin", "127.0.0.1:1"];
+    assert_eq!(refused(&[&["keys", "show", "--id", "abc"], &nobody[..]].concat()).0, 64);
+    assert_eq!(refused(&[&["keys", "show", "abc"], &nobody[..]].concat()).0, 69);
+
+    let gateway = filled(&upstream, folder.path(), &["--admin-token", "secret"]);
+    let list = ["keys", "list", "--store", &store];
+    let (code, line) = refused(&list);
+    assert!(code == 64 && line.contains("--admin-token"), "{code} {line}");
+    let output = hapax(&list).env("HAPAX_ADMIN_TOKEN", "secret").output().unwrap();
+    assert!(output.status.success());
+    gateway.kill();
+    let (code, line) = refused(&["keys", "show", "nobody's", "--store", &store]);
+    assert!(code == 1 && line.contains("no record"), "{code} {line}");
+}
+
+#[test]
+fn what_has_expired_is_purged() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &["--retention", "100ms", "--lease", "100ms"]);
+    let store = store(folder.path());
+    let purge = ["keys", "purge", "--store", &store];
+    assert!(ok(&purge).contains("itself"), "the gateway does it");
+    gateway.kill();
+    let expired = ["keys", "list", "--store", &store, "--state", "expired"];
+    while ok(&expired).lines().count() < 3 {
+        assert!(run(&expired).status.success());
+    }
+    // One lease after that they may go.
+    let mut removed = 0;
+    while removed < 2 {
+        let said = ok(&purge);
+        removed += said.split(' ').next().unwrap().parse::<u32>().unwrap();
+    }
+    assert_eq!((removed, ok(&expired).as_str()), (2, "no records\n"));
+}

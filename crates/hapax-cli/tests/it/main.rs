@@ -1,0 +1,16 @@
+//! The program from outside.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod demo;
+mod gateway;
+mod help;
+mod keys;
+mod load;
+mod session;
+mod torture;
+mod world;

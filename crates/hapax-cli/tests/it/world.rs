@@ -1,0 +1,236 @@
+//! Real processes: the program, and an upstream of threads.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longer than anything here takes; a test that needs it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program with these arguments and nothing from outside.
+pub(crate) fn hapax(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+    command.args(arguments).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    hapax(arguments).output().unwrap()
+}
+
+/// Runs it; what it printed, if it succeeded.
+pub(crate) fn ok(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs it; its exit code, and the one line that it says.
+pub(crate) fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = run(arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let line = said.strip_suffix('\n').unwrap_or(&said).to_owned();
+    assert!(line.starts_with("hapax: ") && !line.contains('\n'), "not one line: {said:?}");
+    assert_eq!(output.stdout, b"");
+    (output.status.code().unwrap(), line)
+}
+
+/// A gateway process; killed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    child: Child,
+    _out: BufReader<ChildStdout>,
+}
+
+impl Gateway {
+    /// In front of `upstream`, on free ports, with its records in `folder`.
+    pub(crate) fn start(upstream: SocketAddr, folder: &Path, more: &[&str]) -> Self {
+        let (url, store) = (format!("http://{upstream}"), store(folder));
+        let mut arguments = vec!["gateway", "--upstream", &url, "--store", &store];
+        if !more.contains(&"--listen") {
+            arguments.extend(["--listen", "127.0.0.1:0"]);
+        }
+        arguments.extend(["--admin", "127.0.0.1:0"]);
+        arguments.extend(more);
+        let mut child =
+            hapax(&arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let mut addresses = line
+            .trim()
+            .split([' ', ','])
+            .filter_map(|word| word.strip_prefix("http://")?.parse().ok());
+        let mut next = || addresses.next().unwrap_or_else(|| panic!("it said {line:?}"));
+        Self { address: next(), admin: next(), child, _out: out }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// SIGKILL: it gets no chance to finish anything.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its exit code, once it has ended.
+    pub(crate) fn wait(mut self) -> i32 {
+        let status = self.child.wait().unwrap();
+        status.code().unwrap_or_else(|| panic!("it ended with {status}"))
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The URL of the store in `folder`.
+pub(crate) fn store(folder: &Path) -> String {
+    format!("file:{}", folder.join("hapax.db").display())
+}
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) head: String,
+    stream: TcpStream,
+}
+
+impl Waiting {
+    /// Answers; nobody may be there any more.
+    pub(crate) fn answer(mut self, status: &str, body: &str) {
+        let length = body.len();
+        let _ = write!(
+            self.stream,
+            "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        );
+    }
+
+    pub(crate) fn header(&self, name: &str) -> String {
+        header(&self.head, name)
+    }
+}
+
+pub(crate) fn header(head: &str, name: &str) -> String {
+    let lines = head.lines().filter_map(|line| line.split_once(": "));
+    let mut found = lines.filter(|(it, _)| it.eq_ignore_ascii_case(name));
+    found.next().map(|(_, value)| value.to_owned()).unwrap_or_default()
+}
+
+/// An upstream whose requests the test answers.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    requests: Receiver<Waiting>,
+}
+
+impl Upstream {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (out, requests) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (stream, out): (TcpStream, Sender<Waiting>) = (stream.unwrap(), out.clone());
+                std::thread::spawn(move || {
+                    if let Some((head, _)) = read_message(&stream) {
+                        // The test may have seen enough.
+                        let _ = out.send(Waiting { head, stream });
+                    }
+                });
+            }
+        });
+        Self { address, requests }
+    }
+
+    /// The next request.
+    pub(crate) fn next(&self) -> Waiting {
+        self.requests.recv_timeout(PATIENCE).expect("no request came")
+    }
+
+    /// The next request, if it comes within this time.
+    pub(crate) fn next_within(&self, time: Duration) -> Option<Waiting> {
+        self.requests.recv_timeout(time).ok()
+    }
+
+    /// Whether there is none.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.try_recv().is_err()
+    }
+}
+
+/// Head and body of a request or a response with a length.
+fn read_message(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let mut body = vec![0; header(&head, "content-length").parse().unwrap_or(0)];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+/// An answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> String {
+        header(&self.head, name)
+    }
+
+    /// The code of a problem.
+    pub(crate) fn code(&self) -> String {
+        let json: serde_json::Value = serde_json::from_str(&self.body).unwrap_or_default();
+        json["code"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// Sends a `POST` under `key`; its answer can be read from the stream.
+pub(crate) fn send(address: SocketAddr, key: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\nauthorization: Bearer a\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    stream
+}
+
+/// The answer that comes, if one does.
+pub(crate) fn receive(stream: &TcpStream) -> Option<Answer> {
+    let (head, body) = read_message(stream)?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { status, head, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+pub(crate) fn post(address: SocketAddr, key: &str, body: &str) -> Answer {
+    receive(&send(address, key, body)).expect("no answer came")
+}

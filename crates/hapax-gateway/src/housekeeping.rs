@@ -1,0 +1,111 @@
+//! What is done now and then.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hapax::Store;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::metrics::Metrics;
+use crate::upstream::Upstream;
+
+/// How often expired records are looked for.
+const REAP_EVERY: Duration = Duration::from_secs(10);
+
+/// How many are removed at once, and the pause before the next round while there are more: other
+/// callers of the store go first. At most 12,800 records a second.
+const REAP_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+const REAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// How often idle upstream connections are looked through.
+const PRUNE_EVERY: Duration = Duration::from_millis(500);
+
+/// Goes on until it is dropped.
+pub(crate) async fn housekeeping(
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+    upstreams: Vec<Upstream>,
+) {
+    tokio::join!(reap(&*store, &metrics), prune(&upstreams));
+}
+
+async fn reap(store: &dyn Store, metrics: &Metrics) {
+    loop {
+        let pause = match store.reap(REAP_LIMIT).await {
+            Ok(reaped) => {
+                metrics.reaped.fetch_add(reaped.removed.into(), Ordering::Relaxed);
+                if reaped.more { REAP_PAUSE } else { REAP_EVERY }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "expired records could not be removed");
+                REAP_EVERY
+            }
+        };
+        sleep(pause).await;
+    }
+}
+
+async fn prune(upstreams: &[Upstream]) {
+    let mut ticks = interval(PRUNE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        upstreams.iter().for_each(Upstream::prune);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+    use hapax::{StoreError, StoreKey};
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    /// Says in turn what a round of reaping did; when it was asked.
+    #[derive(Debug)]
+    struct Rounds {
+        next: Mutex<Vec<Result<Reaped, StoreError>>>,
+        asked: Mutex<Vec<Instant>>,
+    }
+
+    impl Store for Rounds {
+        fn swap(&self, _: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+            Box::pin(async { Err(StoreError::unavailable("not asked for")) })
+        }
+
+        fn load<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+            Box::pin(async { Err(StoreError::unavailable("not asked for")) })
+        }
+
+        fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+            assert_eq!(limit, REAP_LIMIT);
+            self.asked.lock().unwrap().push(Instant::now());
+            let round = self.next.lock().unwrap().pop();
+            Box::pin(async move { round.unwrap_or(Ok(Reaped::default())) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rounds_follow_each_other_while_there_is_more_and_failures_end_nothing() {
+        let full = || Ok(Reaped { removed: 256, more: true });
+        let last = Ok(Reaped { removed: 3, more: false });
+        let away = Err(StoreError::unavailable("away"));
+        let store = Rounds {
+            next: Mutex::new(vec![full(), away, last, full(), full()]),
+            asked: Mutex::default(),
+        };
+        let metrics = Metrics::new(Duration::from_secs(1));
+        let begun = Instant::now();
+        let run = timeout(Duration::from_secs(25), reap(&store, &metrics)).await;
+        assert!(run.is_err());
+        let asked = store.asked.lock().unwrap();
+        let after = asked.iter().map(|at| (*at - begun).as_millis()).collect::<Vec<_>>();
+        assert_eq!(after, [0, 20, 40, 10_040, 20_040, 20_060]);
+        assert_eq!(metrics.reaped.load(Ordering::Relaxed), 3 * 256 + 3);
+    }
+}

@@ -1,0 +1,290 @@
+//! The operators' listener.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::{
+    Inspect, MemoryCapacity, MemoryStore, OnUnknown, Store, StoreError, StoreKey, SystemClock,
+};
+use hapax_gateway::{Gateway, Opened};
+use serde_json::{Value, json};
+
+use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text};
+
+async fn tell(admin: SocketAddr, path: &str, body: &Value) -> Answer {
+    let json = [("content-type", "application/json")];
+    send(admin, "POST", path, &json, &body.to_string()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_listed_shown_and_found() {
+    let upstream =
+        Upstream::start(
+            |seen| async move { text(seen.uri.path()[1..].parse().unwrap(), "an answer") },
+        )
+        .await;
+    let gateway = start(config(upstream.url())).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    for key in 0..5 {
+        post(address, "/201", &format!("done-{key}"), "x").await;
+    }
+    for key in 0..3 {
+        post(address, "/500", &format!("unknown-{key}"), "x").await;
+    }
+    post(address, "/503", "released", "x").await;
+    let mine = [("idempotency-key", "mine"), ("authorization", "Bearer a")];
+    post_with(address, "/201", &mine, "x").await;
+
+    // Pages of two, until there are no more.
+    let mut ids = Vec::new();
+    let mut path = "/api/keys?limit=2".to_owned();
+    loop {
+        let page = get(admin, &path).await.json();
+        let keys = page["keys"].as_array().unwrap();
+        assert!(keys.len() <= 2);
+        ids.extend(keys.iter().map(|key| key["id"].as_str().unwrap().to_owned()));
+        match page["next"].as_str() {
+            Some(next) => path = format!("/api/keys?limit=2&after={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(ids.len(), 9);
+    assert!(ids.is_sorted());
+    let unknown = get(admin, "/api/keys?state=unknown").await.json();
+    assert_eq!(unknown["keys"].as_array().unwrap().len(), 3);
+    let released = get(admin, "/api/keys?state=released").await.json();
+    assert_eq!(released["keys"].as_array().unwrap().len(), 1);
+    assert_eq!(get(admin, "/api/keys?state=odd").await.status, 400);
+    assert_eq!(get(admin, "/api/keys/abc").await.status, 400);
+    assert_eq!(get(admin, &format!("/api/keys/{}", "0".repeat(64))).await.status, 404);
+
+    let found = tell(admin, "/api/keys/lookup", &json!({"key": "mine", "scope": "Bearer a"})).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+    let found = found.json();
+    assert_eq!((&found["state"], &found["attempt"]), (&json!("done"), &json!(1)));
+    assert_eq!(found["response"]["status"], 201);
+    assert_eq!(found["response"]["body"], "an answer");
+    assert!(ids.contains(&found["id"].as_str().unwrap().to_owned()));
+    let named = json!({"key": "mine", "scope": [["Authorization", "Bearer a"]]});
+    assert_eq!(tell(admin, "/api/keys/lookup", &named).await.json()["id"], found["id"]);
+    assert_eq!(tell(admin, "/api/keys/lookup", &json!({"key": "mine"})).await.status, 404);
+    let odd = json!({"key": "mine", "scope": [["x-tenant", "a"]]});
+    assert_eq!(tell(admin, "/api/keys/lookup", &odd).await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_resolves_what_is_unknown() {
+    let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
+    let mut config = config(upstream.url());
+    config.on_unknown = OnUnknown::Block;
+    let gateway = start(config).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    for key in ["happened", "not"] {
+        assert_eq!(post(address, "/", key, "x").await.status, 500);
+        assert_eq!(post(address, "/", key, "x").await.code(), "outcome-unknown");
+    }
+    let seen = tell(admin, "/api/keys/lookup", &json!({"key": "happened"})).await.json();
+    let (id, fence) = (seen["id"].as_str().unwrap(), seen["fence"].as_u64().unwrap());
+    let path = format!("/api/keys/{id}/resolve");
+    let mut decision = json!({
+        "fence": fence + 1, "outcome": "happened", "status": 201, "body_base64": "aGkA",
+        "headers": [["content-type", "text/plain"]],
+    });
+    let changed = tell(admin, &path, &decision).await;
+    assert_eq!((changed.status, changed.code().as_str()), (409, "changed"));
+    decision["fence"] = fence.into();
+    assert_eq!(tell(admin, &path, &decision).await.status, 200);
+    let answer = post(address, "/", "happened", "x").await;
+    assert_eq!((answer.status, answer.body.as_slice()), (201, b"hi\0".as_slice()));
+    assert_eq!(answer.header("content-type"), "text/plain");
+
+    let seen = tell(admin, "/api/keys/lookup", &json!({"key": "not"})).await.json();
+    let path = format!("/api/keys/{}/release", seen["id"].as_str().unwrap());
+    assert_eq!(tell(admin, &path, &json!({"fence": seen["fence"]})).await.status, 200);
+    assert_eq!(post(address, "/", "not", "x").await.status, 500);
+    assert_eq!(upstream.seen().len(), 3);
+
+    for bad in [
+        json!({"fence": 1, "outcome": "happened", "status": 101}),
+        json!({"fence": 1, "outcome": "happened", "body": "a", "body_base64": "YQ=="}),
+        json!({"fence": 1, "outcome": "did-not-happen", "status": 200}),
+        json!({"fence": 1, "outcome": "perhaps"}),
+        json!({"outcome": "happened"}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["a b", "c"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["Content-Length", "3"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["transfer-encoding", "chunked"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["Idempotency-Replayed", "no"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["connection", "close"]]}),
+        json!({"fence": 1, "outcome": "happened", "headers": [["date", "today"]]}),
+        json!({"fence": 1, "outcome": "happened", "status": 204, "body": "x"}),
+        json!({"fence": 1, "outcome": "happened", "status": 304, "body": "x"}),
+    ] {
+        let answer = tell(admin, &format!("/api/keys/{id}/resolve"), &bad).await;
+        assert_eq!((answer.status, answer.code().as_str()), (400, "bad-request"), "{bad}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_sites_and_strangers_are_kept_out() {
+    let upstream = Upstream::counting().await;
+    let open = start(config(upstream.url())).await;
+    let admin = open.admin_addr().unwrap();
+    let mut raw = Raw::connect(admin).await;
+    raw.send("GET /api/stats HTTP/1.1\r\nhost: evil.example\r\n\r\n").await;
+    assert_eq!(raw.answer().await.status, 403);
+    let foreign = [("content-type", "application/json"), ("origin", "http://evil.example")];
+    let lookup = r#"{"key": "k"}"#;
+    assert_eq!(send(admin, "POST", "/api/keys/lookup", &foreign, lookup).await.status, 403);
+    let form = [("content-type", "text/plain")];
+    assert_eq!(send(admin, "POST", "/api/keys/lookup", &form, lookup).await.status, 415);
+
+    let mut config = config(upstream.url());
+    config.admin_token = Some("secret".into());
+    let closed = start(config).await;
+    let admin = closed.admin_addr().unwrap();
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(get(admin, path).await.status, 200, "{path}");
+    }
+    for path in ["/", "/api/stats", "/api/keys"] {
+        let answer = get(admin, path).await;
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
+        let shown = [("authorization", "Bearer secret")];
+        assert_eq!(send(admin, "GET", path, &shown, "").await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_is_found_by_the_bytes_it_sent() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let mine = [("idempotency-key", "k"), ("authorization", "Bearer é")];
+    assert_eq!(post_with(gateway.local_addr(), "/", &mine, "x").await.status, 201);
+    let asked = json!({"key": "k", "scope": "Bearer é"});
+    let found = tell(gateway.admin_addr().unwrap(), "/api/keys/lookup", &asked).await;
+    assert_eq!(found.status, 200, "{}", found.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_do_not_keep_operators_out() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let admin = gateway.admin_addr().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        let mut raw = Raw::connect(admin).await;
+        raw.send("GET /healthz HTTP/1.1\r\n").await;
+        silent.push(raw);
+    }
+    // It waits until one of them has had its time.
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    for mut raw in silent {
+        raw.rest().await;
+    }
+    let mut raw = Raw::connect(admin).await;
+    let head = format!("host: {admin}\r\ncontent-type: application/json\r\ncontent-length: 9\r\n");
+    raw.send(format!("POST /api/keys/lookup HTTP/1.1\r\n{head}\r\n{{")).await;
+    assert_eq!(raw.answer().await.status, 400, "a body that does not come");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_count_what_happened() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    post(address, "/", "k", "x").await;
+    post(address, "/", "k", "x").await;
+    post(address, "/", "k", "other").await;
+    let answer = get(admin, "/metrics").await;
+    assert!(answer.header("content-type").starts_with("text/plain; version=0.0.4"));
+    let text = answer.text();
+    for line in [
+        "hapax_executions_total{class=\"final\",recorded=\"stored\"} 1",
+        "hapax_replays_total 1",
+        "hapax_refusals_total{code=\"key-reused\"} 1",
+        "hapax_store_up 1",
+        "hapax_in_flight 0",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
+    }
+    let stats = get(admin, "/api/stats").await.json();
+    assert_eq!(stats["since_start"]["executed"]["final"], 1);
+    assert_eq!(stats["since_start"]["replayed"], 1);
+}
+
+/// A memory store that can be away.
+#[derive(Debug)]
+struct Away {
+    store: MemoryStore,
+    away: AtomicBool,
+}
+
+impl Away {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.away.load(Ordering::SeqCst) {
+            return Err(StoreError::unavailable("away"));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Away {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            self.check()?;
+            self.store.swap(swap).await
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            self.check()?;
+            self.store.load(key).await
+        })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move {
+            self.check()?;
+            self.store.reap(limit).await
+        })
+    }
+}
+
+impl Inspect for Away {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            self.check()?;
+            self.store.page(after, limit).await
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_follows_the_store() {
+    let upstream = Upstream::counting().await;
+    let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+    let store = Arc::new(Away { store: memory, away: AtomicBool::new(false) });
+    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+    store.away.store(true, Ordering::SeqCst);
+    assert_eq!(get(admin, "/readyz").await.status, 503);
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    assert_eq!(get(admin, "/api/keys").await.code(), "store-unavailable");
+    assert!(get(admin, "/metrics").await.text().contains("hapax_store_up 0"));
+    let answer = post(address, "/", "k", "x").await;
+    assert_eq!((answer.status, answer.code().as_str()), (503, "store-unavailable"));
+    assert_eq!(answer.header("retry-after"), "1");
+    assert_eq!(upstream.seen().len(), 0);
+    store.away.store(false, Ordering::SeqCst);
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+    assert_eq!(post(address, "/", "k", "x").await.status, 201);
+}

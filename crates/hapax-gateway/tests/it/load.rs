@@ -1,0 +1,103 @@
+//! More than there is room for.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::world::{Raw, Upstream, config, post, request, start, text};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_wait_for_room_and_all_get_through() {
+    let upstream =
+        Upstream::start(|seen| async move { text(200, seen.body.len().to_string()) }).await;
+    let mut config = config(upstream.url());
+    // Room for two requests at a time.
+    config.limits.body_memory = 4 << 20;
+    let gateway = start(config).await;
+    let body = "x".repeat(1 << 20);
+    let mut clients = JoinSet::new();
+    for key in 0..12 {
+        let (address, body) = (gateway.local_addr(), body.clone());
+        clients.spawn(async move { post(address, "/", &key.to_string(), &body).await });
+    }
+    while let Some(answer) = clients.join_next().await {
+        let answer = answer.unwrap();
+        assert_eq!((answer.status, answer.text().as_str()), (200, "1048576"));
+    }
+    assert_eq!(upstream.seen().len(), 12);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_trickles_does_not_hold_memory_for_ever() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    // Room for one request.
+    config.limits.body_memory = 2 << 20;
+    config.limits.stall = Duration::from_millis(300);
+    let gateway = start(config).await;
+    let mut slow = Raw::connect(gateway.local_addr()).await;
+    slow.send(format!(
+        "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: slow\r\ncontent-length: {}\r\n\r\n",
+        1 << 20
+    ))
+    .await;
+    let trickle = tokio::spawn(async move {
+        while slow.try_send("x").await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    // Without a key there is nothing to hold.
+    let mut plain = Raw::connect(gateway.local_addr()).await;
+    plain.send(request("POST", "/", &[], "x")).await;
+    assert_eq!(plain.answer().await.status, 201);
+    assert!(!trickle.is_finished());
+    // With one it waits, until the slow one is given up.
+    assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
+    trickle.await.unwrap();
+    assert_eq!(upstream.seen().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_over_its_limit_is_refused_however_it_is_sent() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let mut sized = Raw::connect(gateway.local_addr()).await;
+    sized
+        .send("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 1073741824\r\n\r\n")
+        .await;
+    assert_eq!(sized.answer().await.code(), "body-too-large");
+
+    let mut chunked = Raw::connect(gateway.local_addr()).await;
+    chunked
+        .send("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n")
+        .await;
+    let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+    // A gibibyte, if it is let.
+    let mut sent = 0;
+    while sent < 16 * 1024 && chunked.try_send(&chunk).await {
+        sent += 1;
+    }
+    assert!(sent < 16 * 1024, "all of it was taken");
+    let answer = chunked.answer().await;
+    assert_eq!((answer.status, answer.code().as_str()), (413, "body-too-large"));
+    assert_eq!(upstream.seen().len(), 0);
+    assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_over_their_limit_wait() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.limits.connections = 2;
+    let gateway = start(config).await;
+    let one = Raw::connect(gateway.local_addr()).await;
+    let mut two = Raw::connect(gateway.local_addr()).await;
+    two.send(request("POST", "/", &[], "x")).await;
+    assert_eq!(two.answer().await.status, 201);
+    let mut three = Raw::connect(gateway.local_addr()).await;
+    three.send(request("POST", "/", &[], "x")).await;
+    let early = tokio::time::timeout(Duration::from_millis(200), three.answer()).await;
+    assert!(early.is_err(), "a third connection was served");
+    drop(one);
+    assert_eq!(three.answer().await.status, 201);
+}

@@ -1,0 +1,18 @@
+//! The gateway from outside: real sockets, upstreams of every kind.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod admin;
+mod ambiguous;
+mod copies;
+mod drain;
+mod failures;
+mod load;
+mod proxy;
+mod reconcile;
+mod refused;
+mod world;

@@ -1,0 +1,145 @@
+//! Asking what became of a request.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::OnUnknown;
+use hapax_gateway::{Callers, Config};
+use hapax_http::Body;
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use http::{Method, Response};
+
+use crate::world::{Answer, Seen, Upstream, config, post_with, start, text};
+
+/// An upstream that answers POST with 500, and GET of /outcome with what `says` is.
+async fn upstream(says: impl Fn(&Seen) -> Response<Body> + Send + Sync + 'static) -> Upstream {
+    Upstream::start(move |seen| {
+        let response = match seen.method {
+            Method::GET => says(&seen),
+            _ if seen.header("idempotency-attempt") == "1" => text(500, "lost"),
+            _ => text(201, "again"),
+        };
+        async move { response }
+    })
+    .await
+}
+
+fn reconciling(upstream: &Upstream) -> Config {
+    let mut config = config(upstream.url());
+    config.on_unknown = OnUnknown::Reconcile;
+    let url = format!("http://{}/outcome?of=this", upstream.address);
+    config.reconcile_url = Some(url.parse().unwrap());
+    let tenant = HeaderName::from_static("x-tenant");
+    config.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant]));
+    config.upstream_timeout = Duration::from_secs(2);
+    config
+}
+
+async fn send(gateway: &hapax_gateway::Running) -> Answer {
+    let fields = [
+        ("idempotency-key", "\"k\""),
+        ("authorization", "Bearer a"),
+        ("x-tenant", "acme"),
+        ("x-other", "1"),
+    ];
+    post_with(gateway.local_addr(), "/pay", &fields, "x").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_happened() {
+    let upstream = upstream(|_| {
+        let mut response = text(200, "paid");
+        response.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));
+        response.headers_mut().insert("x-kept", HeaderValue::from_static("yes"));
+        response
+    })
+    .await;
+    let gateway = start(reconciling(&upstream)).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    for _ in 0..2 {
+        let answer = send(&gateway).await;
+        assert_eq!((answer.status, answer.text().as_str()), (201, "paid"));
+        assert_eq!(answer.header("idempotency-replayed"), "true");
+        assert_eq!(answer.header("idempotency-status"), "");
+        assert_eq!(answer.header("x-kept"), "yes");
+    }
+    let seen = upstream.seen();
+    assert_eq!(seen.len(), 2, "one execution, one question");
+    let (execution, question) = (&seen[0], &seen[1]);
+    assert_eq!(question.uri, "/outcome?of=this");
+    assert_eq!(question.header("host"), upstream.address.to_string());
+    assert_eq!(question.header("idempotency-key"), "\"k\"");
+    assert_eq!(question.header("idempotency-fence"), execution.header("idempotency-fence"));
+    assert_eq!(question.header("authorization"), "Bearer a");
+    assert_eq!(question.header("x-tenant"), "acme");
+    assert_eq!(question.header("x-other"), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_did_not_happen() {
+    let upstream = upstream(|_| text(404, "")).await;
+    let gateway = start(reconciling(&upstream)).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    let answer = send(&gateway).await;
+    assert_eq!((answer.status, answer.text().as_str()), (201, "again"));
+    assert_eq!(answer.header("idempotency-replayed"), "false");
+    let seen = upstream.seen();
+    let fence = |index: usize| seen[index].header("idempotency-fence").parse::<u64>().unwrap();
+    assert_eq!(fence(1), fence(0));
+    assert!(fence(2) > fence(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_can_say() {
+    let says = Arc::new(Mutex::new((503, 0, "")));
+    let upstream = {
+        let says = Arc::clone(&says);
+        upstream(move |_| {
+            let (status, size, named) = *says.lock().unwrap();
+            let mut response = text(status, vec![b'x'; size]);
+            if !named.is_empty() {
+                let named = HeaderValue::from_static(named);
+                response.headers_mut().insert("idempotency-status", named);
+            }
+            response
+        })
+        .await
+    };
+    let gateway = start(reconciling(&upstream)).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    // Not yet; a redirect, which is not followed; an answer too large to keep; a made-up status.
+    for said in [(503, 0, ""), (302, 0, ""), (401, 0, ""), (200, 2 << 20, ""), (200, 0, "20")] {
+        *says.lock().unwrap() = said;
+        let answer = send(&gateway).await;
+        assert_eq!((answer.status, answer.code().as_str()), (409, "outcome-unknown"), "{said:?}");
+    }
+    *says.lock().unwrap() = (200, 4, "");
+    assert_eq!(send(&gateway).await.text(), "xxxx");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_answers() {
+    let upstream = upstream(|_| text(200, "")).await;
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let mut config = reconciling(&upstream);
+    config.reconcile_url = Some(format!("http://{gone}/").parse().unwrap());
+    let gateway = start(config).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    assert_eq!(send(&gateway).await.code(), "outcome-unknown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happened_may_have_had_no_body() {
+    let upstream = upstream(|_| {
+        let mut response = text(200, "nothing to see");
+        response.headers_mut().insert("idempotency-status", HeaderValue::from_static("204"));
+        response
+    })
+    .await;
+    let gateway = start(reconciling(&upstream)).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    for _ in 0..2 {
+        let answer = send(&gateway).await;
+        assert_eq!((answer.status, answer.header("content-length")), (204, ""));
+    }
+}

@@ -1,0 +1,166 @@
+//! What is refused before anything starts, and what scopes refuse.
+
+use std::time::Duration;
+
+use hapax::{InFlight, OnUnknown};
+use hapax_gateway::{Callers, Config, Gateway, StartError, StoreUrl};
+use hapax_http::server::{MissingScope, StoreOutage};
+use http::Method;
+use http::header::{AUTHORIZATION, CONNECTION, HeaderName};
+
+use crate::world::{Upstream, config, post, post_with, start};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contradictions_do_not_start() {
+    type Change = fn(&mut Config);
+    let cases: [(&str, Change); 33] = [
+        ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
+        ("https is not in this build", |it| it.upstream = "https://a".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:65536".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:99999".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:0".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://a:".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "http://[::1]:70000".parse().unwrap()),
+        ("--reconcile-url must be", |it| {
+            it.reconcile_url = Some("http://a:65536/x".parse().unwrap());
+        }),
+        ("would never be asked", |it| it.reconcile_url = Some("http://a/x".parse().unwrap())),
+        ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
+        ("would call itself", |it| {
+            it.scope = Some(Callers::Everyone);
+            it.listen = "0.0.0.0:1".parse().unwrap();
+        }),
+        ("would call itself", |it| {
+            it.upstream = "http://LocalHost:81".parse().unwrap();
+            it.listen = "127.0.0.1:81".parse().unwrap();
+        }),
+        ("cannot be CONNECT", |it| it.methods.push(Method::CONNECT)),
+        ("longer than ten years", |it| it.retention = Duration::from_secs(400_000_000)),
+        ("nobody could wait", |it| {
+            it.in_flight = InFlight::Wait(Duration::from_secs(1));
+            it.max_waiters = 0;
+        }),
+        ("--store-outage open contradicts", |it| {
+            it.on_unknown = OnUnknown::Reconcile;
+            it.reconcile_url = Some("http://a/x".parse().unwrap());
+            it.store_outage = StoreOutage::Open;
+        }),
+        ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
+        ("--scope is required", |it| it.listen = "0.0.0.0:0".parse().unwrap()),
+        ("names no header", |it| it.scope = Some(Callers::Headers(vec![]))),
+        ("strips that header", |it| it.scope = Some(Callers::Headers(vec![CONNECTION]))),
+        ("strips that header", |it| {
+            it.scope = Some(Callers::Headers(vec![HeaderName::from_static("idempotency-key")]));
+        }),
+        ("names no method", |it| it.methods.clear()),
+        ("lease is zero", |it| it.lease = Duration::ZERO),
+        ("shorter than the lease", |it| it.retention = Duration::from_secs(1)),
+        ("needs --reconcile-url", |it| it.on_unknown = OnUnknown::Reconcile),
+        ("--reconcile-url must be", |it| it.reconcile_url = Some("/x".parse().unwrap())),
+        ("--store-outage open contradicts", |it| {
+            it.on_unknown = OnUnknown::Block;
+            it.store_outage = StoreOutage::Open;
+        }),
+        ("--admin-token is required", |it| it.admin = Some("0.0.0.0:0".parse().unwrap())),
+        ("--admin-token must be", |it| it.admin_token = Some("a b".into())),
+        ("--upstream-timeout is zero", |it| it.upstream_timeout = Duration::ZERO),
+        ("--wait-for is zero", |it| it.in_flight = InFlight::Wait(Duration::ZERO)),
+        ("--max-body-memory", |it| it.limits.body_memory = 1 << 20),
+    ];
+    for (says, change) in cases {
+        let mut config = config("http://127.0.0.1:1".parse().unwrap());
+        change(&mut config);
+        let error = Gateway::start(config).await.unwrap_err();
+        assert!(matches!(error, StartError::Config(_)), "{error:?}");
+        assert!(error.to_string().contains(says), "{says:?} is not in {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_says_nothing_of_the_caller_is_no_scope() {
+    for name in [
+        "forwarded",
+        "x-forwarded-for",
+        "x_forwarded_user",
+        "via",
+        "trailer",
+        "date",
+        "te",
+        "expect",
+        "host",
+        "idempotency_key",
+    ] {
+        let mut config = config("http://127.0.0.1:1".parse().unwrap());
+        config.scope = Some(Callers::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
+        let error = Gateway::start(config).await.unwrap_err().to_string();
+        assert!(error.contains("strips that header") && error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn the_token_is_not_shown() {
+    let mut config = config("http://127.0.0.1:1".parse().unwrap());
+    config.admin_token = Some("sesame".into());
+    assert!(!format!("{config:?}").contains("sesame"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_use_does_not_start_and_leaves_nothing() {
+    let upstream = Upstream::counting().await;
+    let first = start(config(upstream.url())).await;
+    let mut second = config(upstream.url());
+    second.listen = first.local_addr();
+    let error = Gateway::start(second).await.unwrap_err();
+    assert!(matches!(error, StartError::Listen { .. }), "{error:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = config(upstream.url());
+    file.store = StoreUrl::File(folder.path().join("hapax.db"));
+    let holder = start(file.clone()).await;
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    file.listen = listen;
+    let error = Gateway::start(file.clone()).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+    assert!(error.contains(&holder.admin_addr().unwrap().to_string()), "{error}");
+    // Its listener went with it; and once the holder has ended, the file is free.
+    holder.shutdown().await;
+    assert_eq!(start(file).await.local_addr(), listen);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_do_not_see_each_other() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let address = gateway.local_addr();
+    let of = |caller: &'static str| async move {
+        let fields = [("idempotency-key", "k"), ("authorization", caller)];
+        post_with(address, "/", &fields, caller).await.text()
+    };
+    assert_eq!(of("Bearer a").await, "1");
+    assert_eq!(of("Bearer b").await, "2");
+    assert_eq!(post(address, "/", "k", "nobody").await.text(), "3");
+    assert_eq!(of("Bearer a").await, "1");
+    assert_eq!(post(address, "/", "k", "nobody").await.text(), "3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_be_told_is_refused() {
+    let upstream = Upstream::counting().await;
+    let mut strict = config(upstream.url());
+    strict.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    let strict = start(strict).await;
+    assert_eq!(post(strict.local_addr(), "/", "k", "x").await.code(), "missing-scope");
+    for credentials in ["Digest a", "AWS4-HMAC-SHA256 a", "Signature a", "DPoP a"] {
+        let fields = [("idempotency-key", "k"), ("authorization", credentials)];
+        let answer = post_with(strict.local_addr(), "/", &fields, "x").await;
+        assert_eq!(answer.code(), "unstable-scope", "{credentials}");
+    }
+    assert_eq!(upstream.seen().len(), 0);
+
+    let mut shared = config(upstream.url());
+    shared.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    shared.scope_missing = Some(MissingScope::Shared);
+    let shared = start(shared).await;
+    assert_eq!(post(shared.local_addr(), "/", "k", "x").await.status, 201);
+}

@@ -1,0 +1,341 @@
+//! An upstream, a gateway, and clients that send bytes.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_gateway::{Config, Gateway, Running, StoreUrl};
+use hapax_http::Body;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Longer than anything here takes; a test that needs it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A request as the upstream got it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+impl Seen {
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+/// A service that hyper serves.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    pub(crate) connections: Arc<AtomicUsize>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    task: JoinHandle<()>,
+}
+
+impl Upstream {
+    /// Answers each request, once it is read, with what `answer` makes of it.
+    pub(crate) async fn start<F, A>(answer: F) -> Self
+    where
+        F: Fn(Seen) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (answer, all, count) = (Arc::new(answer), Arc::clone(&seen), Arc::clone(&connections));
+        let task = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                let (answer, all) = (Arc::clone(&answer), Arc::clone(&all));
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (answer, all) = (Arc::clone(&answer), Arc::clone(&all));
+                    async move {
+                        let (parts, body) = request.into_parts();
+                        // A client that went away in the middle is not asked anything.
+                        let Ok(body) = body.collect().await else {
+                            return Ok::<_, Infallible>(Response::new(Body::empty()));
+                        };
+                        let trailers = body.trailers().cloned();
+                        let seen = Seen {
+                            method: parts.method,
+                            uri: parts.uri,
+                            headers: parts.headers,
+                            body: body.to_bytes(),
+                            trailers,
+                        };
+                        all.lock().unwrap().push(seen.clone());
+                        Ok(answer(seen).await)
+                    }
+                });
+                tokio::spawn(async move {
+                    let server = hyper::server::conn::http1::Builder::new();
+                    drop(server.serve_connection(TokioIo::new(stream), service).await);
+                });
+            }
+        });
+        Self { address, connections, seen, task }
+    }
+
+    /// One that numbers its answers.
+    pub(crate) async fn counting() -> Self {
+        let count = AtomicUsize::new(0);
+        Self::start(move |_| {
+            let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+            async move { text(201, number.to_string()) }
+        })
+        .await
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    pub(crate) fn url(&self) -> Uri {
+        format!("http://{}", self.address).parse().unwrap()
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub(crate) fn text(status: u16, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::from(body.into()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response
+}
+
+/// A gateway in front of `upstream`, on free ports and in memory.
+pub(crate) fn config(upstream: Uri) -> Config {
+    let mut config = Config::new(upstream);
+    config.listen = "127.0.0.1:0".parse().unwrap();
+    config.admin = Some("127.0.0.1:0".parse().unwrap());
+    config.store = StoreUrl::Memory;
+    config
+}
+
+pub(crate) async fn start(config: Config) -> Running {
+    Gateway::start(config).await.unwrap()
+}
+
+/// An answer, as it was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.iter().find(|(it, _)| it == name).map_or("", |(_, value)| value)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The code of a problem.
+    pub(crate) fn code(&self) -> String {
+        self.json()["code"].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+}
+
+/// A connection that sends what it is told, byte for byte.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    stream: TcpStream,
+    read: VecDeque<u8>,
+}
+
+impl Raw {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        Self { stream: TcpStream::connect(address).await.unwrap(), read: VecDeque::new() }
+    }
+
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// Like `send`, for a peer that may have closed already.
+    pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        self.stream.write_all(bytes.as_ref()).await.is_ok()
+    }
+
+    /// The next answer. `head`: to a request that gets no body.
+    pub(crate) async fn answer_to(&mut self, head: bool) -> Option<Answer> {
+        let read = async {
+            let first = self.line().await?;
+            let status = first.split(' ').nth(1)?.parse().ok()?;
+            let mut headers = Vec::new();
+            loop {
+                let line = self.line().await?;
+                if line.is_empty() {
+                    break;
+                }
+                let (name, value) = line.split_once(':')?;
+                headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+            }
+            let mut answer = Answer { status, headers, body: Vec::new() };
+            let bodiless = head || status == 204 || status == 304 || status < 200;
+            if bodiless {
+                return Some(answer);
+            }
+            if answer.header("transfer-encoding") == "chunked" {
+                loop {
+                    let size = usize::from_str_radix(&self.line().await?, 16).ok()?;
+                    if size == 0 {
+                        while !self.line().await?.is_empty() {}
+                        return Some(answer);
+                    }
+                    answer.body.extend(self.take(size).await?);
+                    self.line().await?;
+                }
+            }
+            answer.body = match answer.header("content-length").parse() {
+                Ok(length) => self.take(length).await?,
+                Err(_) => self.rest().await,
+            };
+            Some(answer)
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect("no answer in time")
+    }
+
+    pub(crate) async fn answer(&mut self) -> Answer {
+        self.answer_to(false).await.expect("the connection ended without an answer")
+    }
+
+    /// Whatever comes until the other side closes.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        while self.fill().await {}
+        self.read.drain(..).collect()
+    }
+
+    /// What comes, up to and with `wanted`.
+    pub(crate) async fn until(&mut self, wanted: &[u8]) -> Vec<u8> {
+        loop {
+            let read = self.read.make_contiguous();
+            if let Some(at) = read.windows(wanted.len()).position(|part| part == wanted) {
+                return self.read.drain(..at + wanted.len()).collect();
+            }
+            assert!(self.fill().await, "the connection ended before {wanted:?}");
+        }
+    }
+
+    async fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                return Some(String::from_utf8_lossy(&line).trim_end().to_owned());
+            }
+            if !self.fill().await {
+                return None;
+            }
+        }
+    }
+
+    async fn take(&mut self, count: usize) -> Option<Vec<u8>> {
+        while self.read.len() < count {
+            if !self.fill().await {
+                return None;
+            }
+        }
+        Some(self.read.drain(..count).collect())
+    }
+
+    /// Whether anything came.
+    async fn fill(&mut self) -> bool {
+        let mut buffer = vec![0; 16 * 1024];
+        match tokio::time::timeout(PATIENCE, self.stream.read(&mut buffer)).await {
+            Ok(Ok(count)) => {
+                self.read.extend(&buffer[..count]);
+                count > 0
+            }
+            Ok(Err(_)) => false,
+            Err(_) => panic!("nothing came in time"),
+        }
+    }
+}
+
+/// A request with a body, as text.
+pub(crate) fn request(method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> String {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: shop.example\r\n");
+    for (name, value) in fields {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+    text
+}
+
+/// A `POST` of `body` under `key`, on a connection of its own.
+pub(crate) async fn post(address: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
+    post_with(address, path, &[("idempotency-key", key)], body).await
+}
+
+pub(crate) async fn post_with(
+    address: SocketAddr,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let mut raw = Raw::connect(address).await;
+    raw.send(request("POST", path, fields, body)).await;
+    raw.answer().await
+}
+
+/// `GET` from an admin listener.
+pub(crate) async fn get(admin: SocketAddr, path: &str) -> Answer {
+    send(admin, "GET", path, &[], "").await
+}
+
+/// A request to an admin listener.
+pub(crate) async fn send(
+    admin: SocketAddr,
+    method: &str,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let mut raw = Raw::connect(admin).await;
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: {admin}\r\n");
+    for (name, value) in fields {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    raw.send(format!("{text}content-length: {}\r\n\r\n{body}", body.len())).await;
+    raw.answer().await
+}
+
+/// Waits until `true`, looking often.
+pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let wait = async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}

@@ -1,0 +1,73 @@
+//! What is printed for people who debug shows nothing that was sent.
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+use hapax::{FencingToken, Key};
+use hapax_http::fingerprint::{Asked, HttpScheme};
+use hapax_http::server::{Doubt, Reconciled};
+use hapax_http::stored::{Cookies, Stored, Whole};
+use http::{HeaderMap, Request, Response};
+
+/// In every place that a request or a response has for it.
+const SECRET: &str = "s3cr3t";
+
+#[track_caller]
+fn assert_silent(value: &impl Debug) {
+    // The bytes themselves may be printed as numbers, too.
+    let numbers = format!("{:?}", SECRET.as_bytes());
+    let numbers = numbers.trim_matches(['[', ']']);
+    for text in [format!("{value:?}"), format!("{value:#?}")] {
+        let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!text.contains(SECRET) && !flat.contains(numbers), "{text}");
+    }
+}
+
+fn response() -> Response<Bytes> {
+    Response::builder()
+        .header("location", format!("/payments/{SECRET}"))
+        .body(Bytes::from_static(SECRET.as_bytes()))
+        .unwrap()
+}
+
+fn request() -> http::request::Parts {
+    let request = Request::post(format!("/payments/{SECRET}?token={SECRET}"))
+        .header("authorization", format!("Bearer {SECRET}"))
+        .header("idempotency-key", SECRET)
+        .body(())
+        .unwrap();
+    request.into_parts().0
+}
+
+#[test]
+fn a_doubt_and_its_end() {
+    let key: Key = SECRET.parse().unwrap();
+    let doubt = Doubt { fence: FencingToken::new(17), key, request: request() };
+    assert_silent(&doubt);
+    assert!(format!("{doubt:?}").contains("17"));
+    assert_silent(&Reconciled::Happened(response()));
+}
+
+#[test]
+fn a_request_as_it_is_claimed() {
+    let request = request();
+    assert_silent(&Asked {
+        scheme: &HttpScheme::default(),
+        method: &request.method,
+        uri: &request.uri,
+        headers: &request.headers,
+        body: SECRET.as_bytes(),
+    });
+}
+
+#[test]
+fn a_stored_response() {
+    let trailers = HeaderMap::from_iter([(
+        http::HeaderName::from_static("x-sum"),
+        http::HeaderValue::from_static(SECRET),
+    )]);
+    let whole = Whole::of(&response(), Some(&trailers), Cookies::Keep);
+    assert_silent(&whole);
+    assert_silent(&Stored::Whole(whole.clone()));
+    assert_silent(&Stored::Whole(whole).outcome());
+}

@@ -1,0 +1,41 @@
+//! Measures the store against one statement per request, in one run on one server.
+//!
+//! `cargo run --release -p hapax-postgres --example measure -- rates [SECONDS]`
+//! `cargo run --release -p hapax-postgres --example measure -- purge [KEYS]`
+//! `cargo run --release -p hapax-postgres --example measure -- indexes [KEYS]`
+//!
+//! Starts a server of its own, which syncs as it does in earnest. Ratios within a run say
+//! something; the numbers themselves are those of the machine and of what else it does.
+
+mod indexes;
+mod plain;
+mod purge;
+mod rates;
+mod work;
+
+use std::error::Error;
+
+use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |default: u64| arguments.get(1).map_or(Ok(default), |text| text.parse());
+    match arguments.first().map(String::as_str) {
+        Some("rates") => rates::measure(number(5)?).await,
+        Some("purge") => purge::measure(number(1_000_000)?).await,
+        Some("indexes") => indexes::measure(number(200_000)?).await,
+        _ => Err("one of: rates, purge, indexes".into()),
+    }
+}
+
+async fn server() -> PostgresServer {
+    let options = PostgresOptions::new()
+        .set("fsync", "on")
+        .set("shared_buffers", "256MB")
+        .set("max_connections", "200")
+        .set("max_wal_size", "4GB");
+    PostgresServer::start_with(options).await
+}

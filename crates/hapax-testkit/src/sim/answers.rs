@@ -1,0 +1,171 @@
+//! Whether what a caller is told is true at the moment the store answered it.
+
+use hapax::OnUnknown;
+use hapax::exchange::Wrote;
+
+use super::truth::{Judged, Ledger, Meaning, Phase, Said, Truth, ensure};
+
+/// What a claimer was told, in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Told {
+    Replay { outcome: u16, fence: u64, expires_in: u64 },
+    InFlight { remaining: u64 },
+    Mismatch,
+    Unknown,
+}
+
+/// What a claimer asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub(super) request: u8,
+    pub(super) policy: OnUnknown,
+    /// How long after a lapse its hook may be asked, if it has one.
+    pub(super) hook_after: Option<u64>,
+    /// Its own answer was written, as it says.
+    pub(super) answered: Option<Said>,
+}
+
+impl Ledger {
+    /// Judges an answer to a claim.
+    pub(super) fn judge_claim(&self, seen: &Truth, told: Told, asker: &Asker) -> Judged {
+        let kept = !seen.vacant() && !seen.expired();
+        let same = kept && seen.request == asker.request;
+        match (told, asker.answered) {
+            (Told::Replay { outcome, .. }, Some(Said::Happened(said))) => {
+                ensure(outcome == said, "S3", "another outcome than the hook's")
+            }
+            (Told::Replay { outcome, fence, expires_in }, _) => {
+                ensure(seen.request == asker.request, "S4", "the outcome of another request")?;
+                ensure(same && seen.phase == Phase::Done, "S3", "replayed what is not recorded")?;
+                ensure(outcome == seen.outcome, "S3", "replayed another outcome")?;
+                let denied = self.denied[usize::from(outcome)];
+                ensure(!denied, "S3", "replayed what its holder was told is lost")?;
+                let owner = self.tenures[seen.tenure as usize].fence;
+                ensure(fence == owner, "replay", "replayed with another fence")?;
+                let rest = seen.keep_until - seen.clock;
+                ensure(expires_in == rest, "replay", "says another time of expiry")
+            }
+            (Told::InFlight { remaining }, _) => {
+                ensure(same && seen.live(), "L1", "in flight, and nobody holds it")?;
+                let rest = seen.lease_until - seen.clock;
+                ensure(remaining == rest, "in flight", "says another remainder of the lease")
+            }
+            (Told::Mismatch, _) => {
+                ensure(kept && !same, "mismatch", "refused its own request, or a free key")
+            }
+            (Told::Unknown, Some(Said::Nothing)) => Ok(()),
+            (Told::Unknown, _) => judge_unknown(seen, same, asker),
+        }
+    }
+
+    /// Judges what a holder was told of its write, which has `landed` or not.
+    pub(super) fn judge_write(
+        &mut self,
+        seen: &Truth,
+        tenure: u32,
+        meaning: Meaning,
+        landed: bool,
+        wrote: &Wrote,
+    ) -> Judged {
+        let own = self.owns(seen, tenure);
+        let outcome = match meaning {
+            Meaning::Complete { outcome, .. } => Some(outcome),
+            _ => None,
+        };
+        match wrote {
+            Wrote::Recorded(_) => {
+                let already = own
+                    && match meaning {
+                        Meaning::Complete { outcome, .. } => {
+                            seen.phase == Phase::Done && seen.outcome == outcome
+                        }
+                        Meaning::Release => seen.phase == Phase::Released,
+                        Meaning::Abandon => seen.phase == Phase::Unsure,
+                        _ => false,
+                    };
+                ensure(landed || already, "S3", "told recorded what is not")
+            }
+            // An old claim brought its life back: it looks like a takeover.
+            Wrote::Lost if seen.echo && !own => Ok(()),
+            Wrote::Lost => {
+                // A renewal may land and be overtaken; an outcome that landed stays.
+                ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
+                let same_life = !seen.vacant()
+                    && !seen.expired()
+                    && (own || seen.life == self.tenures[tenure as usize].life);
+                ensure(same_life, "holder", "told lost where nobody can know")?;
+                let settled = match seen.phase {
+                    Phase::Done => Some(seen.outcome) != outcome,
+                    Phase::Unsure => {
+                        !matches!(meaning, Meaning::Complete { .. } | Meaning::Abandon)
+                    }
+                    _ => false,
+                };
+                ensure(!own || settled, "holder", "told lost though nobody took over")?;
+                if let Some(outcome) = outcome.map(usize::from) {
+                    self.denied[outcome] = true;
+                    ensure(!self.recorded[outcome], "S3", "told lost what had been recorded")?;
+                }
+                Ok(())
+            }
+            Wrote::Gone => {
+                let over = seen.vacant()
+                    || seen.expired()
+                    || seen.life != self.tenures[tenure as usize].life;
+                ensure(over, "holder", "told gone though its life goes on")
+            }
+            Wrote::Contended => Ok(()),
+            Wrote::NotFound | Wrote::Refused | Wrote::Changed => {
+                ensure(false, "holder", "told what only operators are told")
+            }
+        }
+    }
+
+    /// Judges what an operator was told.
+    pub(super) fn judge_operator(
+        &self,
+        seen: &Truth,
+        (fence, force, outcome): (u64, bool, Option<u16>),
+        landed: bool,
+        wrote: &Wrote,
+    ) -> Judged {
+        let nothing = seen.vacant() || seen.expired();
+        let owner = self.tenures.get(seen.tenure as usize).map(|tenure| tenure.fence);
+        match wrote {
+            Wrote::Recorded(_) => {
+                let already = seen.phase == Phase::Done && Some(seen.outcome) == outcome;
+                ensure(landed || already, "operator", "told recorded what is not")
+            }
+            Wrote::NotFound => ensure(nothing, "operator", "told that there is nothing"),
+            Wrote::Refused => {
+                ensure(!force && seen.live(), "operator", "refused what is not in flight")
+            }
+            Wrote::Changed => {
+                let done = seen.phase == Phase::Done && outcome.is_some();
+                ensure(owner != Some(fence) || done, "operator", "told changed what is not")
+            }
+            Wrote::Contended => Ok(()),
+            Wrote::Lost | Wrote::Gone => {
+                ensure(false, "operator", "told what only holders are told")
+            }
+        }
+    }
+}
+
+fn judge_unknown(seen: &Truth, same: bool, asker: &Asker) -> Judged {
+    let doubt = match seen.phase {
+        Phase::Held => seen.clock >= seen.lease_until,
+        Phase::Unsure => true,
+        _ => false,
+    };
+    ensure(same && doubt, "L1", "unknown, and there is no doubt")?;
+    let may_ask = asker.hook_after.is_some_and(|after| match seen.phase {
+        Phase::Held => seen.clock >= seen.lease_until.saturating_add(after),
+        _ => !seen.asking || seen.clock >= seen.lease_until,
+    });
+    match seen.strict.max(asker.policy) {
+        OnUnknown::Block => Ok(()),
+        OnUnknown::Reconcile => ensure(!may_ask, "L1", "unknown, though a hook could be asked"),
+        OnUnknown::Reexecute => ensure(false, "L1", "unknown, though it may run again"),
+    }
+}

@@ -1,0 +1,184 @@
+//! Bugs to plant, each at the place where somebody could make it.
+
+use hapax::store::{Cell, Stamp, Swap, Swapped};
+use hapax::{OnUnknown, State, Timestamp};
+
+use super::plan;
+use super::truth::Meaning;
+use super::world::{ClaimTalk, Conv, Talk, World};
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident,)*) => {
+        /// A bug that the simulator must find.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug,)*];
+        }
+    };
+}
+
+bugs! {
+    /// The store checks the tag, and writes a moment later.
+    ChecksThenSets,
+    /// The store acknowledges some writes that it never makes.
+    LosesWrites,
+    /// The store reaps released records at once, so that fences fall back.
+    ReapsReleasedAtOnce,
+    /// The store reaps unfinished records by their lease, though they are kept for ever.
+    ReapsByTheLease,
+    /// Callers go by their own clock.
+    GoesByTheClientsClock,
+    /// A lost reply is resolved by loading the cell.
+    ResolvesByLoading,
+    /// A claim that was given up is forgotten, though it may land.
+    LeavesGhostClaims,
+    /// A completion without an answer is taken for recorded.
+    TakesSilenceForSuccess,
+    /// Whoever's fence is as large as the record's owns it, instead of whoever's grant is in it.
+    ComparesFences,
+    /// A holder renews whoever's record it finds.
+    RenewsWithoutOwnership,
+    /// A holder releases whoever's record it finds.
+    ReleasesWithoutOwnership,
+    /// A holder completes whoever's record it finds.
+    CompletesWithoutOwnership,
+    /// A completion after the lease, without a takeover, is reported as lost.
+    ReportsLateAsLost,
+    /// A completion that is recorded already is reported as lost.
+    CompletesOnceOnly,
+    /// A late completion overwrites another outcome.
+    OverwritesOutcomes,
+    /// What is under `block` is kept for its retention only.
+    ExpiresUnderBlock,
+    /// The claimer's policy decides alone.
+    IgnoresTheRecordsPolicy,
+    /// The record's policy decides alone.
+    IgnoresTheClaimersPolicy,
+    /// A takeover writes its own policy into the record, though the record's is stricter.
+    LoosensTerms,
+    /// A takeover keeps the fence.
+    TakesOverUnderTheSameFence,
+    /// A takeover begins a life of its own.
+    ForgetsTheLife,
+    /// A takeover drops the recovery point.
+    DropsTheCheckpoint,
+    /// A takeover is decided by the lease of the claim, whatever was renewed since.
+    IgnoresRenewals,
+    /// Attempts begin anew after a release.
+    ForgetsAttempts,
+    /// The fingerprint is not compared.
+    IgnoresTheFingerprint,
+    /// What may have happened is released.
+    ReleasesTheUnknown,
+    /// Asking takes the record from its owner.
+    AskingTakesTheGrant,
+    /// A hook's answer counts, though the record has changed.
+    CountsLateAnswers,
+    /// A hook is asked as soon as the lease lapsed, while what its owner sent is under way.
+    AsksTooSoon,
+    /// An operator's decision counts for an execution that the operator never saw.
+    ResolvesTheUnseen,
+    /// An operator interrupts a live lease without force.
+    ResolvesWithoutForce,
+}
+
+/// Rewrites what the store said before the core hears it.
+pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped) {
+    if bug == Bug::GoesByTheClientsClock {
+        let skewed = world
+            .store
+            .clock(world.now)
+            .saturating_add_signed(world.plan.skew[usize::from(conv.process)] - world.store.offset);
+        let now = Timestamp::from_micros(skewed);
+        match swapped {
+            Swapped::Stored(stamped) => stamped.now = now,
+            Swapped::Conflict(seen) => seen.now = now,
+        }
+        return;
+    }
+    let Swapped::Conflict(seen) = swapped else { return };
+    let now = seen.now;
+    let Some(cell) = &mut seen.cell else { return };
+    match &conv.talk {
+        Talk::Claim(claim) => garble_for_claimer(bug, now, claim, cell),
+        Talk::Write(write) => {
+            let Some(tenure) = world.ledger.tenures.get(write.tenure as usize) else { return };
+            let seize = match (bug, write.meaning) {
+                (Bug::ComparesFences, Meaning::Operator { .. }) => false,
+                (Bug::ComparesFences, _) => tenure.fence >= cell.fence.get(),
+                (Bug::RenewsWithoutOwnership, Meaning::Renew) => true,
+                (Bug::ReleasesWithoutOwnership, Meaning::Release) => true,
+                (Bug::CompletesWithoutOwnership, Meaning::Complete { .. }) => true,
+                _ => false,
+            };
+            if seize {
+                cell.record.grant = tenure.grant;
+                cell.record.life = tenure.record_life;
+            }
+            let own = cell.record.grant == tenure.grant;
+            match (bug, write.meaning, &cell.record.state) {
+                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, State::Done(_)) if own => {
+                    cell.record.state = State::InFlight;
+                }
+                (Bug::ResolvesTheUnseen, Meaning::Operator { fence, .. }, _) => {
+                    cell.fence = hapax::FencingToken::new(fence);
+                }
+                (Bug::ResolvesWithoutForce, Meaning::Operator { .. }, _) => {
+                    cell.lease_until = Timestamp::default();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, cell: &mut Cell) {
+    match bug {
+        Bug::IgnoresTheRecordsPolicy => cell.record.terms.on_unknown = OnUnknown::Reexecute,
+        Bug::IgnoresRenewals => {
+            let claimed = cell.fence.issued_at().after(cell.record.terms.lease);
+            cell.lease_until = cell.lease_until.min(claimed);
+        }
+        Bug::ForgetsAttempts if cell.record.state == State::Released => cell.record.attempt = 0,
+        Bug::IgnoresTheFingerprint => {
+            cell.record.scheme = plan::scheme(claim.scheme);
+            cell.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
+        }
+        Bug::AsksTooSoon if cell.record.state == State::InFlight && cell.lease_until <= now => {
+            cell.lease_until = Timestamp::default();
+        }
+        _ => {}
+    }
+}
+
+/// Rewrites what the core wants to write before the store gets it.
+pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Swap) {
+    let draft = &mut swap.draft;
+    let takeover = matches!(meaning, Meaning::Execute { anew: false, .. });
+    match bug {
+        Bug::ExpiresUnderBlock => {
+            draft.keep = draft.keep.or(Some(draft.record.terms.retention));
+        }
+        Bug::LoosensTerms if takeover => draft.record.terms.on_unknown = policy,
+        // The claim itself went out as `reexecute`.
+        Bug::IgnoresTheClaimersPolicy if matches!(meaning, Meaning::Execute { anew: true, .. }) => {
+            draft.record.terms.on_unknown = policy;
+            draft.keep = draft.keep.filter(|_| policy != OnUnknown::Block);
+        }
+        Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
+        Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.grant,
+        Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
+        Bug::ReleasesTheUnknown if meaning == Meaning::Abandon => {
+            draft.record.state = State::Released;
+        }
+        Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {
+            draft.record.grant = hapax::Grant::from_bytes(*swap.tag.as_bytes());
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,76 @@
+//! The system downstream: effects, fences, and the hook that is asked about them.
+
+use super::plan::KEYS;
+use super::plan::MS;
+use super::tally::{Event as Count, Fault};
+use super::truth::{Effect, Said};
+use super::world::{Happening, Talk, World, note};
+
+#[derive(Debug, Default)]
+pub(super) struct Downstream {
+    /// Fences up to here are refused: the hook said that they did not happen.
+    refused: [u64; KEYS],
+    /// The largest fence that had an effect: what comes later with a smaller one is refused.
+    highest: [u64; KEYS],
+}
+
+impl World {
+    pub(super) fn effect(&mut self, tenure: u32) {
+        let sender = &mut self.ledger.tenures[tenure as usize];
+        let key = usize::from(sender.key);
+        let fence = sender.fence;
+        let Downstream { refused, highest } = &mut self.downstream;
+        if fence <= refused[key] || fence < highest[key] {
+            sender.effect = Effect::Refused;
+            note!(self, "k{key}: the effect under fence {fence} is refused");
+            return self.count(Count::EffectRefused);
+        }
+        highest[key] = fence;
+        note!(self, "k{key}: the effect under fence {fence}");
+        self.count(Count::Effect);
+        let judged = self.ledger.effect(tenure);
+        self.judge(judged);
+    }
+
+    /// A claimer puts its question to the hook, or dies of it.
+    pub(super) fn ask(&mut self, conv: u32) {
+        if self.fails(100) {
+            note!(self, "c{conv} does not ask after all");
+            self.convs[conv as usize].over = true;
+            let worker = self.convs[conv as usize].process;
+            return self.end_operation(worker, true);
+        }
+        let delay = MS + self.below(20 * MS);
+        self.at(delay, Happening::Inquire { conv });
+    }
+
+    pub(super) fn inquire(&mut self, conv: u32) {
+        let state = &self.convs[conv as usize];
+        let Talk::Claim(claim) = &state.talk else { return };
+        let Some((_, tenure)) = claim.asked else { return };
+        let (key, asked) = (usize::from(state.key), &self.ledger.tenures[tenure as usize]);
+        let said = if asked.effect == Effect::Applied {
+            self.tally.event(Count::SaidHappened);
+            2 + tenure
+        } else if self.chance(200) {
+            self.count(Count::SaidNothing);
+            0
+        } else {
+            let refused = &mut self.downstream.refused[key];
+            *refused = asked.fence.max(*refused);
+            self.tally.event(Count::SaidDidNot);
+            1
+        };
+        note!(self, "c{conv} asks, the hook says {:?}", Self::said(said));
+        let delay = self.latency(Fault::AnswerDelayed);
+        self.at(delay, Happening::Verdict { conv, said });
+    }
+
+    pub(super) fn verdict(&mut self, conv: u32, said: u32) {
+        let state = &self.convs[conv as usize];
+        if !state.over && self.operation_of(state.process) == state.operation {
+            let said: Said = Self::said(said);
+            self.answer(conv, said);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! When all is calm: nothing is left behind, and every key can be claimed again.
+
+use std::time::Duration;
+
+use hapax::exchange::{Claim, Claimed, Claiming, Next};
+use hapax::{OnUnknown, Terms};
+
+use super::plan::{self, KEYS, MS};
+use super::truth::{Judged, Meaning, Phase, Truth, Violation, Writer, ensure};
+use super::world::{OPERATORS, World, note};
+
+/// What is asked of a key in the end.
+const LEASE: u64 = 1_000 * MS;
+
+impl World {
+    pub(super) fn last_judgement(&mut self) -> Judged {
+        let unfinished = self.convs.iter().any(|conv| {
+            let alive = self.processes[usize::from(conv.process)].epoch == conv.epoch;
+            alive && conv.process != OPERATORS && !conv.over
+        });
+        ensure(!unfinished, "L5", "something held back was never written")?;
+        for key in 0..KEYS {
+            self.nobody_is_left(key)?;
+        }
+        // A clock that stepped back makes leases longer.
+        self.now += 2 * LEASE + self.plan.back;
+        for key in 0..KEYS {
+            self.claimable(key)?;
+        }
+        Ok(())
+    }
+
+    /// What is in flight belongs to a process that died, or let go of it.
+    fn nobody_is_left(&mut self, key: usize) -> Judged {
+        let truth = self.ledger.look(key, self.store.clock(self.now));
+        if truth.phase != Phase::Held || truth.was_expired() {
+            return Ok(());
+        }
+        let tenure = &self.ledger.tenures[truth.tenure as usize];
+        let conv = &self.convs[tenure.conv as usize];
+        let died = self.processes[usize::from(conv.process)].epoch != conv.epoch;
+        ensure(died || tenure.dropped || tenure.stray, "L6", "a claim was left behind")
+    }
+
+    /// A claim under `reexecute`, by anybody, gets what the truth says, without ado.
+    fn claimable(&mut self, key: usize) -> Judged {
+        let clock = self.store.clock(self.now);
+        let truth = self.ledger.look(key, clock);
+        note!(self, "k{key} in the end: {truth:?}");
+        let terms = Terms {
+            lease: Duration::from_micros(LEASE),
+            retention: Duration::from_micros(10 * LEASE),
+            on_unknown: OnUnknown::Reexecute,
+        };
+        let claim = Claim {
+            scheme: plan::scheme(0),
+            fingerprint: plan::fingerprint(truth.request, 0),
+            terms,
+            hook: None,
+        };
+        let name = plan::key(key);
+        let entropy = &self.ids.0;
+        let broken = Violation { promise: "L1", what: "a claim failed in the end" };
+        let (mut claiming, mut next) = Claiming::start(name, claim, entropy).map_err(|_| broken)?;
+        for _ in 0..5 {
+            match next {
+                Next::Ready(Claimed::Rehash(scheme)) => {
+                    let number = plan::scheme_number(&scheme);
+                    let fingerprint = plan::fingerprint(truth.request, number);
+                    next = claiming.rehashed(scheme, fingerprint, entropy).map_err(|_| broken)?;
+                }
+                Next::Ready(claimed) => return judge_end(&truth, &claimed),
+                Next::Send(swap) => {
+                    let (swapped, write) = self.store.judge(key, self.now, &swap);
+                    if write {
+                        let fence = self.store.write(key, self.now, &swap);
+                        let meaning = Meaning::Execute {
+                            anew: swap.draft.record.life == swap.draft.record.grant,
+                            attempt: swap.draft.record.attempt,
+                            asked: None,
+                        };
+                        let by = Writer {
+                            conv: u32::MAX,
+                            tenure: 0,
+                            request: truth.request,
+                            policy: OnUnknown::Reexecute,
+                            lease: LEASE,
+                            retention: 10 * LEASE,
+                            again: false,
+                        };
+                        self.ledger.wrote(key, clock, fence, meaning, by, &swap)?;
+                    }
+                    next = claiming.heard(swapped, entropy).map_err(|_| broken)?;
+                }
+            }
+        }
+        Err(broken)
+    }
+}
+
+fn judge_end(truth: &Truth, claimed: &Claimed) -> Judged {
+    let free = truth.vacant() || truth.expired();
+    let again = truth.strict == OnUnknown::Reexecute;
+    let right = match claimed {
+        Claimed::Execute(_) => free || (truth.phase != Phase::Done && again),
+        Claimed::Replay(replay) => {
+            !free
+                && truth.phase == Phase::Done
+                && plan::number(replay.outcome.bytes()) == truth.outcome
+        }
+        Claimed::Unknown => !free && truth.phase != Phase::Done && !again,
+        _ => false,
+    };
+    ensure(right, "L1", "a key cannot be claimed again as its policy says")
+}

@@ -1,0 +1,91 @@
+//! Operators: they look, take their time, and decide.
+
+use hapax::FencingToken;
+use hapax::exchange::{Writing, Wrote};
+use hapax::machine::{Resolution, Resolve};
+use hapax::store::Snapshot;
+
+use super::plan::{self, KEYS, MS, OPERATORS_OUTCOMES};
+use super::tally::{Event as Count, Fault};
+use super::truth::{Meaning, Truth};
+use super::world::{Conv, Happening, Looker, OPERATORS, Talk, World, WriteTalk, note};
+
+#[derive(Debug)]
+pub(super) struct Operator {
+    pub(super) key: u8,
+    seen: Option<(Snapshot, Truth)>,
+}
+
+impl World {
+    pub(super) fn operator_looks(&mut self) {
+        let operator = self.operators.len() as u32;
+        let key = self.below(KEYS as u64) as u8;
+        self.operators.push(Operator { key, seen: None });
+        let looker = Looker::Operator { operator };
+        self.at(MS, Happening::Look { looker });
+    }
+
+    pub(super) fn operator_looked(&mut self, operator: u32, found: Option<(Snapshot, Truth)>) {
+        let Some(found) = found else {
+            let looker = Looker::Operator { operator };
+            return self.at(500 * MS, Happening::Look { looker });
+        };
+        let worth = found.0.cell.is_some();
+        self.operators[operator as usize].seen = Some(found);
+        // Some decide at once, some after lunch.
+        let most = if self.chance(500) { 50 * MS } else { 3_000 * MS };
+        let thought = self.below(most);
+        if worth {
+            self.at(thought, Happening::Resolve { operator });
+        }
+    }
+
+    pub(super) fn operator_resolves(&mut self, operator: u32) {
+        let Operator { key, seen } = &mut self.operators[operator as usize];
+        let key = *key;
+        let Some((seen, truth)) = seen.take() else { return };
+        let Some(fence) = seen.cell.as_ref().map(|cell| cell.fence.get()) else { return };
+        let force = self.chance(400);
+        let outcome = self.chance(400).then_some(OPERATORS_OUTCOMES + operator as u16);
+        let resolution = match outcome {
+            Some(outcome) => Resolution::Happened(plan::outcome(outcome)),
+            None => Resolution::DidNotHappen,
+        };
+        let resolve = Resolve { expected: FencingToken::new(fence), force, resolution };
+        let name = plan::key(usize::from(key));
+        let Ok((writing, next)) = Writing::resolve(name, seen, resolve, &self.ids.0) else {
+            return self.no_entropy();
+        };
+        note!(self, "an operator resolves k{key} at fence {fence}, force {force}: {outcome:?}");
+        let meaning = Meaning::Operator { fence, force, outcome };
+        let talk = Talk::Write(WriteTalk { writing, tenure: truth.tenure, meaning, landed: false });
+        let conv = self.begin(Conv {
+            process: OPERATORS,
+            epoch: 0,
+            operation: 0,
+            key,
+            letter: 0,
+            sends: 0,
+            waiting: false,
+            ambiguous: false,
+            background: false,
+            over: false,
+            talk,
+        });
+        self.write_goes(conv, next, Some(&truth));
+    }
+
+    pub(super) fn operator_hears(&mut self, meaning: Meaning, wrote: &Wrote) {
+        let Meaning::Operator { force, outcome, .. } = meaning else { return };
+        if !matches!(wrote, Wrote::Recorded(_)) {
+            return self.count(Count::OperatorRefused);
+        }
+        self.tally.fault(match outcome {
+            Some(_) => Fault::OperatorHappened,
+            None => Fault::OperatorDidNot,
+        });
+        if force {
+            self.tally.fault(Fault::OperatorForced);
+        }
+    }
+}

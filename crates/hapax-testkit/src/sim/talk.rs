@@ -1,0 +1,375 @@
+//! Conversations: what the core is told, and what it wants next.
+
+use hapax::State;
+use hapax::exchange::{Claimed, Holding, Next, Wrote};
+use hapax::machine::{Act, Verdict};
+use hapax::store::{Swap, Swapped};
+
+use super::answers::{Asker, Told};
+use super::bug::{self, Bug};
+use super::plan;
+use super::tally::{Event as Count, Fault};
+use super::truth::{Meaning, Said, Truth, Violation, ensure};
+use super::world::{Activity, Conv, Talk, World, WriteTalk, note};
+
+impl World {
+    /// A definite answer to a conversation's swap.
+    pub(super) fn heard(&mut self, conv: u32, mut swapped: Swapped, truth: Truth) {
+        self.convs[conv as usize].waiting = false;
+        if let Some(bug) = self.bug {
+            if bug == Bug::CountsLateAnswers && self.insists(conv, &swapped) {
+                return;
+            }
+            bug::garble(bug, self, &self.convs[conv as usize], &mut swapped);
+            if bug == Bug::CompletesOnceOnly && self.denies(conv, &swapped, &truth) {
+                return;
+            }
+        }
+        let stored = matches!(swapped, Swapped::Stored(_));
+        note!(self, "c{conv} hears {}", words(&swapped));
+        let state = &mut self.convs[conv as usize];
+        match &mut state.talk {
+            Talk::Claim(claim) if state.background => {
+                let holding = claim.claiming.given_up(swapped);
+                let tenure = self.letters[state.letter as usize].tenure.or(claim.tenure);
+                state.over = true;
+                if let (Some(holding), Some(tenure)) = (holding, tenure) {
+                    self.count(Count::Released);
+                    self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
+                }
+            }
+            Talk::Claim(claim) => {
+                if let Swapped::Conflict(seen) = &swapped
+                    && let Some(cell) = &seen.cell
+                    && cell.record.terms.on_unknown != claim.policy
+                {
+                    self.tally.fault(Fault::MixedPolicies);
+                }
+                match claim.claiming.heard(swapped, &self.ids.0) {
+                    Ok(next) => self.claim_goes(conv, next, &truth, stored, None),
+                    Err(_) => self.no_entropy(),
+                }
+            }
+            Talk::Write(write) => match write.writing.heard(swapped, &self.ids.0) {
+                Ok(next) => self.write_goes(conv, next, Some(&truth)),
+                Err(_) => self.no_entropy(),
+            },
+        }
+    }
+
+    pub(super) fn no_entropy(&mut self) {
+        self.judge(Err(Violation { promise: "sim", what: "seeded entropy failed" }));
+    }
+
+    pub(super) fn claim_goes(
+        &mut self,
+        conv: u32,
+        next: Next<Claimed>,
+        truth: &Truth,
+        stored: bool,
+        said: Option<Said>,
+    ) {
+        match next {
+            Next::Send(swap) => {
+                let meaning = self.claim_means(conv, &swap, said);
+                self.post(conv, swap, meaning);
+            }
+            Next::Ready(claimed) => self.claimed(conv, claimed, truth, stored),
+        }
+    }
+
+    fn claim_means(&self, conv: u32, swap: &Swap, said: Option<Said>) -> Meaning {
+        let Talk::Claim(claim) = &self.convs[conv as usize].talk else { return Meaning::Own };
+        let record = &swap.draft.record;
+        let asked = claim.asked.map(|(version, _)| version);
+        match (&record.state, swap.draft.stamp) {
+            (State::InFlight, hapax::store::Stamp::NextFence) => Meaning::Execute {
+                anew: record.life == record.grant,
+                attempt: record.attempt,
+                asked: asked.filter(|_| said.is_some()),
+            },
+            (State::InFlight, _) => Meaning::Own,
+            (State::Unknown { asking: true, .. }, _) => {
+                let (after, timeout) = claim.hook.unwrap_or_default();
+                Meaning::Ask { after, timeout }
+            }
+            _ => Meaning::Answer {
+                said: said.unwrap_or(Said::Nothing),
+                asked: asked.unwrap_or_default(),
+            },
+        }
+    }
+
+    fn claimed(&mut self, conv: u32, claimed: Claimed, truth: &Truth, stored: bool) {
+        let state = &mut self.convs[conv as usize];
+        let Talk::Claim(claim) = &mut state.talk else { return };
+        let letter = &self.letters[state.letter as usize];
+        let answered = match letter.meaning {
+            Meaning::Answer { said, .. } if stored => Some(said),
+            _ => None,
+        };
+        let asker = Asker {
+            request: claim.request,
+            policy: claim.policy,
+            hook_after: claim.hook.map(|(after, _)| after),
+            answered,
+        };
+        let worker = state.process;
+        let told = match claimed {
+            Claimed::Execute(holding) => {
+                let tenure = letter.tenure.filter(|_| stored).or(claim.tenure);
+                state.over = true;
+                return self.begin_work(conv, holding, tenure);
+            }
+            Claimed::Rehash(scheme) => {
+                self.count(Count::Rehash);
+                return self.rehash(conv, scheme, truth);
+            }
+            Claimed::Ask(fence) => {
+                let about = claim.asked.map(|(_, tenure)| tenure);
+                self.count(Count::Ask);
+                let right = about.map(|tenure| self.ledger.tenures[tenure as usize].fence);
+                let judged =
+                    ensure(right == Some(fence.get()), "reconcile", "asks about another fence");
+                self.judge(judged);
+                return self.ask(conv);
+            }
+            Claimed::Contended => {
+                state.over = true;
+                self.count(Count::Contended);
+                return self.end_operation(worker, true);
+            }
+            Claimed::Replay(replay) => {
+                self.count(Count::Replay);
+                Told::Replay {
+                    outcome: plan::number(replay.outcome.bytes()),
+                    fence: replay.fence.get(),
+                    expires_in: replay.expires_in.map_or(u64::MAX, |rest| rest.as_micros() as u64),
+                }
+            }
+            Claimed::InFlight { remaining, .. } => {
+                self.count(Count::InFlight);
+                Told::InFlight { remaining: remaining.as_micros() as u64 }
+            }
+            Claimed::Mismatch => {
+                self.count(Count::Mismatch);
+                Told::Mismatch
+            }
+            Claimed::Unknown => {
+                self.count(Count::Unknown);
+                Told::Unknown
+            }
+        };
+        self.convs[conv as usize].over = true;
+        note!(self, "c{conv} is told {told:?}");
+        let judged = self.ledger.judge_claim(truth, told, &asker);
+        self.judge(judged);
+        if matches!(told, Told::InFlight { .. }) && self.chance(400) {
+            self.wait(worker);
+        } else {
+            let again = !matches!(told, Told::Replay { .. } | Told::Mismatch);
+            self.end_operation(worker, again);
+        }
+    }
+
+    fn rehash(&mut self, conv: u32, scheme: hapax::Scheme, truth: &Truth) {
+        let number = plan::scheme_number(&scheme);
+        let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
+        let other = number != claim.scheme;
+        claim.scheme = number;
+        let fingerprint = plan::fingerprint(claim.request, number);
+        let next = claim.claiming.rehashed(scheme, fingerprint, &self.ids.0);
+        self.judge(ensure(other, "fingerprint", "asks for the scheme it was given"));
+        match next {
+            Ok(next) => self.claim_goes(conv, next, truth, false, None),
+            Err(_) => self.no_entropy(),
+        }
+    }
+
+    /// Tells a claimer what the hook said.
+    pub(super) fn answer(&mut self, conv: u32, said: Said) {
+        let verdict = match said {
+            Said::Happened(outcome) => Verdict::Happened(plan::outcome(outcome)),
+            Said::DidNot => Verdict::DidNotHappen,
+            Said::Nothing => Verdict::CannotSay,
+        };
+        let key = usize::from(self.convs[conv as usize].key);
+        let clock = self.store.clock(self.now);
+        let truth = self.ledger.look(key, clock);
+        let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
+        match claim.claiming.answered(verdict, &self.ids.0) {
+            Ok(next) => self.claim_goes(conv, next, &truth, false, Some(said)),
+            Err(_) => self.no_entropy(),
+        }
+    }
+
+    /// Begins a holder's write, and answers which conversation it is.
+    pub(super) fn begin_write(
+        &mut self,
+        on_behalf_of: u32,
+        holding: &Holding,
+        act: Act,
+        meaning: Meaning,
+        tenure: u32,
+        background: bool,
+    ) -> Option<u32> {
+        let Ok((writing, next)) = holding.act(act, &self.ids.0) else {
+            self.no_entropy();
+            return None;
+        };
+        let Conv { process, epoch, operation, key, .. } = self.convs[on_behalf_of as usize];
+        let talk = Talk::Write(WriteTalk { writing, tenure, meaning, landed: false });
+        let operation = if background { operation } else { self.operation_of(process) };
+        let conv = self.begin(Conv {
+            process,
+            epoch,
+            operation,
+            key,
+            letter: 0,
+            sends: 0,
+            waiting: false,
+            ambiguous: false,
+            background,
+            over: false,
+            talk,
+        });
+        self.write_goes(conv, next, None);
+        Some(conv)
+    }
+
+    pub(super) fn operation_of(&self, process: u8) -> u32 {
+        self.processes[usize::from(process)].operation
+    }
+
+    pub(super) fn begin(&mut self, conv: Conv) -> u32 {
+        self.convs.push(conv);
+        self.convs.len() as u32 - 1
+    }
+
+    pub(super) fn write_goes(&mut self, conv: u32, next: Next<Wrote>, truth: Option<&Truth>) {
+        match next {
+            Next::Send(swap) => {
+                let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
+                let meaning = write.meaning;
+                self.post(conv, swap, meaning);
+            }
+            Next::Ready(wrote) => self.wrote(conv, wrote, truth),
+        }
+    }
+
+    pub(super) fn wrote(&mut self, conv: u32, mut wrote: Wrote, truth: Option<&Truth>) {
+        let state = &mut self.convs[conv as usize];
+        state.over = true;
+        let Talk::Write(write) = &state.talk else { return };
+        let (meaning, tenure, landed) = (write.meaning, write.tenure, write.landed);
+        let (process, operation, background) = (state.process, state.operation, state.background);
+        if let (Some(Bug::ReportsLateAsLost), Meaning::Complete { .. }, Wrote::Recorded(seen)) =
+            (self.bug, meaning, &wrote)
+        {
+            let since = self.ledger.tenures[tenure as usize].fence;
+            let lease = self.ledger.tenures[tenure as usize].lease;
+            if seen.now.as_micros() > since + lease {
+                wrote = Wrote::Lost;
+            }
+        }
+        note!(self, "c{conv}: {meaning:?} ends: {}", said(&wrote));
+        if let (Meaning::Operator { fence, force, outcome }, Some(truth)) = (meaning, truth) {
+            let asked = (fence, force, outcome);
+            let judged = self.ledger.judge_operator(truth, asked, landed, &wrote);
+            self.judge(judged);
+            return self.operator_hears(meaning, &wrote);
+        }
+        if let Some(truth) = truth {
+            let judged = self.ledger.judge_write(truth, tenure, meaning, landed, &wrote);
+            self.judge(judged);
+        }
+        self.count(match (&wrote, meaning) {
+            (Wrote::Lost, _) => Count::Lost,
+            (Wrote::Gone, _) => Count::Gone,
+            (Wrote::Recorded(_), Meaning::Renew | Meaning::Checkpoint(_)) => Count::Renewed,
+            (Wrote::Recorded(_), _) => Count::Recorded,
+            _ => Count::Contended,
+        });
+        if matches!(wrote, Wrote::Contended) {
+            let claim = self.ledger.tenures[tenure as usize].conv;
+            self.ledger.dropped(claim);
+        }
+        if self.operation_of(process) != operation {
+            return;
+        }
+        match meaning {
+            Meaning::Renew | Meaning::Checkpoint(_) => self.renewed(conv, process, wrote),
+            _ if background => {}
+            _ => self.end_operation(process, false),
+        }
+    }
+
+    /// [`Bug::CountsLateAnswers`]: writes the answer over whatever is there.
+    fn insists(&mut self, conv: u32, swapped: &Swapped) -> bool {
+        let letter = &self.letters[self.convs[conv as usize].letter as usize];
+        let answer = matches!(
+            letter.meaning,
+            Meaning::Answer { .. } | Meaning::Execute { asked: Some(_), .. }
+        );
+        let Swapped::Conflict(seen) = swapped else { return false };
+        let (true, Some(cell)) = (answer, &seen.cell) else { return false };
+        let mut again = letter.swap.clone();
+        let meaning = letter.meaning;
+        again.expected = Some(cell.tag);
+        if let Ok(tag) = hapax::Tag::fresh(&self.ids.0) {
+            again.tag = tag;
+        }
+        self.post(conv, again, meaning);
+        true
+    }
+
+    /// [`Bug::CompletesOnceOnly`]: what is done already counts as lost.
+    fn denies(&mut self, conv: u32, swapped: &Swapped, truth: &Truth) -> bool {
+        let Talk::Write(write) = &self.convs[conv as usize].talk else { return false };
+        let Swapped::Conflict(seen) = swapped else { return false };
+        let done = seen.cell.as_ref().is_some_and(|cell| {
+            matches!(cell.record.state, State::Done(_))
+                && cell.record.grant == self.ledger.tenures[write.tenure as usize].grant
+        });
+        if !done || !matches!(write.meaning, Meaning::Complete { .. }) {
+            return false;
+        }
+        self.wrote(conv, Wrote::Lost, Some(truth));
+        true
+    }
+
+    pub(super) fn is_over(&self, worker: u8) -> bool {
+        matches!(self.processes[usize::from(worker)].activity, Activity::Over)
+    }
+}
+
+fn words(swapped: &Swapped) -> String {
+    match swapped {
+        Swapped::Stored(stamped) => format!("stored, fence {}", stamped.fence),
+        Swapped::Conflict(seen) => match &seen.cell {
+            None => "conflict: nothing there".to_owned(),
+            Some(cell) => format!(
+                "conflict: {:?} {:?} of {:?} life {:?}, lease until {:?}, kept until {:?}, now {:?}",
+                cell.tag,
+                cell.record.state,
+                cell.record.grant,
+                cell.record.life,
+                cell.lease_until,
+                cell.keep_until,
+                seen.now
+            ),
+        },
+    }
+}
+
+const fn said(wrote: &Wrote) -> &'static str {
+    match wrote {
+        Wrote::Recorded(_) => "recorded",
+        Wrote::Lost => "lost",
+        Wrote::Gone => "gone",
+        Wrote::NotFound => "not found",
+        Wrote::Refused => "refused",
+        Wrote::Changed => "changed",
+        Wrote::Contended => "contended",
+    }
+}

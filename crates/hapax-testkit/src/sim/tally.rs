@@ -1,0 +1,195 @@
+use std::fmt;
+use std::ops::{AddAssign, Index};
+
+macro_rules! counts {
+    ($(#[$doc:meta])* $name:ident: $($(#[$of:meta])* $count:ident = $words:literal,)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum $name {
+            $($(#[$of])* $count,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$count,)*];
+
+            /// In words.
+            #[must_use]
+            pub const fn words(self) -> &'static str {
+                match self {
+                    $(Self::$count => $words,)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// What is done to a simulated installation. A run asserts that each was done often.
+    Fault:
+    /// A request never reaches the store.
+    RequestLost = "requests lost",
+    /// A reply never reaches its process.
+    ReplyLost = "replies lost",
+    /// A request arrives after its sender gave up waiting.
+    RequestDelayed = "requests delayed",
+    /// A reply arrives after its receiver gave up waiting.
+    ReplyDelayed = "replies delayed",
+    /// A request arrives twice.
+    RequestRepeated = "requests repeated",
+    /// A reply arrives twice.
+    ReplyRepeated = "replies repeated",
+    /// The store says that it is unavailable.
+    Unavailable = "requests refused by the store",
+    /// A load gets no answer.
+    LoadFailed = "loads failed",
+    /// A process dies and starts anew.
+    Crash = "crashes",
+    /// A process stands still for longer than a lease.
+    PausePastLease = "pauses past a lease",
+    /// A process stands still for longer than any retention.
+    PausePastRetention = "pauses past every retention",
+    /// Records that were due are removed.
+    Purge = "purges",
+    /// The store's clock jumps forward past a lease.
+    ClockForward = "clock steps forward",
+    /// The store's clock jumps back.
+    ClockBack = "clock steps back",
+    /// An operator says that an operation happened.
+    OperatorHappened = "operators: happened",
+    /// An operator says that an operation did not happen.
+    OperatorDidNot = "operators: did not happen",
+    /// An operator insists although the lease is live.
+    OperatorForced = "operators: forced",
+    /// A claim meets a record with another policy.
+    MixedPolicies = "claims on another policy",
+    /// A claim is given up while nobody knows whether it landed.
+    ClaimGivenUp = "claims given up unknown",
+    /// A completion is held back while its process goes on.
+    HeldBack = "endings held back",
+    /// A renewal is given up while nobody knows whether it landed.
+    RenewalGivenUp = "renewals given up unknown",
+    /// A lease is dropped without a word.
+    Dropped = "leases dropped",
+    /// An effect reaches the system downstream after its sender's lease.
+    EffectDelayed = "effects delayed",
+    /// The hook's answer comes after the time to ask is over.
+    AnswerDelayed = "answers of the hook delayed",
+}
+
+counts! {
+    /// What came of it: that the simulation gets into every corner.
+    Event:
+    /// Swaps stored.
+    Stored = "swaps stored",
+    /// Swaps that met a conflict.
+    Conflict = "swaps in conflict",
+    /// Claims that may execute.
+    Execute = "claims: execute",
+    /// Executions after another of the same life.
+    Takeover = "takeovers",
+    /// Claims answered with an outcome.
+    Replay = "claims: replay",
+    /// Claims that met a live lease.
+    InFlight = "claims: in flight",
+    /// Claims of another request.
+    Mismatch = "claims: mismatch",
+    /// Claims that must not run again.
+    Unknown = "claims: unknown",
+    /// Claims hashed again.
+    Rehash = "claims: hashed again",
+    /// Claims that asked the hook.
+    Ask = "claims: ask",
+    /// Exchanges that gave up.
+    Contended = "exchanges contended",
+    /// The hook said that it happened.
+    SaidHappened = "hook: happened",
+    /// The hook said that it did not happen.
+    SaidDidNot = "hook: did not happen",
+    /// The hook could not say.
+    SaidNothing = "hook: cannot say",
+    /// Renewals recorded.
+    Renewed = "renewals recorded",
+    /// Endings recorded.
+    Recorded = "endings recorded",
+    /// Holders that were taken over.
+    Lost = "holders: lost",
+    /// Holders whose record is gone.
+    Gone = "holders: gone",
+    /// Claims that landed unheard and were released.
+    Released = "claims landed unheard, released",
+    /// Operators that were refused or came too late.
+    OperatorRefused = "operators: refused",
+    /// Effects downstream.
+    Effect = "effects",
+    /// Effects that a fence kept out.
+    EffectRefused = "effects refused by their fence",
+    /// Copies of a claim that landed on a purged key.
+    Stray = "copies of old claims on purged keys",
+}
+
+/// Counts of faults and events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Schedules counted.
+    pub schedules: u64,
+    faults: [u64; Fault::ALL.len()],
+    events: [u64; Event::ALL.len()],
+}
+
+impl Tally {
+    pub(super) const fn fault(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    pub(super) const fn event(&mut self, event: Event) {
+        self.events[event as usize] += 1;
+    }
+
+    /// The fault that was done least often, and how often.
+    #[must_use]
+    pub fn rarest(&self) -> (Fault, u64) {
+        let count = |fault: &Fault| self[*fault];
+        let rarest = Fault::ALL.iter().copied().min_by_key(count).unwrap_or(Fault::RequestLost);
+        (rarest, self[rarest])
+    }
+}
+
+impl Index<Fault> for Tally {
+    type Output = u64;
+
+    fn index(&self, fault: Fault) -> &u64 {
+        &self.faults[fault as usize]
+    }
+}
+
+impl Index<Event> for Tally {
+    type Output = u64;
+
+    fn index(&self, event: Event) -> &u64 {
+        &self.events[event as usize]
+    }
+}
+
+impl AddAssign<&Self> for Tally {
+    fn add_assign(&mut self, other: &Self) {
+        self.schedules += other.schedules;
+        self.faults.iter_mut().zip(&other.faults).for_each(|(sum, more)| *sum += more);
+        self.events.iter_mut().zip(&other.events).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>12}  schedules", self.schedules)?;
+        writeln!(f, "faults")?;
+        for fault in Fault::ALL {
+            writeln!(f, "{:>12}  {}", self[*fault], fault.words())?;
+        }
+        writeln!(f, "events")?;
+        for event in Event::ALL {
+            writeln!(f, "{:>12}  {}", self[*event], event.words())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,510 @@
+//! What is true: a ledger of every write that the model store took, kept by what its sender set
+//! out to do. It is written from the promises, not from the state machine, and judges that.
+
+use hapax::store::Swap;
+use hapax::{Grant, OnUnknown};
+
+/// A broken promise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Which promise.
+    pub promise: &'static str,
+    /// How it was broken.
+    pub what: &'static str,
+}
+
+pub(super) type Judged = Result<(), Violation>;
+
+pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static str) -> Judged {
+    if holds { Ok(()) } else { Err(Violation { promise, what }) }
+}
+
+/// Never.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// Where a key stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    Absent,
+    Held,
+    Unsure,
+    Done,
+    Released,
+}
+
+/// What is true of a key. Times are the store's clock, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Truth {
+    pub(super) phase: Phase,
+    /// The last execution that was let in; an index.
+    pub(super) tenure: u32,
+    pub(super) life: u32,
+    /// The strictest policy of the executions of this life.
+    pub(super) strict: OnUnknown,
+    pub(super) request: u8,
+    /// Until when its owner holds it, or whoever asks about it.
+    pub(super) lease_until: u64,
+    pub(super) asking: bool,
+    pub(super) keep_until: u64,
+    /// Lease and retention as agreed.
+    pub(super) lease: u64,
+    pub(super) retention: u64,
+    pub(super) attempts: u32,
+    pub(super) checkpoint: Option<u16>,
+    pub(super) outcome: u16,
+    /// Counts the writes.
+    pub(super) version: u32,
+    /// The clock at its latest since the last write: a step back does not undo a lapse.
+    pub(super) latest: u64,
+    /// The clock when this was seen.
+    pub(super) clock: u64,
+    pub(super) highest_fence: u64,
+    /// A second copy of an old swap brought an old tag back, after a purge. Other old swaps that
+    /// expect that tag may land now: on nobody's work.
+    pub(super) echo: bool,
+}
+
+impl Default for Truth {
+    fn default() -> Self {
+        Self::ABSENT
+    }
+}
+
+impl Truth {
+    pub(super) const ABSENT: Self = Self {
+        phase: Phase::Absent,
+        tenure: 0,
+        life: 0,
+        strict: OnUnknown::Reexecute,
+        request: 0,
+        lease_until: 0,
+        asking: false,
+        keep_until: NEVER,
+        lease: 0,
+        retention: 0,
+        attempts: 0,
+        checkpoint: None,
+        outcome: 0,
+        version: 0,
+        latest: 0,
+        clock: 0,
+        highest_fence: 0,
+        echo: false,
+    };
+
+    pub(super) const fn expired(&self) -> bool {
+        self.clock >= self.keep_until
+    }
+
+    pub(super) const fn was_expired(&self) -> bool {
+        self.latest >= self.keep_until
+    }
+
+    pub(super) const fn live(&self) -> bool {
+        matches!(self.phase, Phase::Held) && self.clock < self.lease_until
+    }
+
+    const fn was_lapsed(&self) -> bool {
+        self.latest >= self.lease_until
+    }
+
+    /// Nobody is known to have it.
+    pub(super) const fn vacant(&self) -> bool {
+        matches!(self.phase, Phase::Absent | Phase::Released)
+    }
+}
+
+/// An execution that was let in: a claim that landed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenure {
+    pub(super) key: u8,
+    pub(super) conv: u32,
+    pub(super) life: u32,
+    pub(super) grant: Grant,
+    pub(super) record_life: Grant,
+    pub(super) fence: u64,
+    pub(super) attempt: u32,
+    pub(super) checkpoint: Option<u16>,
+    pub(super) lease: u64,
+    pub(super) takeover: bool,
+    /// Whether its claimer was told so, and when that lapses unless renewed.
+    pub(super) told: bool,
+    pub(super) effect: Effect,
+    /// Landed after its claimer had been answered otherwise.
+    pub(super) stray: bool,
+    /// Let go without a word, as in a crash.
+    pub(super) dropped: bool,
+}
+
+/// How far the effect of an execution got in the system downstream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Effect {
+    None,
+    Sent,
+    Applied,
+    Refused,
+}
+
+/// What a verdict said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Said {
+    Happened(u16),
+    DidNot,
+    Nothing,
+}
+
+/// What a swap is for, as its sender sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Meaning {
+    Execute {
+        /// As the first of a life.
+        anew: bool,
+        attempt: u32,
+        /// Because a hook said, about this version, that it did not happen.
+        asked: Option<u32>,
+    },
+    /// To extend a claim of one's own that landed.
+    Own,
+    Ask {
+        after: u64,
+        timeout: u64,
+    },
+    Answer {
+        said: Said,
+        asked: u32,
+    },
+    Renew,
+    Checkpoint(u16),
+    Complete {
+        outcome: u16,
+        retention: Option<u64>,
+    },
+    Abandon,
+    Release,
+    Operator {
+        fence: u64,
+        force: bool,
+        outcome: Option<u16>,
+    },
+}
+
+/// Who wrote, and on what terms.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writer {
+    pub(super) conv: u32,
+    /// Whose execution it is, for what holders do.
+    pub(super) tenure: u32,
+    pub(super) request: u8,
+    pub(super) policy: OnUnknown,
+    pub(super) lease: u64,
+    pub(super) retention: u64,
+    /// A copy of this very swap was written before.
+    pub(super) again: bool,
+}
+
+/// Keeps the ledger of all keys.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    pub(super) keys: Vec<Truth>,
+    pub(super) tenures: Vec<Tenure>,
+    /// Effects of each life, and whether there may be but one.
+    pub(super) lives: Vec<(u8, bool)>,
+    /// Outcomes that were ever recorded, and those whose holder was told that it is lost.
+    pub(super) recorded: Vec<bool>,
+    pub(super) denied: Vec<bool>,
+    /// The clock stepped back by more than a lease: fences of purged keys are not promised.
+    pub(super) far_back: bool,
+}
+
+impl Ledger {
+    pub(super) fn reset(&mut self, keys: usize, outcomes: usize) {
+        self.keys.clear();
+        self.keys.resize(keys, Truth::ABSENT);
+        self.tenures.clear();
+        self.lives.clear();
+        for set in [&mut self.recorded, &mut self.denied] {
+            set.clear();
+            set.resize(outcomes, false);
+        }
+        self.far_back = false;
+    }
+
+    /// What is true of a key when the store's clock shows `clock`.
+    pub(super) fn look(&mut self, key: usize, clock: u64) -> Truth {
+        let truth = &mut self.keys[key];
+        truth.clock = clock;
+        truth.latest = truth.latest.max(clock);
+        *truth
+    }
+
+    /// The store removed a cell.
+    pub(super) fn purged(&mut self, key: usize, clock: u64) -> Judged {
+        let truth = self.look(key, clock);
+        let absent = Truth { highest_fence: truth.highest_fence, ..Truth::ABSENT };
+        self.keys[key] = Truth { version: truth.version + 1, latest: clock, clock, ..absent };
+        let expired = truth.phase != Phase::Absent && truth.was_expired();
+        match truth.phase {
+            Phase::Done => ensure(expired, "S10", "an outcome was purged before its time"),
+            _ => ensure(expired, "S10", "an unfinished record was purged before its time"),
+        }
+    }
+
+    /// The store took a write. Answers the execution that this let in, if any.
+    pub(super) fn wrote(
+        &mut self,
+        key: usize,
+        clock: u64,
+        fence: u64,
+        meaning: Meaning,
+        by: Writer,
+        swap: &Swap,
+    ) -> Result<Option<u32>, Violation> {
+        let before = self.look(key, clock);
+        let mut now = before;
+        now.version += 1;
+        now.latest = clock;
+        let keep = |now: &Truth, more: u64| match now.strict {
+            OnUnknown::Block => NEVER,
+            _ => clock + now.retention + more,
+        };
+        match meaning {
+            Meaning::Execute { anew, attempt, asked } => {
+                if !before.echo {
+                    judge_entry(&before, anew, asked, &by)?;
+                }
+                let highest = before.highest_fence;
+                let free_fall = before.phase == Phase::Absent && self.far_back;
+                ensure(fence > highest || free_fall, "S6", "a fence is not larger than the last")?;
+                let tenure = self.enter(key, &before, anew, attempt, fence, &by, swap);
+                let entered = &self.tenures[tenure as usize];
+                now.strict = if anew { by.policy } else { before.strict.max(by.policy) };
+                (now.phase, now.tenure, now.life) = (Phase::Held, tenure, entered.life);
+                (now.attempts, now.checkpoint) = (entered.attempt, entered.checkpoint);
+                (now.request, now.lease, now.retention) = (by.request, by.lease, by.retention);
+                (now.lease_until, now.asking) = (clock + by.lease, false);
+                now.keep_until = keep(&now, 0);
+                now.highest_fence = fence;
+                now.echo = by.again || (before.echo && !anew);
+                self.keys[key] = now;
+                return Ok(Some(tenure));
+            }
+            Meaning::Own => {
+                let own = self.tenures.get(before.tenure as usize).map(|tenure| tenure.conv);
+                let own = before.phase == Phase::Held && own == Some(by.conv);
+                ensure(own, "S2", "a claim extended what it does not own")?;
+                now.lease_until = clock + by.lease;
+                now.keep_until = keep(&now, by.lease.saturating_sub(now.retention));
+            }
+            Meaning::Ask { after, timeout } => {
+                if !before.echo {
+                    judge_question(&before, after, &by)?;
+                }
+                (now.phase, now.asking) = (Phase::Unsure, true);
+                now.lease_until = clock + timeout;
+                now.keep_until = keep(&now, timeout);
+            }
+            Meaning::Answer { said, asked } => {
+                let same = before.phase == Phase::Unsure && before.version == asked;
+                ensure(
+                    same || before.echo,
+                    "reconcile",
+                    "an answer counted after the record had changed",
+                )?;
+                (now.asking, now.lease_until) = (false, clock);
+                match said {
+                    Said::Happened(outcome) => self.finish(&mut now, outcome, None),
+                    Said::DidNot | Said::Nothing => now.keep_until = keep(&now, 0),
+                }
+            }
+            Meaning::Operator { fence, force, outcome } => {
+                let owner = self.tenures.get(before.tenure as usize).map(|tenure| tenure.fence);
+                let seen = owner == Some(fence) || before.echo;
+                ensure(seen, "operator", "changed what was not seen")?;
+                ensure(!before.vacant(), "operator", "resolved what was not there")?;
+                let live = before.phase == Phase::Held && !before.was_lapsed();
+                ensure(
+                    !live || force || before.echo,
+                    "operator",
+                    "a live lease was resolved without force",
+                )?;
+                (now.asking, now.lease_until) = (false, clock);
+                match outcome {
+                    Some(outcome) => {
+                        let over = before.phase == Phase::Done;
+                        ensure(!over, "S3", "an operator replaced an outcome")?;
+                        self.finish(&mut now, outcome, None);
+                    }
+                    None => release(&mut now),
+                }
+            }
+            _ => self.hold(&before, &mut now, meaning, &by, keep)?,
+        }
+        self.keys[key] = now;
+        Ok(None)
+    }
+
+    fn hold(
+        &mut self,
+        before: &Truth,
+        now: &mut Truth,
+        meaning: Meaning,
+        by: &Writer,
+        keep: impl Fn(&Truth, u64) -> u64,
+    ) -> Judged {
+        let own = !before.vacant() && self.owns(before, by.tenure);
+        ensure(own, "S2", "a holder changed a record that it does not own")?;
+        let held = before.phase == Phase::Held;
+        let clock = now.latest;
+        match meaning {
+            Meaning::Renew | Meaning::Checkpoint(_) => {
+                ensure(held, "S2", "a holder renewed what was no longer in flight")?;
+                now.lease_until = clock + now.lease;
+                now.keep_until = keep(now, now.lease.saturating_sub(now.retention));
+                if let Meaning::Checkpoint(checkpoint) = meaning {
+                    now.checkpoint = Some(checkpoint);
+                }
+            }
+            Meaning::Complete { outcome, retention } => {
+                ensure(
+                    held || before.phase == Phase::Unsure,
+                    "S3",
+                    "an outcome was overwritten by a late one",
+                )?;
+                (now.asking, now.lease_until) = (false, clock);
+                self.finish(now, outcome, retention);
+            }
+            Meaning::Abandon => {
+                ensure(held, "S2", "a holder gave up what was no longer in flight")?;
+                (now.phase, now.asking, now.lease_until) = (Phase::Unsure, false, clock);
+                now.keep_until = keep(now, 0);
+            }
+            _ => {
+                ensure(held, "S2", "a holder released what was no longer in flight")?;
+                now.lease_until = clock;
+                release(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
+    /// landed on a purged key brings back.
+    pub(super) fn owns(&self, truth: &Truth, tenure: u32) -> bool {
+        let grant = |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.grant);
+        truth.phase != Phase::Absent && grant(truth.tenure) == grant(tenure)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "private, called once")]
+    fn enter(
+        &mut self,
+        key: usize,
+        before: &Truth,
+        anew: bool,
+        attempt: u32,
+        fence: u64,
+        by: &Writer,
+        swap: &Swap,
+    ) -> u32 {
+        let life = if anew {
+            self.lives.push((0, by.policy >= OnUnknown::Reconcile));
+            self.lives.len() as u32 - 1
+        } else {
+            before.life
+        };
+        let attempt = match before.phase {
+            // Seen while it was still kept, or after: both are right.
+            Phase::Released if before.was_expired() && attempt == 1 => 1,
+            Phase::Released => before.attempts + 1,
+            _ if anew => 1,
+            _ => before.attempts + 1,
+        };
+        self.tenures.push(Tenure {
+            key: key as u8,
+            conv: by.conv,
+            life,
+            grant: swap.draft.record.grant,
+            record_life: swap.draft.record.life,
+            fence,
+            attempt,
+            checkpoint: if anew { None } else { before.checkpoint },
+            lease: by.lease,
+            takeover: !anew,
+            told: false,
+            effect: Effect::None,
+            stray: false,
+            dropped: false,
+        });
+        self.tenures.len() as u32 - 1
+    }
+
+    fn finish(&mut self, now: &mut Truth, outcome: u16, retention: Option<u64>) {
+        self.recorded[usize::from(outcome)] = true;
+        now.retention = retention.unwrap_or(now.retention);
+        (now.phase, now.outcome, now.checkpoint) = (Phase::Done, outcome, None);
+        now.keep_until = now.latest + now.retention;
+    }
+
+    /// Whatever a claim was let in with is let go without a word.
+    pub(super) fn dropped(&mut self, conv: u32) {
+        let of_claim = self.tenures.iter_mut().filter(|tenure| tenure.conv == conv);
+        of_claim.for_each(|tenure| tenure.dropped = true);
+    }
+
+    /// An effect reached the system downstream.
+    pub(super) fn effect(&mut self, tenure: u32) -> Judged {
+        let tenure = &mut self.tenures[tenure as usize];
+        tenure.effect = Effect::Applied;
+        let (effects, one) = &mut self.lives[tenure.life as usize];
+        *effects += 1;
+        ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one life")
+    }
+}
+
+fn release(now: &mut Truth) {
+    (now.phase, now.checkpoint) = (Phase::Released, None);
+    now.keep_until = now.latest + now.lease;
+}
+
+/// Whether an execution may be let in.
+fn judge_entry(before: &Truth, anew: bool, asked: Option<u32>, by: &Writer) -> Judged {
+    let kept = !before.vacant() && !before.was_expired();
+    match before.phase {
+        Phase::Held if kept || !anew => {
+            ensure(before.was_lapsed(), "S1", "a live lease was taken over")?;
+        }
+        Phase::Done => ensure(!kept, "S3", "an operation ran again within its retention")?,
+        Phase::Absent | Phase::Released | Phase::Held | Phase::Unsure => {}
+    }
+    if anew {
+        return ensure(!kept, "S5", "an unfinished operation was taken for a new one");
+    }
+    let unfinished = matches!(before.phase, Phase::Held | Phase::Unsure);
+    ensure(unfinished, "S3", "took over what was not unfinished")?;
+    ensure(before.request == by.request, "S4", "took over another request's record")?;
+    match before.strict.max(by.policy) {
+        OnUnknown::Reexecute => Ok(()),
+        OnUnknown::Block => ensure(false, "S5", "ran again under block"),
+        OnUnknown::Reconcile => {
+            let answered = before.phase == Phase::Unsure && asked == Some(before.version);
+            ensure(answered, "S5", "ran again without a hook's word on what was there")
+        }
+    }
+}
+
+/// Whether a hook may be asked.
+fn judge_question(before: &Truth, after: u64, by: &Writer) -> Judged {
+    let policy = before.strict.max(by.policy);
+    ensure(policy == OnUnknown::Reconcile, "reconcile", "a hook was asked under another policy")?;
+    ensure(before.request == by.request, "S4", "a hook was asked for another request")?;
+    match before.phase {
+        Phase::Held => {
+            let due = before.latest >= before.lease_until.saturating_add(after);
+            ensure(due, "reconcile", "a hook was asked while the owner may still be at work")
+        }
+        Phase::Unsure => {
+            let alone = !before.asking || before.was_lapsed();
+            ensure(alone, "reconcile", "a hook was asked twice at a time")
+        }
+        _ => ensure(false, "reconcile", "a hook was asked about what was not in doubt"),
+    }
+}

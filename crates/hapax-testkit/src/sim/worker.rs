@@ -1,0 +1,369 @@
+//! Workers: processes that claim, execute and end, and sometimes give up in between.
+
+use std::time::Duration;
+
+use hapax::exchange::{self, Claiming, Holding, Wrote};
+use hapax::machine::Act;
+use hapax::store::Snapshot;
+use hapax::{OnUnknown, Timestamp};
+
+use super::bug::Bug;
+use super::plan::{self, KEYS, MS, WORKERS};
+use super::tally::{Event as Count, Fault};
+use super::truth::{Effect, Meaning, Tenure, Truth, Violation, ensure};
+use super::world::{
+    Activity, ClaimTalk, Conv, Happening, Looker, OPERATORS, Talk, What, Work, World, note,
+};
+
+impl World {
+    pub(super) fn worker_goes(&mut self, worker: u8, what: What) {
+        match what {
+            What::Start => {
+                if self.processes[usize::from(worker)].tries == 0 {
+                    self.processes[usize::from(worker)].key = self.below(KEYS as u64) as u8;
+                }
+                let nothing = Snapshot { now: Timestamp::default(), cell: None };
+                self.claim(worker, nothing);
+            }
+            What::Renew => self.renew(worker),
+            What::Send => self.send_effect(worker),
+            What::End => {
+                let finish = match &mut self.processes[usize::from(worker)].activity {
+                    Activity::Working(work) => {
+                        work.ending = true;
+                        work.renewing.is_none()
+                    }
+                    _ => false,
+                };
+                // The engine awaits a renewal under way. Whoever does not must come to no harm.
+                if finish || self.chance(300) {
+                    self.finish(worker);
+                }
+            }
+        }
+    }
+
+    fn claim(&mut self, worker: u8, seen: Snapshot) {
+        let mut terms = self.plan.terms(&self.rng.0);
+        let policy = terms.on_unknown;
+        let hook = self.plan.hook(&self.rng.0, policy);
+        if self.bug == Some(Bug::IgnoresTheClaimersPolicy) {
+            terms.on_unknown = OnUnknown::Reexecute;
+        }
+        let request = u8::from(self.chance(self.plan.other_request));
+        let scheme = u8::from(self.chance(self.plan.other_scheme));
+        let process = &mut self.processes[usize::from(worker)];
+        process.activity = Activity::Talking;
+        let (key, epoch, operation) = (process.key, process.epoch, process.operation);
+        let claim = exchange::Claim {
+            scheme: plan::scheme(scheme),
+            fingerprint: plan::fingerprint(request, scheme),
+            terms,
+            hook,
+        };
+        let name = plan::key(usize::from(key));
+        let Ok((claiming, next)) = Claiming::start_at(name, claim, seen, &self.ids.0) else {
+            return self.no_entropy();
+        };
+        let micros = |duration: Duration| duration.as_micros() as u64;
+        let talk = Talk::Claim(ClaimTalk {
+            claiming,
+            request,
+            scheme,
+            policy,
+            lease: micros(terms.lease),
+            retention: micros(terms.retention),
+            hook: hook.map(|hook| (micros(hook.after), micros(hook.timeout))),
+            tenure: None,
+            asked: None,
+        });
+        let conv = self.begin(Conv {
+            process: worker,
+            epoch,
+            operation,
+            key,
+            letter: 0,
+            sends: 0,
+            waiting: false,
+            ambiguous: false,
+            background: false,
+            over: false,
+            talk,
+        });
+        note!(self, "worker {worker} claims k{key} for request {request}: {policy:?}, c{conv}");
+        // It goes by what a waiter saw, if it needs no swap to be answered.
+        let truth = self.processes[usize::from(worker)].seen;
+        self.claim_goes(conv, next, &truth, false, None);
+    }
+
+    pub(super) fn begin_work(&mut self, conv: u32, holding: Holding, tenure: Option<u32>) {
+        self.count(Count::Execute);
+        let worker = self.convs[conv as usize].process;
+        // A copy may have landed again on a purged key: the reply to the first counts, too.
+        let fence = holding.fence().get();
+        let same = |one: &Tenure| one.conv == conv && one.fence == fence;
+        let landed = self.ledger.tenures.iter().rposition(same).map(|at| at as u32);
+        let Some(tenure) = landed.or(tenure) else {
+            return self.judge(Err(Violation {
+                promise: "S1",
+                what: "told to execute, and no claim of it was written",
+            }));
+        };
+        let entered = &mut self.ledger.tenures[tenure as usize];
+        let checkpoint = holding.checkpoint().map(plan::number);
+        let judged = ensure(!entered.told, "S1", "told to execute twice")
+            .and(ensure(holding.fence().get() == entered.fence, "S6", "told another fence"))
+            .and(ensure(holding.attempt() == entered.attempt, "attempts", "told another attempt"))
+            .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "told another checkpoint"));
+        entered.told = true;
+        if entered.takeover {
+            self.tally.event(Count::Takeover);
+        }
+        let lease = entered.lease;
+        self.judge(judged);
+        note!(self, "worker {worker} executes under fence {}", holding.fence());
+        let work = Work {
+            holding,
+            tenure,
+            conv,
+            lease,
+            renewing: None,
+            ending: false,
+            lost: false,
+            checkpoints: 0,
+        };
+        self.processes[usize::from(worker)].activity = Activity::Working(Box::new(work));
+        let length = match self.below(10) {
+            0 => self.below(4_000 * MS),
+            1..4 => self.below(1_500 * MS),
+            _ => 5 * MS + self.below(95 * MS),
+        };
+        if self.chance(750) {
+            let when = self.below(length);
+            self.go(worker, when, What::Send);
+        }
+        self.go(worker, lease / 3, What::Renew);
+        self.go(worker, length, What::End);
+    }
+
+    fn working(&mut self, worker: u8) -> Option<&mut Work> {
+        match &mut self.processes[usize::from(worker)].activity {
+            Activity::Working(work) => Some(work),
+            _ => None,
+        }
+    }
+
+    fn renew(&mut self, worker: u8) {
+        let checkpoint = self.chance(200);
+        let Some(work) = self.working(worker) else { return };
+        if work.lost || work.renewing.is_some() {
+            return;
+        }
+        let (conv, tenure) = (work.conv, work.tenure);
+        let (act, meaning) = if checkpoint {
+            work.checkpoints += 1;
+            let number = (tenure as u16) << 3 | work.checkpoints & 7;
+            (Act::Checkpoint(plan::bytes(number % 4_096)), Meaning::Checkpoint(number % 4_096))
+        } else {
+            (Act::Renew { lease: Duration::from_micros(work.lease) }, Meaning::Renew)
+        };
+        let holding = work.holding.clone();
+        let renewing = self.begin_write(conv, &holding, act, meaning, tenure, false);
+        if let Some(work) = self.working(worker) {
+            work.renewing = renewing;
+        }
+    }
+
+    /// A renewal has its answer.
+    pub(super) fn renewed(&mut self, conv: u32, worker: u8, wrote: Wrote) {
+        let leave = self.chance(500);
+        let Some(work) = self.working(worker) else { return };
+        if work.renewing != Some(conv) {
+            return;
+        }
+        work.renewing = None;
+        let ending = work.ending;
+        match wrote {
+            Wrote::Recorded(seen) => {
+                work.holding.wrote(seen);
+                let every = work.lease / 3;
+                self.go(worker, every, What::Renew);
+            }
+            Wrote::Lost | Wrote::Gone => {
+                work.lost = true;
+                if leave {
+                    return self.end_operation(worker, false);
+                }
+            }
+            _ => {}
+        }
+        if ending {
+            self.finish(worker);
+        }
+    }
+
+    fn send_effect(&mut self, worker: u8) {
+        let Some(work) = self.working(worker) else { return };
+        let tenure = work.tenure;
+        self.ledger.tenures[tenure as usize].effect = Effect::Sent;
+        let delay = self.latency(Fault::EffectDelayed);
+        self.at(delay, Happening::Effect { tenure });
+    }
+
+    fn finish(&mut self, worker: u8) {
+        let process = &mut self.processes[usize::from(worker)];
+        let work = match std::mem::take(&mut process.activity) {
+            Activity::Working(work) => work,
+            other => {
+                process.activity = other;
+                return;
+            }
+        };
+        process.activity = Activity::Talking;
+        let tenure = work.tenure;
+        let outcome = tenure as u16;
+        let complete = |retention: Option<u64>| {
+            let act = Act::Complete {
+                outcome: plan::outcome(outcome),
+                retention: retention.map(Duration::from_micros),
+            };
+            (act, Meaning::Complete { outcome, retention })
+        };
+        let retention = self.chance(100).then_some(1_200 * MS);
+        let seen = self.chance(500).then(|| plan::outcome(outcome));
+        let dice = self.below(10);
+        let (act, meaning) = match (self.ledger.tenures[tenure as usize].effect, dice) {
+            (_, 0) => {
+                note!(self, "worker {worker} lets go of its lease");
+                self.tally.fault(Fault::Dropped);
+                self.ledger.dropped(work.conv);
+                return self.end_operation(worker, false);
+            }
+            (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => {
+                (Act::Abandon { seen }, Meaning::Abandon)
+            }
+            (Effect::Applied, _) | (_, 3..6) => complete(retention),
+            _ => (Act::Release, Meaning::Release),
+        };
+        self.begin_write(work.conv, &work.holding, act, meaning, tenure, false);
+    }
+
+    /// After an error of the store: whether the conversation is sent no further.
+    pub(super) fn forsaken(&mut self, conv: u32) -> bool {
+        let Conv { process, operation, ambiguous, background, ref talk, .. } =
+            self.convs[conv as usize];
+        let meaning = match talk {
+            Talk::Write(write) => Some(write.meaning),
+            Talk::Claim(_) => None,
+        };
+        let silent = self.bug == Some(Bug::TakesSilenceForSuccess) && ambiguous;
+        if let Some(Meaning::Complete { .. }) = meaning
+            && silent
+        {
+            let key = usize::from(self.convs[conv as usize].key);
+            let truth = self.ledger.look(key, self.store.clock(self.now));
+            let seen = Snapshot { now: Timestamp::default(), cell: None };
+            self.wrote(conv, Wrote::Recorded(seen), Some(&truth));
+            return true;
+        }
+        if background || !self.fails(250) {
+            return false;
+        }
+        let current = self.operation_of(process) == operation;
+        let state = &mut self.convs[conv as usize];
+        match meaning {
+            None if !ambiguous => {
+                note!(self, "c{conv} is given up: nothing was sent");
+                state.over = true;
+                self.end_operation(process, true);
+            }
+            None => {
+                note!(self, "c{conv} is given up, it may have landed");
+                state.background = true;
+                self.tally.fault(Fault::ClaimGivenUp);
+                state.over = self.bug == Some(Bug::LeavesGhostClaims);
+                self.end_operation(process, true);
+            }
+            Some(Meaning::Renew | Meaning::Checkpoint(_)) => {
+                state.over = true;
+                if ambiguous {
+                    self.tally.fault(Fault::RenewalGivenUp);
+                }
+                if current {
+                    self.renewal_given_up(conv, process);
+                }
+            }
+            Some(Meaning::Operator { .. }) => state.over = true,
+            Some(_) => {
+                note!(self, "c{conv} is held back");
+                state.background = true;
+                self.tally.fault(Fault::HeldBack);
+                if current {
+                    self.end_operation(process, false);
+                }
+            }
+        }
+        self.convs[conv as usize].over
+    }
+
+    fn renewal_given_up(&mut self, conv: u32, worker: u8) {
+        let Some(work) = self.working(worker) else { return };
+        if work.renewing != Some(conv) {
+            return;
+        }
+        work.renewing = None;
+        let (ending, soon) = (work.ending, work.lease / 12);
+        if ending {
+            self.finish(worker);
+        } else {
+            self.go(worker, soon, What::Renew);
+        }
+    }
+
+    pub(super) fn wait(&mut self, worker: u8) {
+        self.processes[usize::from(worker)].tries += 1;
+        self.processes[usize::from(worker)].activity = Activity::Idle;
+        let operation = self.operation_of(worker);
+        self.at(250 * MS, Happening::Look { looker: Looker::Waiter { worker, operation } });
+    }
+
+    pub(super) fn waiter_looked(&mut self, worker: u8, found: Option<(Snapshot, Truth)>) {
+        if self.processes[usize::from(worker)].tries > 8 {
+            return self.end_operation(worker, false);
+        }
+        match found {
+            Some((seen, truth)) if !truth.live() => {
+                self.processes[usize::from(worker)].seen = truth;
+                self.claim(worker, seen);
+            }
+            _ => self.wait(worker),
+        }
+    }
+
+    /// The worker's operation is over; `again` if its client may try once more.
+    pub(super) fn end_operation(&mut self, worker: u8, again: bool) {
+        if worker == OPERATORS {
+            return;
+        }
+        let again = again && self.chance(500);
+        let process = &mut self.processes[usize::from(worker)];
+        process.operation += 1;
+        process.activity = Activity::Idle;
+        if again && process.tries < 3 {
+            process.tries += 1;
+        } else {
+            process.tries = 0;
+            process.left = process.left.saturating_sub(1);
+        }
+        if process.left == 0 {
+            process.activity = Activity::Over;
+            self.calm = (0..WORKERS as u8).all(|worker| self.is_over(worker));
+            if self.calm {
+                note!(self, "all is calm");
+            }
+            return;
+        }
+        let pause = self.below(300 * MS);
+        self.go(worker, pause, What::Start);
+    }
+}

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""A payments service that knows nothing of idempotency: every POST is a charge.
+
+    python3 payments.py PORT
+
+POST /payments            charges; "seconds" in the body is how long that takes
+GET  /ledger              how many charges have begun, and every one so far
+GET  /charges/by-key      what became of the key in `Idempotency-Key` (asked by `reconcile`)
+"""
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+lock = threading.Lock()
+ledger = []
+begun = 0
+refused = {}  # key -> the largest fence that was told "did not happen"
+
+
+class Payments(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        key = self.headers.get("Idempotency-Key", "").strip('"')
+        fence = int(self.headers.get("Idempotency-Fence", 0))
+        global begun
+        with lock:
+            begun += 1
+        time.sleep(body.get("seconds", 0))
+        with lock:
+            if fence and fence <= refused.get(key, 0):
+                return self.answer(409, {"error": "this attempt was given up"})
+            charge = {"id": f"ch_{len(ledger) + 1}", "amount": body["amount"], "key": key}
+            ledger.append(charge)
+        self.answer(201, charge)
+
+    def do_GET(self):
+        if self.path == "/ledger":
+            with lock:
+                return self.answer(200, {"begun": begun, "charges": len(ledger), "ledger": ledger})
+        key = self.headers.get("Idempotency-Key", "").strip('"')
+        fence = int(self.headers.get("Idempotency-Fence", 0))
+        with lock:
+            found = next((charge for charge in ledger if charge["key"] == key), None)
+            if found is None:
+                # A promise: a charge with this fence that is still on its way is refused.
+                refused[key] = max(fence, refused.get(key, 0))
+        if found is None:
+            return self.answer(404, {"error": "no such charge"})
+        self.answer(200, found, {"Idempotency-Status": "201"})
+
+    def answer(self, status, value, headers=None):
+        body = (json.dumps(value) + "\n").encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Payments).serve_forever()
