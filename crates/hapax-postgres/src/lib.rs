@@ -1,4 +1,73 @@
-//! Hapax on PostgreSQL.
+//! Hapax on PostgreSQL: a durable store that any number of processes share.
+//!
+//! 1. What was acknowledged is committed. A request costs two transactions, a claim and a
+//!    completion; requests that wait while one is under way share the next one.
+//! 2. Any number of processes use the same tables: gateways, services, workers. The server's clock
+//!    is the only one that counts.
+//! 3. [`Transactional`](hapax::Transactional): a record can commit with the caller's own writes, in
+//!    one transaction, by tokio-postgres or (feature `sqlx`) sqlx.
+//! 4. Nothing waits for ever. A server that is frozen, gone or in the way of a lock is an error
+//!    within [`Options::timeout`], which says whether it may have happened all the same; and it is
+//!    found again by itself.
+//! 5. It keeps no state in a session, so that it works behind PgBouncer in transaction mode; only
+//!    [`Options::prepare`] and [`Options::listen`] do, and both are off by default.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use hapax_postgres::{Options, PostgresStore};
+//!
+//! let options: Options = "postgres://app@db.example/orders".parse()?;
+//! let store = PostgresStore::connect(options).await?;
+//! let idempotency = hapax::Idempotency::builder(Arc::new(store)).build();
+//! # Ok(()) }
+//! ```
+//!
+//! # When it forgets
+//! Not in a crash: a server whose `synchronous_commit` is off, and tables that are unlogged, are
+//! refused unless [`Options::allow_forgetting`]. It does forget
+//!
+//! - in a failover to a standby that is replicated to asynchronously: what was acknowledged last.
+//!   Name the standby in `synchronous_standby_names`, or accept it;
+//! - with `fsync = off`, in a crash of the system;
+//! - when it is restored from a backup: everything since.
+//!
+//! [`diagnose`] looks for the first and the second of these, and for more.
+//!
+//! # The tables
+//! [`PostgresStore::connect`] makes and migrates them, in a transaction that many processes may run
+//! at once; or run [`migrations`] yourself. A role that only serves needs `SELECT`, `INSERT`,
+//! `UPDATE` and `DELETE` on the three tables, and their two functions, which anybody may call.
+//!
+//! | column of `hapax_cells` | what |
+//! | --- | --- |
+//! | `key` | the hash that names the record, keyed where there is a secret |
+//! | `state` | `in-flight`, `unknown`, `done`, `released` |
+//! | `fence`, `lease_until`, `keep_until` | as the server stamped them, in microseconds since 1970 |
+//! | `due_at` | from when on it may be purged: a lease after `keep_until` |
+//! | `sweep_at` | when the purge looks at it; indexed, and left alone by what usually happens |
+//! | `tag`, `sealed` | which write this is; the record, sealed under the secret |
+//!
+//! The state is there for operators to count by; it decides nothing, and a row whose state is not
+//! the record's is damaged. [`Store::reap`](hapax::Store::reap) purges, five hundred rows in a
+//! transaction, passing by what is locked; autovacuum does the rest.
+//!
+//! # The secret
+//! Processes that share the tables must share the secret, or none: under another secret the same
+//! key has another name, and nothing would stop its second execution. So whoever comes with
+//! another is refused ([`ConnectError::OtherSecret`]), unless it also knows one that is in use
+//! ([`Options::previous_secret`]). To begin with another one all the same, empty `hapax_secrets`.
+//!
+//! # The clock
+//! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends
+//! retentions early. A step back makes both last longer, and fences of a key grow regardless; only
+//! a key that was purged may see a smaller one, if the clock went back by more than its lease.
+//!
+//! # Its own connections
+//! One connection writes batches ([`Options::lanes`]); one loads, up to four carry swaps that have
+//! to go alone, one pages and purges, and those are closed when they are idle; one listens, if it
+//! is to. A pool would add nothing: each has its task, which never drops a transaction half-way,
+//! and nobody borrows one.
 
 mod cell;
 mod connect;

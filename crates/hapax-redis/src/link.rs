@@ -84,6 +84,13 @@ impl Link {
     /// The connection: at once while there is one, else when the attempt that is under way, or the
     /// next one, comes to an end.
     pub(crate) async fn wire(&self) -> Result<Arc<Wire>, Failure> {
+        if let State::Up(wire) = &*self.state.borrow() {
+            return Ok(Arc::clone(wire));
+        }
+        self.next_wire().await
+    }
+
+    async fn next_wire(&self) -> Result<Arc<Wire>, Failure> {
         // Shorter than what callers wait for the whole: an error that says that nothing was sent
         // is worth more to them than their own time-out, after which anything may have happened.
         let patience = self.timeout * 3 / 4;

@@ -2,10 +2,10 @@
 //!
 //! 1. The authority decides. The cache holds finished records only, which do not change until
 //!    their retention ends, and is asked by claims only: for a replay of the same request.
-//! 2. An entry is used for [`Tiered::cache_ttl`] (60 s), and for a quarter of what was left of the
+//! 2. An entry is used for [`Options::cache_ttl`] (60 s), and for a quarter of what was left of the
 //!    retention, at most. Its age is told by the authority's clock, so that a cache that keeps
 //!    entries for too long, or puts an old one back, changes nothing.
-//! 3. With [`Tiered::secret`] entries are sealed: bound to the store key, the record and what
+//! 3. With [`Options::secret`] entries are sealed: bound to the store key, the record and what
 //!    stands beside it. Without one, whoever can write to the cache can make up answers.
 //! 4. A cache that does not answer is left alone; nothing depends on it but speed.
 //!
@@ -41,7 +41,9 @@ mod cache;
 mod clock;
 mod entry;
 mod keys;
+mod options;
 mod tiered;
 
 pub use cache::{Cache, CacheError, MemoryCache};
+pub use options::Options;
 pub use tiered::{Tiered, TieredError, TieredStats};

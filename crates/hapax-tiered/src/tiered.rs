@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Entropy, Inspect, Notify, Sealer, Secret, Store, StoreError, StoreKey, SystemEntropy};
+use hapax::{Inspect, Notify, Store, StoreError, StoreKey};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -15,6 +15,7 @@ use crate::cache::Cache;
 use crate::clock::Guess;
 use crate::entry::Entry;
 use crate::keys::{Call, Keys, Seen};
+use crate::options::Options;
 
 /// Entries put into the cache at one time; what is beyond is put at its next replay.
 const PUTS: usize = 64;
@@ -33,10 +34,7 @@ pub struct Tiered<A: ?Sized> {
 
 struct Inner {
     cache: Arc<dyn Cache>,
-    sealer: Sealer,
-    entropy: Arc<dyn Entropy>,
-    longest: Duration,
-    patience: Duration,
+    options: Options,
     keys: Arc<Keys>,
     guess: Guess,
     puts: Arc<Semaphore>,
@@ -77,19 +75,21 @@ pub enum TieredError {
 }
 
 impl<A: Store + ?Sized> Tiered<A> {
-    /// `authority` decides, `cache` answers retries. Entries live at most 60 s, and the cache may
-    /// take 100 ms.
+    /// `authority` decides, `cache` answers retries, with the default [`Options`].
     ///
     /// All calls of this process should pass through one value and its clones: it knows which
     /// entries they contradict.
     #[must_use]
     pub fn new(authority: Arc<A>, cache: Arc<dyn Cache>) -> Self {
+        Self::with(authority, cache, Options::default())
+    }
+
+    /// The same, with `options`.
+    #[must_use]
+    pub fn with(authority: Arc<A>, cache: Arc<dyn Cache>, options: Options) -> Self {
         let inner = Inner {
             cache,
-            sealer: Sealer::checksum(),
-            entropy: Arc::new(SystemEntropy),
-            longest: Duration::from_secs(60),
-            patience: Duration::from_millis(100),
+            options,
             keys: Arc::new(Keys::new()),
             guess: Guess::default(),
             puts: Arc::new(Semaphore::new(PUTS)),
@@ -156,42 +156,6 @@ impl<A: Store + ?Sized> Tiered<A> {
     }
 }
 
-/// How it is set up: before it is cloned.
-impl<A: Store + ?Sized> Tiered<A> {
-    /// Seals what is put into the cache, so that it can be neither read nor made there.
-    #[must_use]
-    pub fn secret(self, secret: &Secret) -> Self {
-        self.set(|inner| inner.sealer = Sealer::keyed(secret))
-    }
-
-    /// How long a finished record may be replayed from the cache, and so how long after an
-    /// operator released it. By default 60 s; at most a quarter of what is left of its retention.
-    #[must_use]
-    pub fn cache_ttl(self, longest: Duration) -> Self {
-        self.set(|inner| inner.longest = longest)
-    }
-
-    /// How long the cache may take before the authority is asked instead. By default 100 ms.
-    #[must_use]
-    pub fn cache_timeout(self, patience: Duration) -> Self {
-        self.set(|inner| inner.patience = patience)
-    }
-
-    /// Where nonces come from; by default the operating system.
-    #[must_use]
-    pub fn entropy(self, entropy: Arc<dyn Entropy>) -> Self {
-        self.set(|inner| inner.entropy = entropy)
-    }
-
-    /// Changes nothing once there are clones.
-    fn set(mut self, change: impl FnOnce(&mut Inner)) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            change(inner);
-        }
-        self
-    }
-}
-
 impl Inner {
     /// What a claim may be answered with from the cache. Why that is right:
     ///
@@ -209,32 +173,36 @@ impl Inner {
             return None;
         }
         // Without an answer of the authority nobody knows how old an entry is.
-        let before = self.guess.now()?;
+        self.guess.now()?;
         let found = self.ask(self.cache.get(&claim.key)).await;
-        let entry = found.flatten().and_then(|bytes| {
-            let entry = Entry::decode(&claim.key, &bytes, &self.sealer)?;
-            let (asked, kept) = (&claim.draft.record, &entry.cell.record);
-            let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
-            let left = entry.life(self.longest).checked_sub(before.latest.since(entry.seen))?;
-            // When everybody takes it for over, whichever end of the guess is right.
-            let until = Instant::now() + left + before.latest.since(before.earliest);
-            (same && !left.is_zero() && call.may_answer(entry.cell.tag, until)).then_some(entry)
-        });
-        let Some(entry) = entry else {
-            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let seen = found.flatten().and_then(|bytes| self.accept(call, claim, &bytes));
+        let counter = if seen.is_some() { &self.counters.hits } else { &self.counters.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        seen
+    }
+
+    /// What an entry says, if it may be said to `claim` now.
+    fn accept(&self, call: &Call, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
+        let entry = Entry::decode(&claim.key, bytes, &self.options.sealer)?;
+        let (asked, kept) = (&claim.draft.record, &entry.cell.record);
+        let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
+        let now = self.guess.now()?;
+        let age = now.latest.since(entry.seen);
+        let left = entry.life(self.options.longest).checked_sub(age)?;
+        // When everybody takes it for over, whichever end of the guess is right.
+        let until = Instant::now() + left + now.latest.since(now.earliest);
+        if !same || left.is_zero() || !call.may_answer(entry.cell.tag, until) {
             return None;
-        };
-        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        }
         // A moment that the authority itself named: a guess might be later than what it says next.
-        let now = before.said.max(entry.seen);
-        Some(Snapshot { now, cell: Some(entry.cell) })
+        Some(Snapshot { now: now.said.max(entry.seen), cell: Some(entry.cell) })
     }
 
     /// The authority showed the cell to a call that began at `called`.
     async fn saw(&self, call: &Call, called: Instant, key: StoreKey, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
         let entry = seen.cell.as_ref().and_then(|cell| Entry::new(seen.now, cell));
-        let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.longest));
+        let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.options.longest));
         let Some(entry) = entry.filter(|_| !life.is_zero()) else {
             return self.clean(call, call.note()).await;
         };
@@ -258,9 +226,11 @@ impl Inner {
         if self.rests() || left.is_zero() {
             return;
         }
-        let Ok(bytes) = entry.encode(&key, &self.sealer, &*self.entropy) else { return };
+        let Ok(bytes) = entry.encode(&key, &self.options.sealer, &*self.options.entropy) else {
+            return;
+        };
         self.counters.puts.fetch_add(1, Ordering::Relaxed);
-        let (cache, patience) = (Arc::clone(&self.cache), self.patience);
+        let (cache, patience) = (Arc::clone(&self.cache), self.options.patience);
         tokio::spawn(async move {
             putting.unsure = true;
             let put = timeout(patience, cache.put(&key, bytes, left)).await;
@@ -278,7 +248,7 @@ impl Inner {
 
     /// Asks the cache for something, and leaves it alone for a while if it does not answer.
     async fn ask<T>(&self, asked: impl Future<Output = Result<T, crate::CacheError>>) -> Option<T> {
-        match timeout(self.patience, asked).await {
+        match timeout(self.options.patience, asked).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => tracing::debug!(%error, "the cache failed"),
             Err(_) => tracing::debug!("the cache did not answer in time"),
@@ -383,7 +353,7 @@ impl<A: fmt::Debug + ?Sized> fmt::Debug for Tiered<A> {
         f.debug_struct("Tiered")
             .field("authority", &self.authority)
             .field("cache", &self.inner.cache)
-            .field("cache_ttl", &self.inner.longest)
+            .field("options", &self.inner.options)
             .finish_non_exhaustive()
     }
 }

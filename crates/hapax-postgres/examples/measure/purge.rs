@@ -27,13 +27,15 @@ pub(crate) async fn measure(keys: u64) -> Outcome<()> {
         server.sql("postgres", "TRUNCATE hapax_cells").await;
         server.sql("postgres", "SELECT pg_stat_reset()").await;
         let purge = async {
-            while purging {
+            if !purging {
+                return std::future::pending().await;
+            }
+            loop {
                 let limit = NonZeroU32::MIN.saturating_add(9_999);
                 // As the gateway does it.
                 let more = purged.reap(limit).await.is_ok_and(|reaped| reaped.more);
                 sleep(Duration::from_millis(if more { 50 } else { 1_000 })).await;
             }
-            std::future::pending::<()>().await;
         };
         let work = drive(
             Arc::new(OfStore(Arc::clone(&store))),

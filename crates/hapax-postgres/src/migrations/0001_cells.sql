@@ -59,7 +59,7 @@ SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     moment bigint;
-    some integer;
+    done integer;
     missing integer := cardinality(keys);
 BEGIN
     IF array_position(expected, NULL) IS NOT NULL THEN
@@ -87,8 +87,8 @@ BEGIN
         SELECT moment, true, i.key, i.tag, i.fence, i.lease_until, NULL::bigint, NULL::text,
             NULL::bytea
         FROM written i;
-        GET DIAGNOSTICS some = ROW_COUNT;
-        missing := missing - some;
+        GET DIAGNOSTICS done = ROW_COUNT;
+        missing := missing - done;
     END IF;
     IF missing > 0 THEN
         IF patient THEN
@@ -127,8 +127,8 @@ BEGIN
         SELECT moment, true, u.key, u.tag, u.fence, u.lease_until, NULL::bigint, NULL::text,
             NULL::bytea
         FROM written u;
-        GET DIAGNOSTICS some = ROW_COUNT;
-        missing := missing - some;
+        GET DIAGNOSTICS done = ROW_COUNT;
+        missing := missing - done;
     END IF;
     IF missing > 0 THEN
         -- Of what a swap wrote, and of what it should have been able to replace, nobody asks for

@@ -227,7 +227,7 @@ async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
     }
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
-    let waiting: Vec<_> = (0..50).map(|of| claim(of)).collect();
+    let waiting: Vec<_> = (0..50).map(claim).collect();
     let mut answers = JoinSet::new();
     let store = std::sync::Arc::new(store);
     for swap in &waiting {

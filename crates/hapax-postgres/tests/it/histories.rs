@@ -58,7 +58,9 @@ async fn over_a_network_that_loses_and_delays() {
             lose_request: 10,
             lose_reply: 10,
             late_request: 10,
+            tear_reply: 10,
             delay_at_most: Duration::from_millis(50),
+            ..ProxyRates::default()
         });
         loop {
             sleep(Duration::from_millis(70)).await;
@@ -68,7 +70,8 @@ async fn over_a_network_that_loses_and_delays() {
     .await;
     let counts = proxy.counts();
     assert!(told.ambiguous > 20 && told.stored > 500 && told.loads > 200, "{told:?} {counts:?}");
-    let happened = [counts.lost_requests, counts.lost_replies, counts.late_requests];
+    let happened =
+        [counts.lost_requests, counts.lost_replies, counts.late_requests, counts.torn_replies];
     assert!(happened.iter().all(|times| *times > 3) && counts.cuts > 3, "{counts:?}");
 }
 

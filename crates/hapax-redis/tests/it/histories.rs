@@ -57,7 +57,9 @@ async fn over_a_network_that_loses_and_delays() {
             lose_request: 30,
             lose_reply: 30,
             late_request: 30,
+            tear_reply: 30,
             delay_at_most: Duration::from_millis(50),
+            ..ProxyRates::default()
         });
         loop {
             sleep(Duration::from_millis(70)).await;
@@ -66,9 +68,9 @@ async fn over_a_network_that_loses_and_delays() {
     })
     .await;
     let counts = proxy.counts();
-    eprintln!("{told:?} {counts:?}");
     assert!(told.ambiguous > 20 && told.stored > 200 && told.loads > 200, "{told:?} {counts:?}");
-    let happened = [counts.lost_requests, counts.lost_replies, counts.late_requests];
+    let happened =
+        [counts.lost_requests, counts.lost_replies, counts.late_requests, counts.torn_replies];
     assert!(happened.iter().all(|times| *times > 3) && counts.cuts > 3, "{counts:?}");
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hapax_tiered::{Cache, MemoryCache};
+use hapax_tiered::{Cache, MemoryCache, Options};
 use tokio::time::{Instant, advance};
 
 use crate::support::{World, claim, finished, key, refused, settle, stored};
@@ -11,7 +11,8 @@ use crate::support::{World, claim, finished, key, refused, settle, stored};
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {
     let world = World::new();
-    let store = world.process().cache_timeout(Duration::from_millis(50));
+    let options = Options::default().cache_timeout(Duration::from_millis(50));
+    let store = world.process_with(options);
     finished(&store, 1, "yes").await;
     world.cache.hangs.store(true, Ordering::SeqCst);
     let began = Instant::now();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hapax::store::Swapped;
 use hapax::{Fingerprint, Secret, State, Store, StoreError};
+use hapax_tiered::Options;
 use tokio::time::{Instant, advance};
 
 use crate::support::{
@@ -219,7 +220,7 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
     stored(&*world.authority, &release(&completed, 2)).await;
     let made_up = relabelled(&*world.authority, &entry).await;
     let secret = Secret::new([1; 32]);
-    let sealed = world.process().secret(&secret);
+    let sealed = world.process_with(Options::default().secret(&secret));
     for (store, believes) in [(&plain, true), (&sealed, false)] {
         world.cache.plant(&key(1), made_up.clone()).await;
         store.load(&key(9)).await.unwrap();
@@ -232,7 +233,7 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
 async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
     let world = World::new();
     let secret = Secret::new([1; 32]);
-    let store = world.process().secret(&secret);
+    let store = world.process_with(Options::default().secret(&secret));
     finished(&store, 1, "canary-4111").await;
     finished(&store, 2, "another").await;
     for of in [1, 2] {

@@ -75,7 +75,11 @@ async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache
     for _ in 0..2 {
         let options = Options::new(format!("redis://127.0.0.1:{}", proxy.address().port()));
         let cache = Arc::new(RedisCache::connect(options).await.unwrap());
-        let store = Tiered::new(Arc::clone(&authority), cache).secret(&secret);
+        let store = Tiered::with(
+            Arc::clone(&authority),
+            cache,
+            hapax_tiered::Options::default().secret(&secret),
+        );
         let process = Idempotency::builder(Arc::new(store.clone())).secret(secret.clone()).build();
         processes.push((store, process));
     }

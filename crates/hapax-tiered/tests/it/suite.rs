@@ -23,7 +23,8 @@ mod memory {
         async fn open(&self) -> Arc<Self::Store> {
             let store = MemoryStore::new(self.0.clone(), MemoryCapacity::default());
             let cache = Arc::new(MemoryCache::default());
-            Arc::new(Tiered::new(Arc::new(store), cache).secret(&Secret::new([1; 32])))
+            let options = hapax_tiered::Options::default().secret(&Secret::new([1; 32]));
+            Arc::new(Tiered::with(Arc::new(store), cache, options))
         }
 
         async fn pass(&self, _: &Self::Store, by: Duration) {

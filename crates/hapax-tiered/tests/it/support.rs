@@ -11,7 +11,7 @@ use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
     State, Store, StoreError, StoreKey, Tag, Terms, Timestamp,
 };
-use hapax_tiered::{Cache, CacheError, MemoryCache, Tiered};
+use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -152,7 +152,11 @@ impl World {
     }
 
     pub(crate) fn process(&self) -> Tiered<Authority> {
-        Tiered::new(Arc::clone(&self.authority), Arc::clone(&self.cache) as _)
+        self.process_with(Options::default())
+    }
+
+    pub(crate) fn process_with(&self, options: Options) -> Tiered<Authority> {
+        Tiered::with(Arc::clone(&self.authority), Arc::clone(&self.cache) as _, options)
     }
 }
 

@@ -1,0 +1,58 @@
+//! How a cache is used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+
+/// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) sealer: Sealer,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) longest: Duration,
+    pub(crate) patience: Duration,
+}
+
+impl Options {
+    /// Seals what is put into the cache, so that it can be neither read nor made there. By default
+    /// there is no secret.
+    #[must_use]
+    pub fn secret(mut self, secret: &Secret) -> Self {
+        self.sealer = Sealer::keyed(secret);
+        self
+    }
+
+    /// How long a finished record may be replayed from the cache, and so how long after an
+    /// operator released it. By default 60 s; at most a quarter of what is left of its retention.
+    #[must_use]
+    pub const fn cache_ttl(mut self, longest: Duration) -> Self {
+        self.longest = longest;
+        self
+    }
+
+    /// How long the cache may take before the authority is asked instead. By default 100 ms.
+    #[must_use]
+    pub const fn cache_timeout(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Where nonces come from; by default the operating system.
+    #[must_use]
+    pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
+        self.entropy = entropy;
+        self
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sealer: Sealer::checksum(),
+            entropy: Arc::new(SystemEntropy),
+            longest: Duration::from_secs(60),
+            patience: Duration::from_millis(100),
+        }
+    }
+}
