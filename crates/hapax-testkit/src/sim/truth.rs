@@ -1,8 +1,11 @@
 //! What is true: a ledger of every write that the model store took, kept by what its sender set
 //! out to do. It is written from the promises, not from the state machine, and judges that.
 
-use hapax::store::Swap;
-use hapax::{Grant, OnUnknown};
+use hapax::exchange::Holding;
+use hapax::store::{Cell, Swap};
+use hapax::{Grant, OnUnknown, State, Timestamp};
+
+use super::plan;
 
 /// A broken promise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +55,8 @@ pub(super) struct Truth {
     pub(super) attempts: u32,
     pub(super) checkpoint: Option<u16>,
     pub(super) outcome: u16,
+    /// What an owner saw that gave up.
+    pub(super) glimpse: Option<u16>,
     /// Counts the writes.
     pub(super) version: u32,
     /// The clock at its latest since the last write: a step back does not undo a lapse.
@@ -85,6 +90,7 @@ impl Truth {
         attempts: 0,
         checkpoint: None,
         outcome: 0,
+        glimpse: None,
         version: 0,
         latest: 0,
         clock: 0,
@@ -173,13 +179,17 @@ pub(super) enum Meaning {
         said: Said,
         asked: u32,
     },
-    Renew,
+    Renew {
+        lease: u64,
+    },
     Checkpoint(u16),
     Complete {
         outcome: u16,
         retention: Option<u64>,
     },
-    Abandon,
+    Abandon {
+        glimpse: Option<u16>,
+    },
     Release,
     Operator {
         fence: u64,
@@ -299,6 +309,9 @@ impl Ledger {
                 if !before.echo {
                     judge_question(&before, after, &by)?;
                 }
+                if before.phase == Phase::Held {
+                    now.glimpse = None;
+                }
                 (now.phase, now.asking) = (Phase::Unsure, true);
                 now.lease_until = clock + timeout;
                 now.keep_until = keep(&now, timeout);
@@ -356,10 +369,11 @@ impl Ledger {
         let held = before.phase == Phase::Held;
         let clock = now.latest;
         match meaning {
-            Meaning::Renew | Meaning::Checkpoint(_) => {
+            Meaning::Renew { .. } | Meaning::Checkpoint(_) => {
                 ensure(held, "S2", "a holder renewed what was no longer in flight")?;
-                now.lease_until = clock + now.lease;
-                now.keep_until = keep(now, now.lease.saturating_sub(now.retention));
+                let lease = if let Meaning::Renew { lease } = meaning { lease } else { now.lease };
+                now.lease_until = clock + lease;
+                now.keep_until = keep(now, lease.saturating_sub(now.retention));
                 if let Meaning::Checkpoint(checkpoint) = meaning {
                     now.checkpoint = Some(checkpoint);
                 }
@@ -373,9 +387,10 @@ impl Ledger {
                 (now.asking, now.lease_until) = (false, clock);
                 self.finish(now, outcome, retention);
             }
-            Meaning::Abandon => {
+            Meaning::Abandon { glimpse } => {
                 ensure(held, "S2", "a holder gave up what was no longer in flight")?;
                 (now.phase, now.asking, now.lease_until) = (Phase::Unsure, false, clock);
+                now.glimpse = glimpse;
                 now.keep_until = keep(now, 0);
             }
             _ => {
@@ -385,6 +400,35 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Whether a cell says what is true.
+    pub(super) fn judge_cell(&self, truth: &Truth, cell: Option<&Cell>) -> Judged {
+        let Some(cell) = cell else {
+            return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
+        };
+        let record = &cell.record;
+        let state = match &record.state {
+            State::InFlight => truth.phase == Phase::Held,
+            State::Released => truth.phase == Phase::Released,
+            State::Done(outcome) => {
+                truth.phase == Phase::Done && plan::number(outcome.bytes()) == truth.outcome
+            }
+            State::Unknown { seen, asking } => {
+                let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
+                truth.phase == Phase::Unsure && glimpse == truth.glimpse && *asking == truth.asking
+            }
+        };
+        let unfinished = matches!(truth.phase, Phase::Held | Phase::Unsure);
+        let checkpoint = record.checkpoint.as_ref().map(plan::number);
+        let keep = cell.keep_until.map_or(NEVER, Timestamp::as_micros);
+        ensure(state, "table", "a record is in another state")?;
+        ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
+        ensure(keep == truth.keep_until, "table", "a record is kept for another time")?;
+        let lease = cell.lease_until.as_micros() == truth.lease_until;
+        ensure(lease || !unfinished, "table", "a record is held for another time")?;
+        let same = checkpoint == truth.checkpoint;
+        ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")
     }
 
     /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
@@ -442,6 +486,14 @@ impl Ledger {
         now.retention = retention.unwrap_or(now.retention);
         (now.phase, now.outcome, now.checkpoint) = (Phase::Done, outcome, None);
         now.keep_until = now.latest + now.retention;
+    }
+
+    /// What a claim was let in with under a fence. It may be more than one thing: a copy may land
+    /// again on a purged key.
+    pub(super) fn entered(&self, conv: u32, holding: &Holding) -> Option<u32> {
+        let fence = holding.fence().get();
+        let same = |one: &Tenure| one.conv == conv && one.fence == fence;
+        self.tenures.iter().rposition(same).map(|at| at as u32)
     }
 
     /// Whatever a claim was let in with is let go without a word.

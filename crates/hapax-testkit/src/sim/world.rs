@@ -28,6 +28,9 @@ pub(super) use note;
 /// The operators' process. It neither crashes nor pauses.
 pub(super) const OPERATORS: u8 = WORKERS as u8;
 
+/// Nothing happens in between.
+const GRAIN: u64 = MS / 2;
+
 /// A schedule that goes on for longer does not end.
 const MOST_EVENTS: u32 = 60_000;
 
@@ -348,9 +351,10 @@ impl World {
         }
         for _ in 0..self.plan.steps {
             let micros = match self.below(3) {
-                0 => 1_100 * MS as i64 + self.below(15_000 * MS) as i64,
+                0 => (1_100 * MS + self.below(15_000 * MS)) as i64,
                 _ => -(self.below(self.plan.back) as i64),
             };
+            let micros = micros - micros % GRAIN as i64;
             self.at(self.below(HORIZON), Happening::Step { micros });
         }
         for _ in 0..self.plan.operators {
@@ -484,8 +488,10 @@ impl World {
     }
 
     pub(super) fn at(&mut self, delay: u64, happening: Happening) {
+        // Coarse, so that deadlines are met to the microsecond.
+        let at = (self.now + delay).next_multiple_of(GRAIN);
         self.sequence += 1;
-        self.queue.push(Reverse((self.now + delay, self.sequence, happening)));
+        self.queue.push(Reverse((at, self.sequence, happening)));
     }
 
     pub(super) fn go(&mut self, worker: u8, delay: u64, what: What) {
