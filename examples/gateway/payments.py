@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A payments service that knows nothing of idempotency: every POST is a charge.
+"""A payments service that never looks for duplicates: every POST is a new charge.
 
     python3 payments.py PORT
 
@@ -67,4 +67,6 @@ class Payments(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Payments).serve_forever()

@@ -6,7 +6,7 @@ use crate::sh::{Outcome, Run};
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    summary: "run every test: libraries, programs, examples, documentation",
+    summary: "run every test: libraries, programs, documentation",
     help: "Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`.
 A server that is missing fails its tests, unless it is skipped by name; then the last
 lines of the output say so.
@@ -36,7 +36,6 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
         test().args(["--workspace", "--exclude", ALONE]).show()?;
         test().args(["--package", ALONE, "--", "--test-threads=1"]).show()?;
     }
-    cargo(skip).args(["build", "--examples"]).args(EVERYTHING).show()?;
     cargo(skip).args(["test", "--doc"]).args(EVERYTHING).show()?;
     if !skip.is_empty() {
         println!("\nSKIPPED, because --skip said so: {}", skip.joined());

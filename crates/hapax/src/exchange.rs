@@ -237,6 +237,18 @@ impl Claiming {
         }
     }
 
+    /// What an earlier copy of this claim's own swaps put there, as far as the claim has heard.
+    ///
+    /// A claim that ends without its last swap having been sent owns this nevertheless, and must
+    /// release it.
+    #[must_use = "what is not released blocks its key for a lease, or for ever"]
+    pub fn owned(&self) -> Option<Holding> {
+        let cell = self.seen.cell.as_ref()?;
+        let mine = self.mine.contains(&cell.record.grant);
+        (mine && cell.record.state == State::InFlight)
+            .then(|| Holding::new(self.key, self.seen.now, cell.clone()))
+    }
+
     /// Whether the store told of a record under this key: then the request was made before.
     #[must_use]
     pub const fn knows_a_record(&self) -> bool {
@@ -301,14 +313,6 @@ impl Claiming {
 
     fn landed(&mut self, stamped: Stamped) -> Option<Cell> {
         self.sent.take().map(|(tag, draft)| cell_of(tag, draft, stamped))
-    }
-
-    /// What was last seen, if an earlier copy of this claim's own swaps put it there.
-    fn owned(&self) -> Option<Holding> {
-        let cell = self.seen.cell.as_ref()?;
-        let mine = self.mine.contains(&cell.record.grant);
-        (mine && cell.record.state == State::InFlight)
-            .then(|| Holding::new(self.key, self.seen.now, cell.clone()))
     }
 }
 

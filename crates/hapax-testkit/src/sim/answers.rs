@@ -80,7 +80,7 @@ impl Ledger {
                             seen.phase == Phase::Done && seen.outcome == outcome
                         }
                         Meaning::Release => seen.phase == Phase::Released,
-                        Meaning::Abandon => seen.phase == Phase::Unsure,
+                        Meaning::Abandon { .. } => seen.phase == Phase::Unsure,
                         _ => false,
                     };
                 ensure(landed || already, "S3", "told recorded what is not")
@@ -97,7 +97,7 @@ impl Ledger {
                 let settled = match seen.phase {
                     Phase::Done => Some(seen.outcome) != outcome,
                     Phase::Unsure => {
-                        !matches!(meaning, Meaning::Complete { .. } | Meaning::Abandon)
+                        !matches!(meaning, Meaning::Complete { .. } | Meaning::Abandon { .. })
                     }
                     _ => false,
                 };
@@ -112,7 +112,10 @@ impl Ledger {
                 let over = seen.vacant()
                     || seen.expired()
                     || seen.life != self.tenures[tenure as usize].life;
-                ensure(over, "holder", "told gone though its life goes on")
+                ensure(over, "holder", "told gone though its life goes on")?;
+                let already = own && seen.phase == Phase::Released && !seen.expired();
+                let released = already && meaning == Meaning::Release;
+                ensure(!released, "holder", "told gone though it is released")
             }
             Wrote::Contended => Ok(()),
             Wrote::NotFound | Wrote::Refused | Wrote::Changed => {

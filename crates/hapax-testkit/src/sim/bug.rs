@@ -111,7 +111,7 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
             let seize = match (bug, write.meaning) {
                 (Bug::ComparesFences, Meaning::Operator { .. }) => false,
                 (Bug::ComparesFences, _) => tenure.fence >= cell.fence.get(),
-                (Bug::RenewsWithoutOwnership, Meaning::Renew) => true,
+                (Bug::RenewsWithoutOwnership, Meaning::Renew { .. }) => true,
                 (Bug::ReleasesWithoutOwnership, Meaning::Release) => true,
                 (Bug::CompletesWithoutOwnership, Meaning::Complete { .. }) => true,
                 _ => false,
@@ -173,7 +173,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
         Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.grant,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
-        Bug::ReleasesTheUnknown if meaning == Meaning::Abandon => {
+        Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
             draft.record.state = State::Released;
         }
         Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {

@@ -6,11 +6,13 @@ use hapax::exchange::{Claim, Claimed, Claiming, Next};
 use hapax::{OnUnknown, Terms};
 
 use super::plan::{self, KEYS, MS};
-use super::truth::{Judged, Meaning, Phase, Truth, Violation, Writer, ensure};
+use super::truth::{Judged, Meaning, NEVER, Phase, Truth, Violation, Writer, ensure};
 use super::world::{OPERATORS, World, note};
 
 /// What is asked of a key in the end.
 const LEASE: u64 = 1_000 * MS;
+/// No record but those kept for ever is kept for longer.
+const AGES: u64 = 60 * LEASE;
 
 impl World {
     pub(super) fn last_judgement(&mut self) -> Judged {
@@ -22,12 +24,22 @@ impl World {
         for key in 0..KEYS {
             self.nobody_is_left(key)?;
         }
-        // A clock that stepped back makes leases longer.
-        self.now += 2 * LEASE + self.plan.back;
+        // A clock that stepped back makes leases longer, and some are ten times as long.
+        self.now += 12 * LEASE + self.plan.back;
         for key in 0..KEYS {
             self.claimable(key)?;
         }
-        Ok(())
+        self.now += AGES;
+        self.reap();
+        for key in 0..KEYS {
+            let truth = self.ledger.look(key, self.store.clock(self.now));
+            let kept = truth.keep_until == NEVER;
+            ensure(kept || self.store.cells[key].is_none(), "L4", "a record outlives its time")?;
+        }
+        match self.violation {
+            Some(violation) => Err(violation),
+            None => Ok(()),
+        }
     }
 
     /// What is in flight belongs to a process that died, or let go of it.

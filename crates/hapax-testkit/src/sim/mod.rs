@@ -19,8 +19,10 @@ mod answers;
 mod bug;
 mod downstream;
 mod ending;
+mod facts;
 mod network;
 mod operator;
+mod parts;
 mod plan;
 mod store;
 mod talk;
@@ -33,8 +35,8 @@ use std::fmt;
 use std::ops::Range;
 
 pub use bug::Bug;
+pub use facts::Violation;
 pub use tally::{Event, Fault, Tally};
-pub use truth::Violation;
 use world::World;
 
 /// A schedule that broke a promise.

@@ -257,7 +257,10 @@ impl World {
         } else {
             let clock = self.store.clock(self.now);
             let found = self.store.load(usize::from(key), self.now);
-            self.looks.push((found, self.ledger.look(usize::from(key), clock)));
+            let truth = self.ledger.look(usize::from(key), clock);
+            let judged = self.ledger.judge_cell(&truth, found.cell.as_ref());
+            self.judge(judged);
+            self.looks.push((found, truth));
             seen = self.looks.len() as u32;
         }
         let delay = MS + self.below(4 * MS);

@@ -9,7 +9,7 @@ use super::answers::{Asker, Told};
 use super::bug::{self, Bug};
 use super::plan;
 use super::tally::{Event as Count, Fault};
-use super::truth::{Meaning, Said, Truth, Violation, ensure};
+use super::truth::{Meaning, Phase, Said, Truth, Violation, ensure};
 use super::world::{Activity, Conv, Talk, World, WriteTalk, note};
 
 impl World {
@@ -26,14 +26,23 @@ impl World {
             }
         }
         let stored = matches!(swapped, Swapped::Stored(_));
+        // From here on it knows what landed late of its own, and must see to it.
+        if !stored
+            && truth.phase == Phase::Held
+            && let Some(tenure) = self.ledger.tenures.get_mut(truth.tenure as usize)
+            && tenure.conv == conv
+        {
+            tenure.stray = false;
+        }
         note!(self, "c{conv} hears {}", words(&swapped));
         let state = &mut self.convs[conv as usize];
         match &mut state.talk {
             Talk::Claim(claim) if state.background => {
                 let holding = claim.claiming.given_up(swapped);
-                let tenure = self.letters[state.letter as usize].tenure.or(claim.tenure);
                 state.over = true;
-                if let (Some(holding), Some(tenure)) = (holding, tenure) {
+                if let Some(holding) = holding
+                    && let Some(tenure) = self.ledger.entered(conv, &holding)
+                {
                     self.count(Count::Released);
                     self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
                 }
@@ -286,7 +295,7 @@ impl World {
         self.count(match (&wrote, meaning) {
             (Wrote::Lost, _) => Count::Lost,
             (Wrote::Gone, _) => Count::Gone,
-            (Wrote::Recorded(_), Meaning::Renew | Meaning::Checkpoint(_)) => Count::Renewed,
+            (Wrote::Recorded(_), Meaning::Renew { .. } | Meaning::Checkpoint(_)) => Count::Renewed,
             (Wrote::Recorded(_), _) => Count::Recorded,
             _ => Count::Contended,
         });
@@ -298,7 +307,7 @@ impl World {
             return;
         }
         match meaning {
-            Meaning::Renew | Meaning::Checkpoint(_) => self.renewed(conv, process, wrote),
+            Meaning::Renew { .. } | Meaning::Checkpoint(_) => self.renewed(conv, process, wrote),
             _ if background => {}
             _ => self.end_operation(process, false),
         }

@@ -1,206 +1,14 @@
 //! What is true: a ledger of every write that the model store took, kept by what its sender set
 //! out to do. It is written from the promises, not from the state machine, and judges that.
 
-use hapax::store::Swap;
-use hapax::{Grant, OnUnknown};
+use hapax::exchange::Holding;
+use hapax::store::{Cell, Swap};
+use hapax::{OnUnknown, State, Timestamp};
 
-/// A broken promise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Violation {
-    /// Which promise.
-    pub promise: &'static str,
-    /// How it was broken.
-    pub what: &'static str,
-}
-
-pub(super) type Judged = Result<(), Violation>;
-
-pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static str) -> Judged {
-    if holds { Ok(()) } else { Err(Violation { promise, what }) }
-}
-
-/// Never.
-pub(super) const NEVER: u64 = u64::MAX;
-
-/// Where a key stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
-    Absent,
-    Held,
-    Unsure,
-    Done,
-    Released,
-}
-
-/// What is true of a key. Times are the store's clock, in microseconds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Truth {
-    pub(super) phase: Phase,
-    /// The last execution that was let in; an index.
-    pub(super) tenure: u32,
-    pub(super) life: u32,
-    /// The strictest policy of the executions of this life.
-    pub(super) strict: OnUnknown,
-    pub(super) request: u8,
-    /// Until when its owner holds it, or whoever asks about it.
-    pub(super) lease_until: u64,
-    pub(super) asking: bool,
-    pub(super) keep_until: u64,
-    /// Lease and retention as agreed.
-    pub(super) lease: u64,
-    pub(super) retention: u64,
-    pub(super) attempts: u32,
-    pub(super) checkpoint: Option<u16>,
-    pub(super) outcome: u16,
-    /// Counts the writes.
-    pub(super) version: u32,
-    /// The clock at its latest since the last write: a step back does not undo a lapse.
-    pub(super) latest: u64,
-    /// The clock when this was seen.
-    pub(super) clock: u64,
-    pub(super) highest_fence: u64,
-    /// A second copy of an old swap brought an old tag back, after a purge. Other old swaps that
-    /// expect that tag may land now: on nobody's work.
-    pub(super) echo: bool,
-}
-
-impl Default for Truth {
-    fn default() -> Self {
-        Self::ABSENT
-    }
-}
-
-impl Truth {
-    pub(super) const ABSENT: Self = Self {
-        phase: Phase::Absent,
-        tenure: 0,
-        life: 0,
-        strict: OnUnknown::Reexecute,
-        request: 0,
-        lease_until: 0,
-        asking: false,
-        keep_until: NEVER,
-        lease: 0,
-        retention: 0,
-        attempts: 0,
-        checkpoint: None,
-        outcome: 0,
-        version: 0,
-        latest: 0,
-        clock: 0,
-        highest_fence: 0,
-        echo: false,
-    };
-
-    pub(super) const fn expired(&self) -> bool {
-        self.clock >= self.keep_until
-    }
-
-    pub(super) const fn was_expired(&self) -> bool {
-        self.latest >= self.keep_until
-    }
-
-    pub(super) const fn live(&self) -> bool {
-        matches!(self.phase, Phase::Held) && self.clock < self.lease_until
-    }
-
-    const fn was_lapsed(&self) -> bool {
-        self.latest >= self.lease_until
-    }
-
-    /// Nobody is known to have it.
-    pub(super) const fn vacant(&self) -> bool {
-        matches!(self.phase, Phase::Absent | Phase::Released)
-    }
-}
-
-/// An execution that was let in: a claim that landed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tenure {
-    pub(super) key: u8,
-    pub(super) conv: u32,
-    pub(super) life: u32,
-    pub(super) grant: Grant,
-    pub(super) record_life: Grant,
-    pub(super) fence: u64,
-    pub(super) attempt: u32,
-    pub(super) checkpoint: Option<u16>,
-    pub(super) lease: u64,
-    pub(super) takeover: bool,
-    /// Whether its claimer was told so, and when that lapses unless renewed.
-    pub(super) told: bool,
-    pub(super) effect: Effect,
-    /// Landed after its claimer had been answered otherwise.
-    pub(super) stray: bool,
-    /// Let go without a word, as in a crash.
-    pub(super) dropped: bool,
-}
-
-/// How far the effect of an execution got in the system downstream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Effect {
-    None,
-    Sent,
-    Applied,
-    Refused,
-}
-
-/// What a verdict said.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Said {
-    Happened(u16),
-    DidNot,
-    Nothing,
-}
-
-/// What a swap is for, as its sender sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Meaning {
-    Execute {
-        /// As the first of a life.
-        anew: bool,
-        attempt: u32,
-        /// Because a hook said, about this version, that it did not happen.
-        asked: Option<u32>,
-    },
-    /// To extend a claim of one's own that landed.
-    Own,
-    Ask {
-        after: u64,
-        timeout: u64,
-    },
-    Answer {
-        said: Said,
-        asked: u32,
-    },
-    Renew,
-    Checkpoint(u16),
-    Complete {
-        outcome: u16,
-        retention: Option<u64>,
-    },
-    Abandon,
-    Release,
-    Operator {
-        fence: u64,
-        force: bool,
-        outcome: Option<u16>,
-    },
-}
-
-/// Who wrote, and on what terms.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Writer {
-    pub(super) conv: u32,
-    /// Whose execution it is, for what holders do.
-    pub(super) tenure: u32,
-    pub(super) request: u8,
-    pub(super) policy: OnUnknown,
-    pub(super) lease: u64,
-    pub(super) retention: u64,
-    /// A copy of this very swap was written before.
-    pub(super) again: bool,
-}
+pub(super) use super::facts::{
+    Effect, Judged, Meaning, NEVER, Phase, Said, Tenure, Truth, Violation, Writer, ensure,
+};
+use super::plan;
 
 /// Keeps the ledger of all keys.
 #[derive(Debug, Default)]
@@ -299,6 +107,9 @@ impl Ledger {
                 if !before.echo {
                     judge_question(&before, after, &by)?;
                 }
+                if before.phase == Phase::Held {
+                    now.glimpse = None;
+                }
                 (now.phase, now.asking) = (Phase::Unsure, true);
                 now.lease_until = clock + timeout;
                 now.keep_until = keep(&now, timeout);
@@ -356,10 +167,11 @@ impl Ledger {
         let held = before.phase == Phase::Held;
         let clock = now.latest;
         match meaning {
-            Meaning::Renew | Meaning::Checkpoint(_) => {
+            Meaning::Renew { .. } | Meaning::Checkpoint(_) => {
                 ensure(held, "S2", "a holder renewed what was no longer in flight")?;
-                now.lease_until = clock + now.lease;
-                now.keep_until = keep(now, now.lease.saturating_sub(now.retention));
+                let lease = if let Meaning::Renew { lease } = meaning { lease } else { now.lease };
+                now.lease_until = clock + lease;
+                now.keep_until = keep(now, lease.saturating_sub(now.retention));
                 if let Meaning::Checkpoint(checkpoint) = meaning {
                     now.checkpoint = Some(checkpoint);
                 }
@@ -373,9 +185,10 @@ impl Ledger {
                 (now.asking, now.lease_until) = (false, clock);
                 self.finish(now, outcome, retention);
             }
-            Meaning::Abandon => {
+            Meaning::Abandon { glimpse } => {
                 ensure(held, "S2", "a holder gave up what was no longer in flight")?;
                 (now.phase, now.asking, now.lease_until) = (Phase::Unsure, false, clock);
+                now.glimpse = glimpse;
                 now.keep_until = keep(now, 0);
             }
             _ => {
@@ -385,6 +198,35 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Whether a cell says what is true.
+    pub(super) fn judge_cell(&self, truth: &Truth, cell: Option<&Cell>) -> Judged {
+        let Some(cell) = cell else {
+            return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
+        };
+        let record = &cell.record;
+        let state = match &record.state {
+            State::InFlight => truth.phase == Phase::Held,
+            State::Released => truth.phase == Phase::Released,
+            State::Done(outcome) => {
+                truth.phase == Phase::Done && plan::number(outcome.bytes()) == truth.outcome
+            }
+            State::Unknown { seen, asking } => {
+                let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
+                truth.phase == Phase::Unsure && glimpse == truth.glimpse && *asking == truth.asking
+            }
+        };
+        let unfinished = matches!(truth.phase, Phase::Held | Phase::Unsure);
+        let checkpoint = record.checkpoint.as_ref().map(plan::number);
+        let keep = cell.keep_until.map_or(NEVER, Timestamp::as_micros);
+        ensure(state, "table", "a record is in another state")?;
+        ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
+        ensure(keep == truth.keep_until, "table", "a record is kept for another time")?;
+        let lease = cell.lease_until.as_micros() == truth.lease_until;
+        ensure(lease || !unfinished, "table", "a record is held for another time")?;
+        let same = checkpoint == truth.checkpoint;
+        ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")
     }
 
     /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
@@ -442,6 +284,14 @@ impl Ledger {
         now.retention = retention.unwrap_or(now.retention);
         (now.phase, now.outcome, now.checkpoint) = (Phase::Done, outcome, None);
         now.keep_until = now.latest + now.retention;
+    }
+
+    /// What a claim was let in with under a fence. It may be more than one thing: a copy may land
+    /// again on a purged key.
+    pub(super) fn entered(&self, conv: u32, holding: &Holding) -> Option<u32> {
+        let fence = holding.fence().get();
+        let same = |one: &Tenure| one.conv == conv && one.fence == fence;
+        self.tenures.iter().rposition(same).map(|at| at as u32)
     }
 
     /// Whatever a claim was let in with is let go without a word.

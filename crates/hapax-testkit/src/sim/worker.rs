@@ -10,7 +10,7 @@ use hapax::{OnUnknown, Timestamp};
 use super::bug::Bug;
 use super::plan::{self, KEYS, MS, WORKERS};
 use super::tally::{Event as Count, Fault};
-use super::truth::{Effect, Meaning, Tenure, Truth, Violation, ensure};
+use super::truth::{Effect, Meaning, Truth, Violation, ensure};
 use super::world::{
     Activity, ClaimTalk, Conv, Happening, Looker, OPERATORS, Talk, What, Work, World, note,
 };
@@ -99,11 +99,7 @@ impl World {
     pub(super) fn begin_work(&mut self, conv: u32, holding: Holding, tenure: Option<u32>) {
         self.count(Count::Execute);
         let worker = self.convs[conv as usize].process;
-        // A copy may have landed again on a purged key: the reply to the first counts, too.
-        let fence = holding.fence().get();
-        let same = |one: &Tenure| one.conv == conv && one.fence == fence;
-        let landed = self.ledger.tenures.iter().rposition(same).map(|at| at as u32);
-        let Some(tenure) = landed.or(tenure) else {
+        let Some(tenure) = self.ledger.entered(conv, &holding).or(tenure) else {
             return self.judge(Err(Violation {
                 promise: "S1",
                 what: "told to execute, and no claim of it was written",
@@ -155,6 +151,8 @@ impl World {
 
     fn renew(&mut self, worker: u8) {
         let checkpoint = self.chance(200);
+        // Now and then for longer than anything: before a transaction.
+        let times = if self.chance(50) { 10 } else { 1 };
         let Some(work) = self.working(worker) else { return };
         if work.lost || work.renewing.is_some() {
             return;
@@ -165,7 +163,8 @@ impl World {
             let number = (tenure as u16) << 3 | work.checkpoints & 7;
             (Act::Checkpoint(plan::bytes(number % 4_096)), Meaning::Checkpoint(number % 4_096))
         } else {
-            (Act::Renew { lease: Duration::from_micros(work.lease) }, Meaning::Renew)
+            let lease = work.lease * times;
+            (Act::Renew { lease: Duration::from_micros(lease) }, Meaning::Renew { lease })
         };
         let holding = work.holding.clone();
         let renewing = self.begin_write(conv, &holding, act, meaning, tenure, false);
@@ -230,7 +229,7 @@ impl World {
             (act, Meaning::Complete { outcome, retention })
         };
         let retention = self.chance(100).then_some(1_200 * MS);
-        let seen = self.chance(500).then(|| plan::outcome(outcome));
+        let glimpse = self.chance(500).then_some(outcome);
         let dice = self.below(10);
         let (act, meaning) = match (self.ledger.tenures[tenure as usize].effect, dice) {
             (_, 0) => {
@@ -240,7 +239,7 @@ impl World {
                 return self.end_operation(worker, false);
             }
             (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => {
-                (Act::Abandon { seen }, Meaning::Abandon)
+                (Act::Abandon { seen: glimpse.map(plan::outcome) }, Meaning::Abandon { glimpse })
             }
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
             _ => (Act::Release, Meaning::Release),
@@ -275,6 +274,7 @@ impl World {
             None if !ambiguous => {
                 note!(self, "c{conv} is given up: nothing was sent");
                 state.over = true;
+                self.release_owned(conv);
                 self.end_operation(process, true);
             }
             None => {
@@ -284,7 +284,7 @@ impl World {
                 state.over = self.bug == Some(Bug::LeavesGhostClaims);
                 self.end_operation(process, true);
             }
-            Some(Meaning::Renew | Meaning::Checkpoint(_)) => {
+            Some(Meaning::Renew { .. } | Meaning::Checkpoint(_)) => {
                 state.over = true;
                 if ambiguous {
                     self.tally.fault(Fault::RenewalGivenUp);
@@ -304,6 +304,17 @@ impl World {
             }
         }
         self.convs[conv as usize].over
+    }
+
+    /// An earlier copy of the claim may have landed late, on a purged key, and the claim knows.
+    fn release_owned(&mut self, conv: u32) {
+        let Talk::Claim(claim) = &self.convs[conv as usize].talk else { return };
+        let holding = claim.claiming.owned();
+        if let Some(holding) = holding
+            && let Some(tenure) = self.ledger.entered(conv, &holding)
+        {
+            self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
+        }
     }
 
     fn renewal_given_up(&mut self, conv: u32, worker: u8) {

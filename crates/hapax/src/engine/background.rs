@@ -190,6 +190,14 @@ impl Inner {
         });
     }
 
+    /// Releases what a claim that ends here has found to be its own: a copy of its first swap that
+    /// landed late, on a key that was purged meanwhile.
+    pub(super) fn release_owned(self: &Arc<Self>, claiming: &Claiming) {
+        if let Some(holding) = claiming.owned() {
+            self.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+        }
+    }
+
     async fn write_until_known(&self, held: Held) -> Option<Wrote> {
         let Held { holding, act, mut sent } = held;
         loop {

@@ -247,10 +247,15 @@ async fn talk(
             let known = claiming.knows_a_record();
             if may_land {
                 inner.land_and_release(claiming, swap);
+            } else {
+                inner.release_owned(&claiming);
             }
             Err(if known { ClaimError::Interrupted(error) } else { ClaimError::Store(error) })
         }
-        Err(Stuck::Entropy(error)) => Err(ClaimError::Entropy(error)),
+        Err(Stuck::Entropy(error)) => {
+            inner.release_owned(&claiming);
+            Err(ClaimError::Entropy(error))
+        }
     };
     // Nobody listens any more: dropping what comes back releases it.
     drop(reply.send(talked));
