@@ -265,6 +265,11 @@ impl Connection {
         }
     }
 
+    /// Whether it leads to one server, and no further.
+    pub(crate) const fn is_one(&self) -> bool {
+        matches!(self, Self::Single(_))
+    }
+
     /// Whether it answers within `limit`. A cluster's is taken to: its client looks after each
     /// node's by itself.
     pub(crate) async fn answers(&mut self, limit: Duration) -> bool {

@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::StoreKey;
@@ -52,9 +52,39 @@ enum State {
 /// A connection, and whether it is alive.
 pub(crate) struct Wire {
     connection: Connection,
-    sent: AtomicU64,
+    /// Callers that wait for an answer now.
+    waiting: AtomicUsize,
     answered: AtomicU64,
-    broken: Arc<Notify>,
+    broken: Arc<Broken>,
+}
+
+/// Whether a connection has ended.
+#[derive(Debug, Default)]
+struct Broken {
+    ended: AtomicBool,
+    heard: Notify,
+}
+
+impl Broken {
+    /// It looks as if it had; the keeper sees to it.
+    fn suspect(&self) {
+        self.heard.notify_one();
+    }
+
+    /// It has: nobody needs to try it any more.
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.heard.notify_one();
+    }
+}
+
+/// A caller that waits, until this is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Link {
@@ -84,7 +114,9 @@ impl Link {
     /// The connection: at once while there is one, else when the attempt that is under way, or the
     /// next one, comes to an end.
     pub(crate) async fn wire(&self) -> Result<Arc<Wire>, Failure> {
-        if let State::Up(wire) = &*self.state.borrow() {
+        if let State::Up(wire) = &*self.state.borrow()
+            && !wire.has_ended()
+        {
             return Ok(Arc::clone(wire));
         }
         self.next_wire().await
@@ -100,11 +132,11 @@ impl Link {
             let mut stale = true;
             loop {
                 match &*state.borrow_and_update() {
-                    State::Up(wire) => return Ok(Arc::clone(wire)),
+                    State::Up(wire) if !wire.has_ended() => return Ok(Arc::clone(wire)),
                     State::Down(error) if !stale => {
                         return Err(RedisStoreError::NotConnected(Arc::clone(error)));
                     }
-                    State::Connecting | State::Down(_) => stale = false,
+                    State::Up(_) | State::Connecting | State::Down(_) => stale = false,
                 }
                 // The keeper ends with the link, or with its runtime.
                 if state.changed().await.is_err() {
@@ -140,7 +172,8 @@ impl Wire {
         limit: Duration,
     ) -> Result<Value, Failure> {
         let mut connection = self.connection.clone();
-        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(&self.waiting);
         // Dropped here, by the time-out or by the caller, the command is withdrawn if it was not
         // written yet, else its answer is thrown away. Nobody is told which: it may be done.
         let answer = timeout_at(deadline, connection.query(command)).await;
@@ -150,16 +183,21 @@ impl Wire {
         self.answered.fetch_add(1, Ordering::Relaxed);
         answer.map_err(|error| {
             if breaks(&error) {
-                self.broken.notify_one();
+                // A cluster's client has other connections, and looks after them by itself.
+                if self.connection.is_one() { self.broken.end() } else { self.broken.suspect() }
             }
             classify(error)
         })
     }
 
-    /// What was answered, if something waits for an answer.
-    fn waiting(&self) -> Option<u64> {
+    fn has_ended(&self) -> bool {
+        self.broken.ended.load(Ordering::Relaxed)
+    }
+
+    /// What was answered so far, if somebody waits for an answer.
+    fn waited_at(&self) -> Option<u64> {
         let answered = self.answered.load(Ordering::Relaxed);
-        (self.sent.load(Ordering::Relaxed) > answered).then_some(answered)
+        (self.waiting.load(Ordering::Relaxed) > 0).then_some(answered)
     }
 }
 
@@ -173,18 +211,18 @@ struct Keeper {
 
 impl Keeper {
     async fn connect(&self) -> Result<Wire, ConnectError> {
-        let broken = Arc::new(Notify::new());
+        let broken = Arc::<Broken>::default();
         let pushed = self.pushed(Arc::clone(&broken));
         let connection = connection::open(&self.target, &self.options, &pushed).await?;
-        let (sent, answered) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Wire { connection, sent, answered, broken })
+        let (waiting, answered) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Ok(Wire { connection, waiting, answered, broken })
     }
 
     /// What is heard on the connection without being asked for.
-    fn pushed(&self, broken: Arc<Notify>) -> Pushed {
+    fn pushed(&self, broken: Arc<Broken>) -> Pushed {
         let (names, watches) = (self.names.clone(), Arc::clone(&self.watches));
         Arc::new(move |push: PushInfo| match push.kind {
-            PushKind::Disconnection => broken.notify_one(),
+            PushKind::Disconnection => broken.end(),
             PushKind::Message => {
                 if let Some(Value::BulkString(channel)) = push.data.first()
                     && let Some(key) = names.key(channel)
@@ -231,23 +269,20 @@ impl Keeper {
         self.subscribe(wire, &mut subscribed).await;
         loop {
             tokio::select! {
-                () = wire.broken.notified() => return,
+                () = wire.broken.heard.notified() => return,
                 () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
                 () = sleep(every) => {
                     self.unsubscribe(wire, &mut subscribed, &mut idle).await;
-                    let answered = wire.waiting();
-                    if answered.is_some() && answered == answered_before {
-                        if !wire.connection().answers(every * 2).await
-                            && wire.waiting() == answered
-                        {
-                            tracing::warn!("the store's server is silent");
-                            return;
-                        }
-                        // What still counts as waiting was given up by its caller.
-                        let sent = wire.sent.load(Ordering::Relaxed);
-                        wire.answered.fetch_max(sent, Ordering::Relaxed);
+                    let answered = wire.waited_at();
+                    if answered.is_some()
+                        && answered == answered_before
+                        && !wire.connection().answers(every * 2).await
+                        && Some(wire.answered.load(Ordering::Relaxed)) == answered
+                    {
+                        tracing::warn!("the store's server is silent");
+                        return;
                     }
-                    answered_before = wire.waiting();
+                    answered_before = answered;
                 }
             }
         }

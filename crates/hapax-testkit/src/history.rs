@@ -8,7 +8,8 @@
 //!    at all. A swap that is sent again is an operation of its own.
 //!
 //! The search is Wing and Gong's, with a memory of what was tried; a history of a key has at most
-//! [`MAX_OPERATIONS`], so that this is a set of bits and quick.
+//! [`MAX_OPERATIONS`], so that this is a set of bits. It is quick, also where many answers were
+//! lost, because of what need not be tried: see `Search::run`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -175,6 +176,9 @@ struct Search<'a> {
     history: &'a [Operation],
     /// The operations that have an answer, as bits: those that must have happened.
     definite: u64,
+    /// Those without one that left a tag which somebody met: the others may as well not have
+    /// happened, since after one of them everybody would have met its tag.
+    met: u64,
     tried: HashSet<(u64, Option<Tag>)>,
     order: Vec<usize>,
     longest: Vec<usize>,
@@ -182,14 +186,39 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn over(history: &'a [Operation]) -> Self {
-        let definite = (0..history.len())
-            .filter(|index| history[*index].answer != Answer::Ambiguous)
-            .fold(0, |bits, index| bits | 1 << index);
-        Self { history, definite, tried: HashSet::new(), order: Vec::new(), longest: Vec::new() }
+        let bits = |chosen: &dyn Fn(&Operation) -> bool| {
+            let chosen = (0..history.len()).filter(|at| chosen(&history[*at]));
+            chosen.fold(0, |bits, at| bits | 1 << at)
+        };
+        let mut tags = HashSet::new();
+        for operation in history {
+            match (operation.call, operation.answer) {
+                (Call::Swap { expected, tag }, Answer::Stored) => {
+                    tags.extend([expected, Some(tag)])
+                }
+                (Call::Swap { expected, .. }, Answer::Found(found)) => {
+                    tags.extend([expected, found]);
+                }
+                (Call::Swap { expected, .. }, Answer::Ambiguous) => tags.extend([expected]),
+                (Call::Load, Answer::Found(found)) => tags.extend([found]),
+                (Call::Load, Answer::Stored | Answer::Ambiguous) => {}
+            }
+        }
+        let definite = bits(&|operation| operation.answer != Answer::Ambiguous);
+        let met = bits(&|operation| match (operation.call, operation.answer) {
+            (Call::Swap { tag, .. }, Answer::Ambiguous) => tags.contains(&Some(tag)),
+            _ => false,
+        });
+        let (tried, order, longest) = (HashSet::new(), Vec::new(), Vec::new());
+        Self { history, definite, met, tried, order, longest }
     }
 
     /// Whether what is not among `happened` can follow, now that the key bears `tag`. Recursion
     /// ends at [`MAX_OPERATIONS`].
+    ///
+    /// What found this tag comes next, without trying anything else: it changes nothing, so that in
+    /// any order in which it comes later it may as well come now. What has no answer is tried only
+    /// where it would change something.
     fn run(&mut self, happened: u64, tag: Option<Tag>) -> bool {
         if happened & self.definite == self.definite {
             return true;
@@ -200,25 +229,38 @@ impl<'a> Search<'a> {
         if self.order.len() > self.longest.len() {
             self.longest.clone_from(&self.order);
         }
+        let mut writes = Vec::new();
+        for (at, next) in self.possible(happened, tag) {
+            match self.history[at].answer {
+                Answer::Found(_) => return self.follow(happened, at, next),
+                Answer::Ambiguous if next == tag => {}
+                Answer::Stored | Answer::Ambiguous => writes.push((at, next)),
+            }
+        }
+        writes.into_iter().any(|(at, next)| self.follow(happened, at, next))
+    }
+
+    fn follow(&mut self, happened: u64, at: usize, next: Option<Tag>) -> bool {
+        self.order.push(at);
+        let right = self.run(happened | 1 << at, next);
+        if !right {
+            self.order.pop();
+        }
+        right
+    }
+
+    /// What may come next, with the tag after it.
+    fn possible(&self, happened: u64, tag: Option<Tag>) -> Vec<(usize, Option<Tag>)> {
         // Whoever called after another was answered comes after it.
         let horizon = (0..self.history.len())
             .filter(|at| self.definite & !happened & (1 << at) != 0)
             .map(|at| self.history[at].returned)
             .fold(u64::MAX, u64::min);
-        for at in 0..self.history.len() {
-            let operation = self.history[at];
-            if happened & (1 << at) != 0 || operation.called > horizon {
-                continue;
-            }
-            if let Some(next) = apply(tag, &operation) {
-                self.order.push(at);
-                if self.run(happened | 1 << at, next) {
-                    return true;
-                }
-                self.order.pop();
-            }
-        }
-        false
+        (0..self.history.len())
+            .filter(|at| (self.definite | self.met) & !happened & (1 << at) != 0)
+            .filter(|at| self.history[*at].called <= horizon)
+            .filter_map(|at| Some((at, apply(tag, &self.history[at])?)))
+            .collect()
     }
 }
 

@@ -58,6 +58,28 @@ pub struct Told {
 }
 
 impl Storm {
+    /// [Runs](Self::run) it, and again with the seeds that follow, until `enough` says of what was
+    /// told so far that the harm was done.
+    pub async fn run_until<S: Store>(
+        &self,
+        stores: &[Arc<S>],
+        enough: impl Fn(&Told) -> bool,
+    ) -> Told {
+        let mut all = Told::default();
+        for seed in self.seed.. {
+            let told = Self { seed, ..*self }.run(stores).await;
+            all.stored += told.stored;
+            all.conflicts += told.conflicts;
+            all.loads += told.loads;
+            all.ambiguous += told.ambiguous;
+            all.unavailable += told.unavailable;
+            if enough(&all) {
+                break;
+            }
+        }
+        all
+    }
+
     /// Runs it over `stores`, which are several ways to the same cells, and checks every history.
     ///
     /// Callers do what the engine does: a swap of which nobody knows is sent again, as it is. They

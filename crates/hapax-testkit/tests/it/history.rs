@@ -167,3 +167,65 @@ fn tells_an_atomic_store_from_one_that_checks_and_then_sets() {
     assert_eq!(refusals(true), 0);
     assert!(refusals(false) > 150, "{} of 200", refusals(false));
 }
+
+#[test]
+fn is_quick_where_many_answers_were_lost() {
+    let fresh = |number: u8| Call::Swap { expected: None, tag: Tag::from_bytes([number; 16]) };
+    let mut history: Vec<_> =
+        (10..50).map(|number| at(0, 1, fresh(number), Answer::Ambiguous)).collect();
+    for time in 1..20 {
+        history.push(at(time * 2, time * 2 + 1, Call::Load, found(if time < 10 { 0 } else { 17 })));
+    }
+    assert_eq!(linearizable(&history), Ok(()));
+    // Once it is met, it stays; trying everything would not end within a lifetime.
+    history.push(at(98, 99, Call::Load, found(18)));
+    assert!(refused(&history));
+}
+
+/// Whether any order at all makes every answer right.
+fn any_order(left: &[Operation], tag: Option<Tag>) -> bool {
+    if left.iter().all(|operation| operation.answer == Answer::Ambiguous) {
+        return true;
+    }
+    (0..left.len()).any(|first| {
+        let Operation { called, call, answer, .. } = left[first];
+        let answered = |other: &Operation| other.answer != Answer::Ambiguous;
+        if left.iter().any(|other| answered(other) && other.returned < called) {
+            return false;
+        }
+        let (next, right) = match call {
+            Call::Load => (tag, Answer::Found(tag)),
+            Call::Swap { tag: new, .. } if tag == Some(new) => (tag, Answer::Stored),
+            Call::Swap { expected, tag: new } if tag == expected => (Some(new), Answer::Stored),
+            Call::Swap { .. } => (tag, Answer::Found(tag)),
+        };
+        let rest = [&left[..first], &left[first + 1..]].concat();
+        (answer == Answer::Ambiguous || answer == right) && any_order(&rest, next)
+    })
+}
+
+#[test]
+fn leaves_out_nothing_that_matters() {
+    let dice = SeededEntropy::new(1);
+    let (mut right, mut wrong) = (0, 0);
+    for _ in 0..20_000 {
+        let length = 2 + dice.below(5);
+        let history: Vec<_> = (0..length)
+            .map(|_| {
+                let called = dice.below(12);
+                let (one, other, third) = (dice.below(4), 1 + dice.below(3), dice.below(4));
+                let (call, answer) = match dice.below(6) {
+                    0 | 1 => (Call::Load, found(one as u8)),
+                    2 => (swap(one as u8, other as u8), found(third as u8)),
+                    3 | 4 => (swap(one as u8, other as u8), Answer::Stored),
+                    _ => (swap(one as u8, other as u8), Answer::Ambiguous),
+                };
+                at(called, called + 1 + dice.below(8), call, answer)
+            })
+            .collect();
+        let found = !refused(&history);
+        assert_eq!(found, any_order(&history, None), "{history:?}");
+        if found { right += 1 } else { wrong += 1 }
+    }
+    assert!(right > 1_000 && wrong > 1_000, "{right} right, {wrong} wrong");
+}
