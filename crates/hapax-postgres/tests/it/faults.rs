@@ -140,7 +140,7 @@ async fn a_server_that_is_gone_did_nothing() {
     let store = connect(&server).await;
     server.kill().await;
     // The end of the connection may be noticed by the first one.
-    let _ = store.load(&key(1)).await;
+    let _ = store.swap(claim(9)).await;
     for of in 0..3 {
         let swapped = store.swap(claim(of)).await;
         assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
@@ -257,10 +257,16 @@ async fn what_waits_is_bounded_and_completions_go_before_claims() {
     stored(&*store, &claim(0)).await;
     server.pause();
     let mut claims = JoinSet::new();
-    for of in 1..100 {
+    let mut send = |of| {
         let store = Arc::clone(&store);
         claims.spawn(async move { store.swap(claim(of)).await });
+    };
+    send(1);
+    // Alone, so that it is known how many are under way.
+    while store.stats().batches < 2 {
+        tokio::task::yield_now().await;
     }
+    (2..100).for_each(send);
     let full = |answer: &Result<Swapped, StoreError>| match answer {
         Err(StoreError::Unavailable(source)) => {
             matches!(source.downcast_ref::<PostgresError>(), Some(PostgresError::QueueFull))
