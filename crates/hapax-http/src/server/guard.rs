@@ -17,13 +17,12 @@ use http_body::Body as _;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
 use super::policy::{COME_BACK, CompletionOutage, Doubt, Reconciled, RoutePolicy, StoreOutage};
 use super::service::{Ticket, draining};
-use super::work::{Work, catch, cut_off, keep, pending};
+use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
@@ -92,7 +91,11 @@ where
     match settle(&layer, &policy, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
-        Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
+        Settled::Execute(lease) => {
+            let named = Named::new(layer.engine.store_key(&scope, &key), &request);
+            let work = Work { layer, policy, pass, named };
+            detach(work, inner, request, lease).await
+        }
         Settled::Unprotected if pass.gate().is_stopping() => Ok(layer.refuse(&policy, &draining())),
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
@@ -266,9 +269,7 @@ fn replayed(
 
 /// Runs the work on a task of its own, and waits for its answer as long as the client does.
 async fn detach<S, B>(
-    layer: Arc<IdempotencyLayer>,
-    policy: Arc<RoutePolicy>,
-    pass: Pass,
+    work: Work,
     inner: S,
     request: Request<Body>,
     lease: Lease,
@@ -280,7 +281,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let work = Work { layer: Arc::clone(&layer), policy: Arc::clone(&policy), pass };
+    let (layer, policy) = (Arc::clone(&work.layer), Arc::clone(&work.policy));
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.

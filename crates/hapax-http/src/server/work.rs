@@ -7,9 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FinishError, Lease, Outcome};
+use hapax::{FinishError, Lease, Outcome, StoreKey};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use http_body::Body as _;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -34,6 +34,20 @@ pub(super) struct Work {
     pub(super) policy: Arc<RoutePolicy>,
     /// Given up last: a drain waits until the outcome is written, or held back.
     pub(super) pass: Pass,
+    pub(super) named: Named,
+}
+
+/// How an execution is named in logs: its key must not be there.
+pub(super) struct Named {
+    id: StoreKey,
+    method: Method,
+    uri: Uri,
+}
+
+impl Named {
+    pub(super) fn new(id: StoreKey, request: &Request<Body>) -> Self {
+        Self { id, method: request.method().clone(), uri: request.uri().clone() }
+    }
 }
 
 /// What a handler gave.
@@ -84,7 +98,7 @@ impl Work {
             let _ = lease.release().await;
             return Ok(self.layer.refuse(&self.policy, &draining()));
         }
-        let execution = Execution::new(lease.handle(), lease.checkpoint().cloned());
+        let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
         let began = Instant::now();
         // In one future, so that a panic in `call`, in a body or in a route's function counts like
@@ -144,7 +158,9 @@ impl Work {
             Gathered::Whole { body, trailers } => (body, Rest::Trailers(trailers)),
             Gathered::TooLarge { read } => (read, Rest::Coming(body)),
             Gathered::Broken(error) => {
-                tracing::warn!(error, "a response broke off");
+                let Named { id, method, uri } = &self.named;
+                let path = uri.path();
+                tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);
             }
         };
