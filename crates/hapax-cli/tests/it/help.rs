@@ -13,6 +13,7 @@ fn help_is_as_it_was_written() {
         ("keys", &["keys", "--help"]),
         ("keys-list", &["keys", "list", "--help"]),
         ("keys-show", &["keys", "show", "--help"]),
+        ("keys-release", &["keys", "release", "--help"]),
         ("keys-resolve", &["keys", "resolve", "--help"]),
     ] {
         let said = ok(arguments);
