@@ -71,8 +71,7 @@ impl Gateway {
         }
         arguments.extend(["--admin", "127.0.0.1:0"]);
         arguments.extend(more);
-        let mut child =
-            hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
+        let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
@@ -102,7 +101,7 @@ impl Gateway {
     pub(crate) fn wait_telling(mut self, signal: Signal) -> i32 {
         while self.child.try_wait().unwrap().is_none() {
             self.signal(signal);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::yield_now();
         }
         self.wait()
     }

@@ -21,7 +21,11 @@ type Shared = State<Arc<Admin>>;
 /// What is here: method, path, what it is.
 pub(super) const INDEX: [(&str, &str, &str); 6] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
-    ("GET", "/api/keys", "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID"),
+    (
+        "GET",
+        "/api/keys",
+        "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID",
+    ),
     ("GET", "/api/keys/ID", "one record"),
     ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
     (
@@ -56,9 +60,7 @@ pub(super) fn error(status: StatusCode, code: &str, message: &str) -> Response {
 }
 
 pub(super) async fn index() -> Response {
-    let line = |(method, path, about): &(&str, &str, &str)| {
-        json!({ "method": method, "path": path, "about": about })
-    };
+    let line = |(method, path, about): &(&str, &str, &str)| json!({ "method": method, "path": path, "about": about });
     Json(json!({ "api": INDEX.iter().map(line).collect::<Vec<_>>() })).into_response()
 }
 
