@@ -127,13 +127,14 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE", default_value = "1MiB")]
     max_response_body: Size,
 
-    /// The memory held for bodies of requests with keys and their responses, in all
-    #[arg(long, env = "HAPAX_MAX_BODY_MEMORY", value_name = "SIZE", default_value = "256MiB")]
-    max_body_memory: Size,
+    /// The memory that the process may take in all: 128 KiB for each of --max-connections, 24 MiB
+    /// for the program, and the rest for the store, outcomes held back, and bodies
+    #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE", default_value = "512MiB")]
+    max_memory: Size,
 
     /// Connections of clients; further ones wait to be accepted
     #[arg(
-        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096,
+        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 2048,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     max_connections: u32,
@@ -249,7 +250,7 @@ impl GatewayArgs {
         config.drain_timeout = self.drain_timeout;
         config.limits = Limits {
             connections: self.max_connections as usize,
-            body_memory: self.max_body_memory.0,
+            memory: self.max_memory.0,
             head_timeout: self.head_timeout,
             stall: self.body_timeout,
         };

@@ -13,7 +13,6 @@ use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
-use http_body::Body as _;
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -127,13 +126,12 @@ where
     // A client's word for these would be taken for ours.
     let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
     let mut body = erase(WithoutTrailers { body, drop: ours });
-    let share = layer.memory.requests.share(body.size_hint(), limit);
-    let Ok(share) = tokio::time::timeout(ROOM, share).await else {
-        let detail = "There is no room for the request's body now. Nothing was executed.";
-        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
-    };
-    match gather(&mut body, limit).await {
-        Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
+    match gather(&mut body, limit, &layer.memory.requests, Some(ROOM)).await {
+        Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
+        Gathered::NoRoom => {
+            let detail = "There is no room for the request's body now. Nothing was executed.";
+            Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
+        }
         Gathered::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))

@@ -10,7 +10,6 @@ use bytes::Bytes;
 use hapax::{FinishError, Lease, Outcome, StoreKey};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
-use http_body::Body as _;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -153,10 +152,13 @@ impl Work {
             return Ok(Given { head, read: Bytes::new(), rest, share: Share::none() });
         }
         let limit = options.max_response_body;
-        let mut share = self.layer.memory.recording.share(body.size_hint(), limit).await;
-        let (read, rest) = match gather(&mut body, limit).await {
-            Gathered::Whole { body, trailers } => (body, Rest::Trailers(trailers)),
-            Gathered::TooLarge { read } => (read, Rest::Coming(body)),
+        let (read, rest, share) = match gather(&mut body, limit, &self.layer.memory.recording, None)
+            .await
+        {
+            Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
+            Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
+            // It waits as long as it takes.
+            Gathered::NoRoom => return Err(Broken),
             Gathered::Broken(error) => {
                 let Named { id, method, uri } = &self.named;
                 let path = uri.path();
@@ -164,7 +166,6 @@ impl Work {
                 return Err(Broken);
             }
         };
-        share.trim(read.len());
         Ok(Given { head, read, rest, share })
     }
 
