@@ -5,13 +5,20 @@ mod limits;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use hapax_gateway::{Gateway, StartError, StoreOpenError};
+use hapax::{InFlight, OnUnknown};
+use hapax_gateway::{Config, Gateway, Running, StartError, StoreOpenError, StoreUrl};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::exit::Failure;
 use crate::logging;
 pub(crate) use args::GatewayArgs;
+
+/// Supervisors may say it twice, to a process and to its group. Nobody who means it a second time
+/// does so sooner.
+const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until it is told to end.
 pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
@@ -20,6 +27,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     // Before anything listens: a signal that comes early is not lost.
     let mut signals = Signals::new()?;
     limits::raise_open_files();
+    let told = config.clone();
     let gateway = Gateway::start(config).await.map_err(|error| failure(&error))?;
     let mut line = format!("listening on http://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
@@ -27,19 +35,43 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     }
     // Whoever started it may not want to know.
     let _ = writeln!(std::io::stdout(), "{line}");
-    tracing::info!(
-        listen = %gateway.local_addr(),
-        admin = gateway.admin_addr().map(tracing::field::display),
-        "ready"
-    );
+    ready(&gateway, &told);
     signals.next().await;
+    let first = Instant::now();
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
-        signal = signals.next() => {
+        signal = signals.another(first + ONE_SIGNAL) => {
             tracing::warn!("told to end a second time: work in hand is abandoned");
             Ok(ExitCode::from(128 + signal))
         }
     }
+}
+
+/// Logs that it is ready, and what decides whether and when a retry executes.
+fn ready(gateway: &Running, told: &Config) {
+    let in_flight = match told.in_flight {
+        InFlight::Reject => "reject".to_owned(),
+        InFlight::Wait(patience) => format!("wait for {patience:?}"),
+    };
+    let on_unknown = match told.on_unknown {
+        OnUnknown::Reexecute => "reexecute",
+        OnUnknown::Block => "block",
+        OnUnknown::Reconcile => "reconcile",
+    };
+    let store = match &told.store {
+        StoreUrl::Memory => "memory:".to_owned(),
+        StoreUrl::File(path) => format!("file:{}", path.display()),
+    };
+    tracing::info!(
+        listen = %gateway.local_addr(),
+        admin = gateway.admin_addr().map(tracing::field::display),
+        upstream = %told.upstream,
+        store,
+        on_unknown,
+        in_flight,
+        lease = ?told.lease,
+        "ready"
+    );
 }
 
 /// Configuration is 64; what the gateway needs and cannot have is 69.
@@ -70,6 +102,17 @@ impl Signals {
             terminate: of(SignalKind::terminate())?,
             interrupt: of(SignalKind::interrupt())?,
         })
+    }
+
+    /// The number of the first one from `from` on that says to end.
+    async fn another(&mut self, from: Instant) -> u8 {
+        loop {
+            let signal = self.next().await;
+            if Instant::now() >= from {
+                return signal;
+            }
+            tracing::info!(signal, "told to end twice at once: that counts as one");
+        }
     }
 
     /// The number of the next one that says to end.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
-use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
+use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed, Was};
 use hapax_gateway::{Opened, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
@@ -23,6 +23,9 @@ use gateway::Remote;
 
 /// How long the store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a store that is opened here may take, in bytes.
+const STORE_MEMORY: usize = 64 << 20;
 
 /// The largest body that a response can be given.
 const MAX_BODY: u64 = 1 << 20;
@@ -51,8 +54,11 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body: None,
                 body_base64: None,
             };
-            records.decide(&target, sure.fence.is_some(), decision).await?;
-            print("released: the next request with this key executes\n");
+            let was = records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(&format!(
+                "released{}: the next request with this key executes\n",
+                render::although(&was)
+            ));
         }
         KeysCommand::Resolve { at, target, sure, outcome, status, headers, body } => {
             let happened = matches!(outcome, Outcome::Happened);
@@ -68,11 +74,15 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body_base64,
             };
             let records = Records::find(&at).await?;
-            records.decide(&target, sure.fence.is_some(), decision).await?;
-            print(if happened {
-                "resolved: it happened, and retries get this response\n"
+            let was = records.decide(&target, sure.fence.is_some(), decision).await?;
+            let although = render::although(&was);
+            print(&if happened {
+                format!("resolved{although}: it happened, and retries get this response\n")
             } else {
-                "resolved: it did not happen, and the next request with this key executes\n"
+                format!(
+                    "resolved{although}: it did not happen, and the next request with this key \
+                     executes\n"
+                )
             });
         }
         KeysCommand::Purge { at } => {
@@ -103,7 +113,7 @@ impl Records {
         if !path.exists() {
             return Err(Failure::unavailable(format!("there is no store at {}", path.display())));
         }
-        match Opened::open(&at.store, at.secret_file.as_deref(), None).await {
+        match Opened::open(&at.store, at.secret_file.as_deref(), None, STORE_MEMORY).await {
             Ok(opened) => {
                 let store = Arc::clone(&opened.store) as Arc<dyn Store>;
                 let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);
@@ -155,7 +165,7 @@ impl Records {
         target: &Target,
         fence_is_given: bool,
         mut decision: Decision,
-    ) -> Result<(), Failure> {
+    ) -> Result<Was, Failure> {
         let seen = self.look(target).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
@@ -191,9 +201,12 @@ impl Records {
 fn refused(error: &KeysError) -> Failure {
     match error {
         KeysError::Invalid(_) => Failure::usage(error),
-        KeysError::NotFound | KeysError::InFlight | KeysError::Changed | KeysError::Contended => {
-            Failure::no(error)
-        }
+        KeysError::NotFound
+        | KeysError::InFlight
+        | KeysError::Released { .. }
+        | KeysError::Done { .. }
+        | KeysError::Changed { .. }
+        | KeysError::Contended => Failure::no(error),
         _ => Failure::unavailable(error),
     }
 }

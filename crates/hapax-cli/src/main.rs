@@ -7,6 +7,7 @@ mod keys;
 mod logging;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -54,6 +55,11 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Keys(args) => Box::pin(keys::run(args)).await,
         Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
     }
+}
+
+/// An address to listen on or to ask at. A name is none: it may have several, or none that is ours.
+fn addr(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected an IP address and a port, like 127.0.0.1:8080")
 }
 
 /// What cannot be read is one line, without the usage that would bury it.

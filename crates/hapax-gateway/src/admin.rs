@@ -30,19 +30,12 @@ use crate::keys::Keys;
 use crate::metrics::{Gauges, Metrics};
 use crate::work::{Phase, Work};
 
-const INDEX: &str = "\
-hapax gateway
-
-GET  /healthz                 whether this process answers
-GET  /readyz                  whether its store answers and it is not draining
-GET  /metrics                 for Prometheus
-GET  /api/stats               what is under way, and what was counted
-GET  /api/keys                records: ?state=in-flight|done|unknown &limit=N &after=ID
-GET  /api/keys/ID             one record
-POST /api/keys/lookup         {\"key\": \"...\", \"scope\": \"...\"}: the record of a key
-POST /api/keys/ID/release     {\"fence\": N}: it did not happen; the next request executes
-POST /api/keys/ID/resolve     {\"fence\": N, \"outcome\": \"happened\", \"status\": 201, \"body\": \"...\"}
-";
+/// What is here beside the API: method, path, what it is.
+const PROBES: [(&str, &str, &str); 3] = [
+    ("GET", "/healthz", "whether this process answers"),
+    ("GET", "/readyz", "whether its store answers and it is not draining"),
+    ("GET", "/metrics", "for Prometheus"),
+];
 
 /// The largest body of a request: a response of a mebibyte as base64 in JSON.
 const MAX_BODY: usize = 2 << 20;
@@ -66,15 +59,23 @@ pub(crate) async fn serve(listener: TcpListener, admin: Arc<Admin>) {
     let work = admin.work.clone();
     let guarded = from_fn_with_state(Arc::clone(&admin), guard);
     let app = Router::new()
-        .route("/", get(|| async { INDEX }))
+        .route("/", get(|| async { index() }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .nest("/api", api::routes())
+        .route("/api/", get(api::index))
         .layer(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(admin);
     listener::serve(listener, app, work).await;
+}
+
+fn index() -> String {
+    let lines = PROBES.iter().chain(&api::INDEX);
+    lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
+        text + &format!("{method:<4} {path:<24} {about}\n")
+    })
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {

@@ -15,6 +15,9 @@ use hapax_http::stored::hop_by_hop;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderName, Method, Uri};
 
+use crate::memory::{LargestBodies, Shares};
+use crate::units::Size;
+
 /// Everything a gateway is told. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -77,14 +80,19 @@ pub struct Config {
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections of clients; further ones wait to be accepted. Default 4,096.
+    /// Connections of clients; further ones wait to be accepted. Default 2,048.
     pub connections: usize,
-    /// Bytes of memory held for the bodies of requests with keys and of their responses: half for
-    /// requests, a quarter for responses until they are recorded, a quarter for answers until
-    /// clients have read them. A body for which there is no room is not read until there is; an
-    /// answer for which there is none is recorded, and its client told to ask again. Default
-    /// 256 MiB.
-    pub body_memory: usize,
+    /// Bytes of memory that the process may take in all. Default 512 MiB.
+    ///
+    /// The program has [24 MiB](Limits::PROGRAM) of it, and each connection
+    /// [128 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
+    /// is a file, for what waits to be written to it, and for outcomes that are held back while
+    /// the store is away (64 MiB of each at most). What is left is for bodies of more than
+    /// 16 KiB of requests with keys and of their responses, as
+    /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
+    /// there is no room is not read until there is; an answer for which there is none is recorded,
+    /// and its client told to ask again.
+    pub memory: usize,
     /// How long a client may take to send a request's head; also how long a connection may be
     /// idle. Default 30 s.
     pub head_timeout: Duration,
@@ -96,8 +104,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 4096,
-            body_memory: 256 << 20,
+            connections: 2048,
+            memory: 512 << 20,
             head_timeout: Duration::from_secs(30),
             stall: Duration::from_secs(30),
         }
@@ -180,10 +188,9 @@ impl Config {
         if self.retention > MAX_RETENTION {
             return Err(ConfigError::LongRetention);
         }
-        // Requests and responses have a half each.
-        if self.max_request_body.max(self.max_response_body) > self.limits.body_memory / 2 {
-            return Err(ConfigError::BodyMemory);
-        }
+        let largest =
+            LargestBodies { request: self.max_request_body, response: self.max_response_body };
+        let memory = self.limits.shares(&largest, self.store == StoreUrl::Memory)?;
         if self.store_outage == StoreOutage::Open {
             match self.on_unknown {
                 OnUnknown::Reexecute => {}
@@ -200,7 +207,7 @@ impl Config {
         if self.admin_token.as_ref().is_some_and(|token| !is_token(token.as_str())) {
             return Err(ConfigError::TokenText);
         }
-        Ok(Settled { upstream, reconcile, callers, missing, policy: self.policy()? })
+        Ok(Settled { upstream, reconcile, callers, missing, policy: self.policy()?, memory })
     }
 
     fn policy(&self) -> Result<Policy, ConfigError> {
@@ -287,6 +294,7 @@ pub(crate) struct Settled {
     pub(crate) callers: Callers,
     pub(crate) missing: MissingScope,
     pub(crate) policy: Policy,
+    pub(crate) memory: Shares,
 }
 
 /// Where records are kept.
@@ -386,8 +394,10 @@ pub enum ConfigError {
     Scope(SocketAddr),
     #[error("{0} is zero: nothing could ever happen in time")]
     ZeroTimeout(&'static str),
-    #[error("--max-body-memory must be at least twice the largest body")]
-    BodyMemory,
+    #[error(
+        "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
+    )]
+    Memory { memory: Size, connections: usize, needed: Size },
     #[error(
         "--store-outage open contradicts --on-unknown {0}: what runs unprotected could run twice"
     )]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_http::problem::{Code, DocsUrl, Problem};
+use hapax_http::problem::{Code, DocsUrl, Problem, sentence};
 use hapax_http::server::IdempotencyService;
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
@@ -85,12 +85,6 @@ impl Front {
         let body = Patient::new(incoming, self.stall, kept);
         Ok(Request::from_parts(parts, Body::new(body)))
     }
-}
-
-fn sentence(clause: &str) -> String {
-    let mut letters = clause.chars();
-    let first = letters.next().map(|first| first.to_ascii_uppercase());
-    first.into_iter().chain(letters).chain(['.']).collect()
 }
 
 fn close(response: &mut Response<Body>) {

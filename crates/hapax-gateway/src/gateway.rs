@@ -22,6 +22,7 @@ use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener;
+use crate::memory::Shares;
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
@@ -102,7 +103,9 @@ impl Gateway {
         let settled = config.settle()?;
         let listeners = Listeners::bind(&config).await?;
         let secret_file = config.secret_file.as_deref();
-        let opened = Opened::open(&config.store, secret_file, listeners.admin_addr()?).await?;
+        let opened =
+            Opened::open(&config.store, secret_file, listeners.admin_addr()?, settled.memory.store)
+                .await?;
         run(&config, settled, listeners, opened)
     }
 
@@ -228,7 +231,7 @@ fn run(
     listeners: Listeners,
     opened: Opened,
 ) -> Result<Running, StartError> {
-    let engine = engine(config, &opened);
+    let engine = engine(config, settled.memory, &opened);
     let scope_headers = settled.callers.headers().to_vec();
     let asker = settled.reconcile.map(|target| {
         let timeout = config.upstream_timeout;
@@ -259,7 +262,7 @@ fn run(
     };
     let metrics = Arc::new(Metrics::new(config.retention));
     let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
-        .body_memory(config.limits.body_memory)
+        .body_memory(settled.memory.bodies)
         .observer(Arc::clone(&metrics) as _);
     if let Some(docs) = &config.docs_url {
         layer = layer.docs(docs.clone());
@@ -307,9 +310,13 @@ fn run(
     })
 }
 
-fn engine(config: &Config, opened: &Opened) -> Idempotency {
+fn engine(config: &Config, memory: Shares, opened: &Opened) -> Idempotency {
     let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-    let limits = hapax::Limits { waiters_per_key: config.max_waiters, ..hapax::Limits::default() };
+    let limits = hapax::Limits {
+        waiters_per_key: config.max_waiters,
+        held_back_bytes: memory.held_back,
+        ..hapax::Limits::default()
+    };
     let mut builder =
         Idempotency::builder(store).store_timeout(config.store_timeout).limits(limits);
     if let Some(secret) = &opened.secret {

@@ -154,7 +154,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
             }
             this.inbox.reserve(READ);
             // Dropped while pending, a read has taken nothing.
-            if ready!(pin!(this.io.read_buf(&mut this.inbox)).poll(cx))? == 0 {
+            let read = pin!(this.io.read_buf(&mut this.inbox)).poll(cx);
+            if read.is_pending() && this.inbox.is_empty() {
+                // Who waits for a client needs no buffer, and there are many.
+                this.inbox = BytesMut::new();
+            }
+            if ready!(read)? == 0 {
                 // Half a head is no request; for half a body hyper knows what to do.
                 return Poll::Ready(Ok(()));
             }

@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-pub use view::{KeyState, KeyView, ResponseView};
+pub use view::{KeyState, KeyView, ResponseView, Was};
 
 /// How many records are looked at for one page, at most; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
@@ -68,7 +68,7 @@ pub struct Listed {
 pub struct Decision {
     /// The fence that was seen: what changed since is not touched.
     pub fence: u64,
-    /// Even if it is in flight and its lease is live.
+    /// Even if it is in flight and its lease is live, or done and to be forgotten.
     #[serde(default)]
     pub force: bool,
     /// What became of it.
@@ -101,15 +101,34 @@ pub enum Became {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeysError {
-    /// There is no such record, or it has expired or was released.
-    #[error("there is no record of this key")]
+    /// There is no such record, or it has expired.
+    #[error("there is no record of this key, or it has expired")]
     NotFound,
+    /// It was released before.
+    #[error("the key was released at {at} already: the next request with it executes")]
+    Released {
+        /// When.
+        at: String,
+    },
     /// Somebody is executing it.
     #[error("the key is in flight; to decide all the same, use force")]
     InFlight,
-    /// Its fence is another one, or it is done already.
-    #[error("the record changed since it was looked at")]
-    Changed,
+    /// It is done, and was to be something else.
+    #[error("{}", done(at, *status, *wanted))]
+    Done {
+        /// Since when.
+        at: String,
+        /// The status it is answered with; `None` if it is no HTTP response.
+        status: Option<u16>,
+        /// What was said of it.
+        wanted: Became,
+    },
+    /// Another execution or decision came in between.
+    #[error("the record changed in between: its fence is {fence} now; look again")]
+    Changed {
+        /// Its fence now.
+        fence: u64,
+    },
     /// What was said makes no response.
     #[error("{0}")]
     Invalid(&'static str),
@@ -187,22 +206,41 @@ impl Keys {
         Ok(KeyView::of(id, &cell, seen.now))
     }
 
-    /// Decides what became of an operation; copies that wait for it hear of it.
+    /// Decides what became of an operation; copies that wait for it hear of it. Returns what it
+    /// was just before.
     ///
     /// # Errors
     /// [`KeysError`]; after a store's error it may have been written: look again.
-    pub async fn resolve(&self, id: &StoreKey, decision: Decision) -> Result<(), KeysError> {
+    pub async fn resolve(&self, id: &StoreKey, decision: Decision) -> Result<Was, KeysError> {
+        let (fence, wanted) = (decision.fence, decision.outcome);
         let resolve = Resolve {
             expected: FencingToken::new(decision.fence),
             force: decision.force,
             resolution: resolution(decision)?,
         };
+        let was = self.show(id).await?;
         match self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)? {
-            Wrote::Recorded(_) => Ok(()),
-            Wrote::NotFound => Err(KeysError::NotFound),
+            Wrote::Recorded(_) => Ok(was.into()),
             Wrote::Refused => Err(KeysError::InFlight),
-            Wrote::Changed => Err(KeysError::Changed),
+            Wrote::NotFound | Wrote::Changed => Err(self.why_not(id, fence, wanted).await),
             Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
+        }
+    }
+
+    /// What the record is instead of what was decided about.
+    async fn why_not(&self, id: &StoreKey, fence: u64, wanted: Became) -> KeysError {
+        let view = match self.show(id).await {
+            Ok(view) => view,
+            Err(error) => return error,
+        };
+        let is_it = view.fence == fence;
+        let now = view.fence;
+        let Was { state, ended, status } = view.into();
+        match (state, ended) {
+            (KeyState::Expired, _) => KeysError::NotFound,
+            (KeyState::Released, Some(at)) => KeysError::Released { at },
+            (KeyState::Done, Some(at)) if is_it => KeysError::Done { at, status, wanted },
+            _ => KeysError::Changed { fence: now },
         }
     }
 
@@ -236,6 +274,18 @@ impl Keys {
         timeout(self.patience, read)
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable("no answer in time")))
+    }
+}
+
+fn done(at: &str, status: Option<u16>, wanted: Became) -> String {
+    let answer = status.map_or_else(String::new, |status| format!(" with status {status}"));
+    let done = format!("the key is done since {at}{answer}, and retries get that answer");
+    match wanted {
+        Became::DidNotHappen => format!(
+            "{done}; with --force it is forgotten, and the next request with this key executes \
+             again"
+        ),
+        Became::Happened => format!("{done}; it cannot be given another one"),
     }
 }
 

@@ -41,6 +41,7 @@ mod guard;
 mod housekeeping;
 pub mod keys;
 mod listener;
+mod memory;
 mod metrics;
 mod proxy;
 mod reconcile;

@@ -53,7 +53,9 @@ impl Proxy {
             parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
             parts.headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
         }
-        let protected = execution.is_some();
+        let id = execution.map(Execution::id);
+        let protected = id.is_some();
+        let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
         let mut forwarded = Request::new(body);
         *forwarded.method_mut() = parts.method;
@@ -70,13 +72,23 @@ impl Proxy {
                 *response.version_mut() = Version::HTTP_11;
                 response
             }
-            Err(failure) => self.problem(&failure),
+            Err(failure) => {
+                let source = std::error::Error::source(&failure).map(tracing::field::display);
+                // Without the query, and by the record's id: what they hold may be secret.
+                tracing::warn!(
+                    %method,
+                    path = uri.path(),
+                    id = id.map(tracing::field::display),
+                    error = %failure,
+                    source,
+                    "a request got no answer"
+                );
+                self.problem(&failure)
+            }
         }
     }
 
     fn problem(&self, failure: &Failure) -> Response<Body> {
-        let source = std::error::Error::source(failure).map(tracing::field::display);
-        tracing::warn!(error = %failure, source, "a request got no answer");
         let (code, class) = match failure {
             Failure::Busy => (Code::Overloaded, Class::Retryable),
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),

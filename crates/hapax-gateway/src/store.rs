@@ -9,6 +9,9 @@ use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource};
 
 use crate::config::StoreUrl;
 
+/// Requests that may wait for a file. Their bytes are the tighter limit where they are large.
+const QUEUED_REQUESTS: usize = 4096;
+
 /// A store that is open.
 #[derive(Clone, Debug)]
 pub struct Opened {
@@ -51,8 +54,9 @@ impl Opened {
         Self { store, secret, file: None }
     }
 
-    /// Opens the store at `url`. A file's lock will name `admin` as where its records can be asked
-    /// about.
+    /// Opens the store at `url`, which may take `memory` bytes: for pages and what waits to be
+    /// written, or for its records if they are nowhere else. A file's lock will name `admin` as
+    /// where its records can be asked about.
     ///
     /// # Errors
     /// [`StoreOpenError`].
@@ -60,15 +64,18 @@ impl Opened {
         url: &StoreUrl,
         secret_file: Option<&Path>,
         admin: Option<SocketAddr>,
+        memory: usize,
     ) -> Result<Self, StoreOpenError> {
         match url {
             StoreUrl::Memory => {
                 let secret = secret_file.map(read_secret).transpose()?;
-                let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+                let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
+                let store = MemoryStore::new(Arc::new(SystemClock), capacity);
                 Ok(Self::new(Arc::new(store), secret))
             }
             StoreUrl::File(path) => {
-                let mut options = Options::new(path);
+                let half = memory / 2;
+                let mut options = Options::new(path).cache_bytes(half).queue(QUEUED_REQUESTS, half);
                 if let Some(secret_file) = secret_file {
                     // One is made at the store's own place only. A file that somebody names is
                     // there, or its name is a mistake.

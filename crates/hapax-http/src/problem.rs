@@ -231,6 +231,14 @@ impl Problem {
     }
 }
 
+/// An error's text as a sentence, for a detail: errors begin small and end without a full stop.
+#[must_use]
+pub fn sentence(clause: &str) -> String {
+    let mut letters = clause.chars();
+    let first = letters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(letters).chain(['.']).collect()
+}
+
 /// Where an API documents its refusals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DocsUrl {

@@ -7,7 +7,7 @@
 //! | in flight, live | in flight | mismatch | write | done | released | unknown | refused unless forced |
 //! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | write |
 //! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
-//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | release |
+//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | changed, released if forced |
 //!
 //! The holder's columns are for its own grant. Another grant of the same life: it was taken over,
 //! *lost*. Another life, or nothing: nobody can tell any more, *gone*.
@@ -138,7 +138,7 @@ pub enum Verdict {
 pub struct Resolve {
     /// The fence the operator saw: what changed since is not touched.
     pub expected: FencingToken,
-    /// Even if it is in flight and its lease is live.
+    /// Even if it is in flight and its lease is live; even if it is done, and is to be forgotten.
     pub force: bool,
     /// What it is to be.
     pub resolution: Resolution,
@@ -380,6 +380,8 @@ fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     }
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Refused,
+        // It happened: to say that it did not is to have it happen again.
+        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.force => Step::Changed,
         (_, Resolution::DidNotHappen) => Step::Write(released(&cell.record)),
         (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
             Step::Recorded

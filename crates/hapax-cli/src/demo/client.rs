@@ -12,12 +12,13 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::Dice;
+use super::plan::{Dice, Plan, Slip};
 use super::times;
 
 /// The largest answer that is read, in bytes.
@@ -30,6 +31,9 @@ pub(crate) struct Shop {
     /// Makes the keys of this run differ from those of others.
     run: String,
     payments: u32,
+    plan: Plan,
+    /// Goes up when a process is about to be killed, and when it is back.
+    upsets: AtomicU32,
     /// Orders below this number may begin.
     open: watch::Sender<u32>,
     next: AtomicU32,
@@ -42,6 +46,10 @@ pub(crate) struct Shop {
 pub(crate) struct Ended {
     pub(crate) key: String,
     pub(crate) end: End,
+    /// What the client did wrong.
+    pub(crate) slip: Option<Slip>,
+    /// Whether a process was killed meanwhile.
+    pub(crate) upset: bool,
 }
 
 /// How a payment ended for its client.
@@ -65,10 +73,21 @@ enum Meaning {
 
 impl Shop {
     /// Of orders `0..payments` those below `open` may begin.
-    pub(crate) fn new(address: SocketAddr, run: String, payments: u32, open: u32) -> Self {
+    pub(crate) fn new(
+        address: SocketAddr,
+        run: String,
+        payments: u32,
+        open: u32,
+        plan: Plan,
+    ) -> Self {
         let open = watch::Sender::new(open);
-        let zero = AtomicU32::new;
-        Self { address, run, payments, open, next: zero(0), sent: zero(0), ended: zero(0) }
+        let [upsets, next, sent, ended] = [(); 4].map(|()| AtomicU32::new(0));
+        Self { address, run, payments, plan, upsets, open, next, sent, ended }
+    }
+
+    /// A process is about to be killed, or back.
+    pub(crate) fn upset(&self) {
+        self.upsets.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Lets orders below `until` begin.
@@ -101,6 +120,8 @@ impl Shop {
             let payment = Payment {
                 key: format!("{}-{order}-{:08x}", self.run, dice.roll() >> 32),
                 order,
+                slip: None,
+                calm: self.upsets.load(Ordering::Relaxed),
                 shop: Arc::clone(&self),
                 dice: Dice::new(dice.roll()),
             };
@@ -121,6 +142,9 @@ impl Shop {
 struct Payment {
     key: String,
     order: u32,
+    slip: Option<Slip>,
+    /// The upsets when it began.
+    calm: u32,
     shop: Arc<Shop>,
     dice: Dice,
 }
@@ -131,14 +155,16 @@ impl Payment {
     async fn pay(mut self) -> Result<Ended, Self> {
         let deadline = Instant::now() + times::DEADLINE;
         let mut pause = Duration::from_millis(25);
+        let mut meaning = self.ask_first().await;
         while Instant::now() < deadline {
-            let after = match self.ask().await {
+            let after = match meaning {
                 Meaning::Final(end) => return Ok(self.end(end)),
                 Meaning::Unknown => return Err(self),
                 Meaning::Again(after) => after,
             };
             sleep(after.unwrap_or_else(|| self.jitter(pause)).min(times::PAUSE)).await;
             pause = (pause * 2).min(times::PAUSE);
+            meaning = self.ask().await;
         }
         Ok(self.end(End::Unresolved))
     }
@@ -159,13 +185,41 @@ impl Payment {
 
     fn end(self, end: End) -> Ended {
         self.shop.ended.fetch_add(1, Ordering::Relaxed);
-        Ended { key: self.key, end }
+        // Odd while a process is down.
+        let upset =
+            !self.calm.is_multiple_of(2) || self.calm != self.shop.upsets.load(Ordering::Relaxed);
+        Ended { key: self.key, end, slip: self.slip, upset }
+    }
+
+    /// The first request, or what the client makes of it.
+    async fn ask_first(&mut self) -> Meaning {
+        self.slip = self.shop.plan.slip(self.order);
+        match self.slip {
+            None => self.ask().await,
+            Some(Slip::DoubleClick) => {
+                let (one, other) = tokio::join!(self.ask(), self.ask());
+                one.or(other)
+            }
+            Some(Slip::HangUp) => {
+                self.shop.sent.fetch_add(1, Ordering::Relaxed);
+                let soon = Duration::from_millis(self.dice.below(20) as u64);
+                let Shop { address, .. } = *self.shop;
+                if post_and_hang_up(address, &self.key, &self.body(), soon).await.is_err() {
+                    // It never got so far.
+                    self.slip = None;
+                }
+                Meaning::Again(None)
+            }
+        }
+    }
+
+    fn body(&self) -> String {
+        format!("{{\"order\":{},\"amount\":1999}}", self.order)
     }
 
     async fn ask(&self) -> Meaning {
         self.shop.sent.fetch_add(1, Ordering::Relaxed);
-        let body = format!("{{\"order\":{},\"amount\":1999}}", self.order);
-        match timeout(times::REQUEST, post(self.shop.address, &self.key, body)).await {
+        match timeout(times::REQUEST, post(self.shop.address, &self.key, self.body())).await {
             Ok(Ok(answer)) => answer.meaning(),
             // Whether it happened is just what the client cannot know. So: the same key again.
             Ok(Err(_)) | Err(_) => Meaning::Again(None),
@@ -177,6 +231,17 @@ impl Payment {
         let half = pause / 2;
         let micros = usize::try_from(half.as_micros()).unwrap_or(usize::MAX);
         half + Duration::from_micros(u64::try_from(self.dice.below(micros)).unwrap_or_default())
+    }
+}
+
+impl Meaning {
+    /// What is the more definite of both.
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (end @ Self::Final(_), _) | (_, end @ Self::Final(_)) => end,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (again, Self::Again(_)) => again,
+        }
     }
 }
 
@@ -238,6 +303,24 @@ async fn post(address: SocketAddr, key: &str, body: String) -> Result<Answer, No
     let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let retry_after = retry_after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
     Ok(Answer { status: head.status, retry_after, body })
+}
+
+/// Sends a request, whole, and closes the connection before or while the answer comes.
+async fn post_and_hang_up(
+    address: SocketAddr,
+    key: &str,
+    body: &str,
+    soon: Duration,
+) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!(
+        "POST /charges HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         idempotency-key: {key}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await?;
+    sleep(soon).await;
+    Ok(())
 }
 
 /// The connection failed somewhere; where does not matter to who must ask again anyway.

@@ -29,6 +29,11 @@ pub(crate) enum Entry {
         /// What goes wrong with it.
         fault: Option<Fault>,
     },
+    /// A request took long by itself: what stands in front of the service may have given it up.
+    Slow {
+        /// Of which order.
+        order: u32,
+    },
     /// Money was taken.
     Charged(Charge),
     /// A charge under a fence that had been refused: not made.
@@ -162,6 +167,11 @@ impl Ledger {
         Ok(Became::Nothing)
     }
 
+    /// Notes that a request for `order` took long.
+    pub(crate) fn slow(&mut self, order: u32) -> io::Result<()> {
+        self.append(Entry::Slow { order })
+    }
+
     /// How often somebody has asked what became of `key`.
     pub(crate) fn times_asked(&self, key: &str) -> u32 {
         self.asked.get(key).map_or(0, |asked| asked.times)
@@ -197,7 +207,7 @@ impl Ledger {
                 asked.times += 1;
                 asked.refused = asked.refused.max(refused);
             }
-            Entry::Stale { .. } => {}
+            Entry::Stale { .. } | Entry::Slow { .. } => {}
         }
     }
 }

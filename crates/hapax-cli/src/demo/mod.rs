@@ -19,6 +19,7 @@ mod report;
 mod service;
 mod setup;
 mod times;
+mod words;
 
 use std::future::pending;
 use std::io::{self, Write as _};
@@ -40,17 +41,21 @@ use setup::{Setup, Stage, Standing};
 /// The hidden command that runs the payments service.
 const SERVICE: &str = "payments-service";
 
+/// The most payments in each set-up.
+const MAX_PAYMENTS: i64 = 2000;
+
 /// What `hapax demo` takes.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DemoArgs {
-    /// Payments in each set-up
     #[arg(
         long, value_name = "N", default_value_t = 120,
-        value_parser = clap::value_parser!(u16).range(i64::from(Plan::MIN_PAYMENTS)..=2_000)
+        help = format!("Payments in each set-up, {} to {MAX_PAYMENTS}", Plan::MIN_PAYMENTS),
+        value_parser = clap::value_parser!(u16).range(i64::from(Plan::MIN_PAYMENTS)..=MAX_PAYMENTS)
     )]
     payments: u16,
-    /// Repeats the faults of an earlier run [default: a new one]
+    /// Deals the faults to the payments as an earlier run did; the timing differs [default: a new
+    /// one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Print the table as JSON
@@ -125,7 +130,11 @@ async fn whole(
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        write!(out, "\n{}\n{}", report::table(&rows), report::words(&rows))?;
+        // A folder that is gone is below nothing.
+        let here = std::env::current_dir().unwrap_or_default();
+        let called = words::called(&std::env::current_exe()?, &here);
+        let said = words::words(&rows, &called, args.keep);
+        write!(out, "\n{}\n{said}", words::table(&rows))?;
     }
     drop(out);
     for failing in &failings {
@@ -149,8 +158,7 @@ async fn play(
 ) -> Result<([report::Row; 4], Standing), DemoError> {
     let payments = args.payments;
     let progress = Progress::new(u64::from(payments) * 4);
-    progress
-        .note(&format!("{payments} payments in each of four set-ups; --seed {seed} repeats it"));
+    progress.note(&words::intro(payments, seed));
     let program = std::env::current_exe()?;
     let stage = Stage { program, folder, seed, payments, progress: &progress };
     let run = |setup| stage.run(setup);

@@ -24,19 +24,37 @@ pub(crate) enum Fault {
     Hold,
 }
 
-/// The faults that are dealt, each with its share of all payments in per cent.
-const SHARES: [(Fault, usize); 5] = [
-    (Fault::LoseReply, 12),
-    (Fault::FailAfterCharge, 6),
-    (Fault::StallBeforeCharge, 4),
-    (Fault::StallAfterCharge, 4),
-    (Fault::Refuse, 6),
+/// What a client does wrong, with a service that does its work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Slip {
+    /// It hangs up once its request is sent, and asks again.
+    HangUp,
+    /// It sends the request twice at the same time.
+    DoubleClick,
+}
+
+/// Who does something wrong, and what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Card {
+    Service(Fault),
+    Client(Slip),
+}
+
+/// What is dealt, each with its share of all payments in per cent.
+const SHARES: [(Card, usize); 7] = [
+    (Card::Service(Fault::LoseReply), 12),
+    (Card::Service(Fault::FailAfterCharge), 6),
+    (Card::Service(Fault::StallBeforeCharge), 4),
+    (Card::Service(Fault::StallAfterCharge), 4),
+    (Card::Service(Fault::Refuse), 6),
+    (Card::Client(Slip::HangUp), 10),
+    (Card::Client(Slip::DoubleClick), 6),
 ];
 
-/// The fault, if any, that the first request of each payment meets. Retries meet none.
+/// What goes wrong, if anything, with the first request of each payment. Retries go well.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    faults: Vec<Option<Fault>>,
+    cards: Vec<Option<Card>>,
 }
 
 impl Plan {
@@ -57,32 +75,45 @@ impl Plan {
         let again = SHARES.iter().flat_map(|&(fault, share)| {
             std::iter::repeat_n(fault, (payments * share).div_ceil(100).saturating_sub(1))
         });
-        let mut faults = vec![None; payments];
+        let mut cards = vec![None; payments];
         let all = SHARES.iter().map(|&(fault, _)| fault).chain(again);
         for (order, fault) in first.iter().chain(&rest).zip(all) {
-            faults[*order] = Some(fault);
+            cards[*order] = Some(fault);
         }
-        Self { faults }
+        Self { cards }
     }
 
     /// Orders below this number are the first third.
     pub(crate) fn early(&self) -> u32 {
-        u32::try_from(self.faults.len() / 3).unwrap_or(u32::MAX)
+        u32::try_from(self.cards.len() / 3).unwrap_or(u32::MAX)
     }
 
     /// How many payments of the first third meet a stall.
     pub(crate) fn early_stalls(&self) -> usize {
-        let stalls = [Some(Fault::StallBeforeCharge), Some(Fault::StallAfterCharge)];
-        let early = &self.faults[..self.faults.len() / 3];
-        early.iter().filter(|fault| stalls.contains(fault)).count()
+        let stalls = [Fault::StallBeforeCharge, Fault::StallAfterCharge];
+        let stalls = stalls.map(|fault| Some(Card::Service(fault)));
+        let early = &self.cards[..self.cards.len() / 3];
+        early.iter().filter(|card| stalls.contains(card)).count()
     }
 
     /// What the `arrival`th request (from 0) for `order` meets.
     pub(crate) fn fault(&self, order: u32, arrival: u32) -> Option<Fault> {
-        if arrival > 0 {
-            return None;
+        match self.card(order)? {
+            Card::Service(fault) if arrival == 0 => Some(fault),
+            Card::Service(_) | Card::Client(_) => None,
         }
-        self.faults.get(usize::try_from(order).ok()?).copied().flatten()
+    }
+
+    /// What the client does wrong with its first request for `order`.
+    pub(crate) fn slip(&self, order: u32) -> Option<Slip> {
+        match self.card(order)? {
+            Card::Client(slip) => Some(slip),
+            Card::Service(_) => None,
+        }
+    }
+
+    fn card(&self, order: u32) -> Option<Card> {
+        self.cards.get(usize::try_from(order).ok()?).copied().flatten()
     }
 }
 
@@ -127,16 +158,16 @@ mod tests {
         for payments in [Plan::MIN_PAYMENTS, 100, 101] {
             for seed in 0..50 {
                 let plan = Plan::deal(seed, payments);
-                assert_eq!(plan.faults.len(), usize::from(payments));
+                assert_eq!(plan.cards.len(), usize::from(payments));
                 for (fault, share) in SHARES {
-                    let dealt = |faults: &[Option<Fault>]| {
-                        faults.iter().filter(|dealt| **dealt == Some(fault)).count()
+                    let dealt = |cards: &[Option<Card>]| {
+                        cards.iter().filter(|dealt| **dealt == Some(fault)).count()
                     };
-                    let early = &plan.faults[..usize::from(payments) / 3];
+                    let early = &plan.cards[..usize::from(payments) / 3];
                     assert!(plan.early_stalls() >= 2);
                     assert!(dealt(early) > 0, "{fault:?} of {payments} with seed {seed}");
                     let all = (usize::from(payments) * share).div_ceil(100);
-                    assert_eq!(dealt(&plan.faults), all, "{fault:?} of {payments}, seed {seed}");
+                    assert_eq!(dealt(&plan.cards), all, "{fault:?} of {payments}, seed {seed}");
                 }
             }
         }
@@ -144,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_and_another_differs() {
-        let dealt = |seed| Plan::deal(seed, 200).faults;
+        let dealt = |seed| Plan::deal(seed, 200).cards;
         assert_eq!(dealt(7), dealt(7));
         assert_ne!(dealt(7), dealt(8));
     }
@@ -154,6 +185,10 @@ mod tests {
         let plan = Plan::deal(1, 50);
         let faulty = (0..50).find(|order| plan.fault(*order, 0).is_some()).unwrap();
         assert_eq!(plan.fault(faulty, 1), None);
-        assert_eq!(plan.fault(50, 0), None);
+        assert_eq!(plan.slip(faulty), None);
+        let slips = (0..50).filter(|order| plan.slip(*order).is_some());
+        assert!(slips.clone().count() >= 2);
+        assert!(slips.clone().all(|order| plan.fault(order, 0).is_none()));
+        assert_eq!((plan.fault(50, 0), plan.slip(50)), (None, None));
     }
 }

@@ -1,14 +1,13 @@
-//! What was counted, whether it is as promised, and how it is shown.
+//! What was counted, and whether it is as promised.
 
-use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::client::{End, Ended};
-use super::ledger::Entry;
-use super::plan::Fault;
+use super::ledger::{Charge, Entry};
+use super::plan::{Fault, Slip};
 use super::setup::Setup;
 
 /// Processes that were killed between a charge and its reply.
@@ -35,6 +34,10 @@ pub(crate) struct Faults {
     pub(crate) service_kills: u32,
     /// SIGKILLs of the gateway between a charge and its reply.
     pub(crate) gateway_kills: u32,
+    /// Clients that hung up once their request was sent.
+    pub(crate) hang_ups: u32,
+    /// Clients that sent their request twice at the same time.
+    pub(crate) double_clicks: u32,
 }
 
 /// One set-up's count.
@@ -49,6 +52,10 @@ pub(crate) struct Row {
     pub(crate) charges: u32,
     /// Charges in the books beyond the first of each payment.
     pub(crate) duplicates: u32,
+    /// Those of them where nothing went wrong but a client.
+    pub(crate) client_side: u32,
+    /// All others.
+    pub(crate) server_side: u32,
     /// Payments whose client got no final answer.
     pub(crate) unknown: u32,
     /// Final answers that name no charge of that payment in the books.
@@ -77,6 +84,8 @@ impl Row {
             requests: sent,
             charges: 0,
             duplicates: 0,
+            client_side: 0,
+            server_side: 0,
             unknown: 0,
             wrong_answers: 0,
             questions: 0,
@@ -88,11 +97,19 @@ impl Row {
             },
             seconds: took.as_secs_f64(),
         };
-        let mut charges: HashMap<&str, Vec<u32>> = HashMap::new();
+        let mut charges: HashMap<&str, Vec<&Charge>> = HashMap::new();
+        // Orders of which something behind the clients went wrong.
+        let mut failed = HashSet::new();
         for entry in entries {
             match entry {
-                Entry::Arrived { fault, .. } => row.faults.note(*fault),
-                Entry::Charged(charge) => charges.entry(&charge.key).or_default().push(charge.id),
+                Entry::Arrived { order, fault } => {
+                    row.faults.note(*fault);
+                    if fault.is_some() {
+                        failed.insert(*order);
+                    }
+                }
+                Entry::Slow { order } => drop(failed.insert(*order)),
+                Entry::Charged(charge) => charges.entry(&charge.key).or_default().push(charge),
                 Entry::Stale { .. } => row.stale_refused += 1,
                 Entry::Asked { .. } => row.questions += 1,
             }
@@ -101,16 +118,25 @@ impl Row {
             row.charges += number(made.len());
             row.duplicates += number(made.len() - 1);
         }
-        for Ended { key, end } in ends {
+        for Ended { key, end, slip, upset } in ends {
+            let made = charges.get(key.as_str()).map_or(&[][..], Vec::as_slice);
+            if slip.is_some() && !upset && !made.iter().any(|it| failed.contains(&it.order)) {
+                row.client_side += number(made.len().saturating_sub(1));
+            }
+            match slip {
+                Some(Slip::HangUp) => row.faults.hang_ups += 1,
+                Some(Slip::DoubleClick) => row.faults.double_clicks += 1,
+                None => {}
+            }
             match end {
                 End::Paid(id) => {
-                    let made = charges.get(key.as_str()).is_some_and(|made| made.contains(id));
-                    row.wrong_answers += u32::from(!made);
+                    row.wrong_answers += u32::from(!made.iter().any(|charge| charge.id == *id));
                 }
                 End::Odd(_) => row.wrong_answers += 1,
                 End::Unresolved => row.unknown += 1,
             }
         }
+        row.server_side = row.duplicates - row.client_side;
         row
     }
 }
@@ -138,6 +164,8 @@ impl Faults {
             (self.refusals > 0, "nothing was refused"),
             (self.service_kills > 0, "the payments service was not killed"),
             (self.gateway_kills > 0 || !gateway, "the gateway was not killed"),
+            (self.hang_ups > 0, "no client hung up"),
+            (self.double_clicks > 0, "no client clicked twice"),
         ];
         happened.into_iter().find(|(happened, _)| !happened).map(|(_, missing)| missing)
     }
@@ -160,8 +188,14 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
         if safe && row.duplicates > 0 {
             fail(&format!("{} duplicates got through", row.duplicates));
         }
-        if !safe && row.duplicates == 0 {
+        if !safe && row.server_side == 0 {
             fail("no duplicates, so the faults did no harm and the run proves nothing");
+        }
+        if !gateway && row.client_side == 0 {
+            fail("clients did no harm, so the run proves nothing");
+        }
+        if gateway && !safe && row.client_side > 0 {
+            fail(&format!("{} duplicates by clients alone got through", row.client_side));
         }
         if row.setup == Setup::Block.name() && row.unknown == 0 {
             fail("nothing was unknown, so the run proves nothing");
@@ -174,49 +208,6 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
         }
     }
     failings
-}
-
-/// The table, a line for each set-up.
-pub(crate) fn table(rows: &[Row]) -> String {
-    let head = ["set-up", "payments", "requests", "charges", "duplicates", "unknown"];
-    let mut text = String::new();
-    line(&mut text, head.map(str::to_owned));
-    for row in rows {
-        let numbers = [row.payments, row.requests, row.charges, row.duplicates, row.unknown];
-        let [a, b, c, d, e] = numbers.map(|number| number.to_string());
-        line(&mut text, [row.setup.to_owned(), a, b, c, d, e]);
-    }
-    text
-}
-
-fn line(text: &mut String, [name, cells @ ..]: [String; 6]) {
-    // Writing to a string does not fail.
-    let _ = write!(text, "{name:<12}");
-    for cell in cells {
-        let _ = write!(text, "{cell:>12}");
-    }
-    text.push('\n');
-}
-
-/// Three lines: what the table shows, and what to do next.
-pub(crate) fn words(rows: &[Row]) -> String {
-    let of = |setup: Setup| rows.iter().find(|row| row.setup == setup.name());
-    let duplicates = |setup| of(setup).map_or(0, |row| row.duplicates);
-    let unknown = |setup| of(setup).map_or(0, |row| row.unknown);
-    format!(
-        "Clients whose replies were lost asked again: {} charges too many without a gateway, {} \
-         with reexecute.\n\
-         block: {} too many, {} payments left for a person to settle. reconcile, which asked the \
-         service what became of them: {} and {}.\n\
-         Next: hapax gateway --upstream http://127.0.0.1:3000 --on-unknown block, for your own \
-         service; hapax demo --keep, to try this one.\n",
-        duplicates(Setup::NoGateway),
-        duplicates(Setup::Reexecute),
-        duplicates(Setup::Block),
-        unknown(Setup::Block),
-        duplicates(Setup::Reconcile),
-        unknown(Setup::Reconcile),
-    )
 }
 
 /// The whole result for machines.
@@ -241,12 +232,21 @@ mod tests {
         Entry::Charged(Charge { id, order: 1, key: key.into() })
     }
 
+    /// Of an order that no fault was dealt to.
+    fn clean(id: u32, key: &str) -> Entry {
+        Entry::Charged(Charge { id, order: 2, key: key.into() })
+    }
+
     fn arrived(fault: Fault) -> Entry {
         Entry::Arrived { order: 1, fault: Some(fault) }
     }
 
     fn ended(key: &str, end: End) -> Ended {
-        Ended { key: key.into(), end }
+        Ended { key: key.into(), end, slip: None, upset: false }
+    }
+
+    fn slipped(key: &str, end: End, slip: Slip) -> Ended {
+        Ended { slip: Some(slip), ..ended(key, end) }
     }
 
     /// A run in which everything is as it should be for `setup`.
@@ -259,10 +259,16 @@ mod tests {
             Fault::Refuse,
         ];
         let mut entries: Vec<_> = faults.into_iter().map(arrived).collect();
-        entries.extend([charged(1, "a"), charged(2, "b")]);
-        let mut ends = vec![ended("a", End::Paid(1)), ended("b", End::Paid(2))];
+        entries.extend([charged(1, "a"), charged(2, "b"), clean(4, "c"), clean(5, "d")]);
+        let mut ends = vec![
+            ended("a", End::Paid(1)),
+            ended("b", End::Paid(2)),
+            slipped("c", End::Paid(4), Slip::HangUp),
+            slipped("d", End::Paid(5), Slip::DoubleClick),
+        ];
         match setup {
-            Setup::NoGateway | Setup::Reexecute => entries.push(charged(3, "b")),
+            Setup::NoGateway => entries.extend([charged(3, "b"), clean(6, "d")]),
+            Setup::Reexecute => entries.push(charged(3, "b")),
             Setup::Block => ends[1].end = End::Unresolved,
             Setup::Reconcile => entries.push(Entry::Asked { key: "b".into(), refused: None }),
         }
@@ -293,6 +299,26 @@ mod tests {
     }
 
     #[test]
+    fn a_duplicate_is_the_clients_where_nothing_else_went_wrong() {
+        let twice = [clean(1, "a"), clean(2, "a")];
+        let of = |more: &[Entry], end: Ended| {
+            let entries = [&twice[..], more].concat();
+            let kills = Kills::default();
+            let row =
+                Row::count(Setup::NoGateway, &entries, &[end], 2, kills, Duration::from_secs(1));
+            assert_eq!(row.duplicates, 1);
+            (row.client_side, row.server_side)
+        };
+        let hung_up = || slipped("a", End::Paid(1), Slip::HangUp);
+        assert_eq!(of(&[], hung_up()), (1, 0));
+        assert_eq!(of(&[], ended("a", End::Paid(1))), (0, 1));
+        assert_eq!(of(&[], Ended { upset: true, ..hung_up() }), (0, 1));
+        assert_eq!(of(&[Entry::Slow { order: 2 }], hung_up()), (0, 1));
+        let held = Entry::Arrived { order: 2, fault: Some(Fault::Hold) };
+        assert_eq!(of(&[held], hung_up()), (0, 1));
+    }
+
+    #[test]
     fn a_run_as_promised_has_no_failings() {
         assert_eq!(failings(&Setup::ALL.map(well)), Vec::<String>::new());
     }
@@ -303,13 +329,17 @@ mod tests {
             assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicates got through"));
         }
         for setup in [Setup::NoGateway, Setup::Reexecute] {
-            assert!(failing(setup, |row| row.duplicates = 0).contains("proves nothing"));
+            assert!(failing(setup, |row| row.server_side = 0).contains("proves nothing"));
         }
+        let none = failing(Setup::NoGateway, |row| row.client_side = 0);
+        assert!(none.contains("clients did no harm"), "{none}");
+        let one = failing(Setup::Reexecute, |row| row.client_side = 1);
+        assert!(one.contains("1 duplicates by clients alone"), "{one}");
     }
 
     #[test]
     fn a_run_without_one_of_its_faults_fails() {
-        let spoil: [fn(&mut Faults); 7] = [
+        let spoil: [fn(&mut Faults); 9] = [
             |faults| faults.replies_lost = 0,
             |faults| faults.errors_after_charging = 0,
             |faults| faults.stalls_before_charging = 0,
@@ -317,6 +347,8 @@ mod tests {
             |faults| faults.refusals = 0,
             |faults| faults.service_kills = 0,
             |faults| faults.gateway_kills = 0,
+            |faults| faults.hang_ups = 0,
+            |faults| faults.double_clicks = 0,
         ];
         for spoil in spoil {
             failing(Setup::Reconcile, |row| spoil(&mut row.faults));
@@ -333,9 +365,9 @@ mod tests {
 
     #[test]
     fn the_table_is_aligned() {
-        let table = table(&Setup::ALL.map(well));
+        let table = super::super::words::table(&Setup::ALL.map(well));
         let widths: Vec<_> = table.lines().map(str::len).collect();
-        assert_eq!(widths, [72; 5]);
-        assert!(table.lines().nth(4).unwrap().starts_with("reconcile "));
+        assert_eq!(widths, [62, 72, 72, 72, 72, 72]);
+        assert!(table.lines().nth(5).unwrap().starts_with("reconcile "));
     }
 }

@@ -29,7 +29,7 @@ use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::ledger::{Became, Ledger, Order};
 use super::plan::{Dice, Fault, Plan};
@@ -171,7 +171,7 @@ impl Service {
     }
 
     async fn charge(self: Arc<Self>, wish: Order) -> io::Result<Reply> {
-        let order = wish.order;
+        let (order, began) = (wish.order, Instant::now());
         let this = Arc::clone(&self);
         let fault = self
             .on_the_books(move |books| books.arrive(order, |arrival| this.meets(order, arrival)))
@@ -185,6 +185,9 @@ impl Service {
             _ => {}
         }
         let charge = self.on_the_books(|books| books.charge(wish)).await?;
+        if began.elapsed() >= times::SLOW {
+            self.on_the_books(move |books| books.slow(order)).await?;
+        }
         if fault == Some(Fault::StallBeforeCharge) {
             say(&format!("rested {order}"))?;
         }

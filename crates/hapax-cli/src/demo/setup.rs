@@ -157,7 +157,7 @@ impl<'a> Scene<'a> {
         // The rest begins when the stalls among the first payments are over, late charges included.
         let plan = Plan::deal(self.stage.seed, self.stage.payments);
         let run = self.setup.slug().to_owned();
-        let shop = Arc::new(Shop::new(address, run, payments, plan.early()));
+        let shop = Arc::new(Shop::new(address, run, payments, plan.early(), plan.clone()));
         let mut stalls = 0;
         let mut clients = JoinSet::new();
         let mut dice = Dice::new(self.stage.seed);
@@ -172,7 +172,9 @@ impl<'a> Scene<'a> {
             tokio::select! {
                 line = self.service.line(), if speaks => match line? {
                     Some(line) if line.starts_with("holding ") => {
+                        shop.upset();
                         self.kill().await?;
+                        shop.upset();
                         shop.open(payments);
                     }
                     Some(line) if line.starts_with("rested ") => {

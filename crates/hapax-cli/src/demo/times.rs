@@ -12,6 +12,9 @@ pub(crate) const WORK: Duration = Duration::from_millis(5);
 /// `--upstream-timeout` of the gateway.
 pub(crate) const UPSTREAM: Duration = Duration::from_millis(600);
 
+/// What takes the service as long as this counts as slow: the gateway may have given it up.
+pub(crate) const SLOW: Duration = Duration::from_millis(300);
+
 /// After this a client gives a request up and sends it again.
 pub(crate) const REQUEST: Duration = Duration::from_millis(1_200);
 

@@ -26,7 +26,10 @@ use crate::logging::LogFormat;
 #[command(after_help = AFTER)]
 pub(crate) struct GatewayArgs {
     /// Where clients connect
-    #[arg(long, env = "HAPAX_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    #[arg(
+        long, env = "HAPAX_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:8080",
+        value_parser = crate::addr
+    )]
     listen: SocketAddr,
 
     /// The service to protect, like http://127.0.0.1:3000
@@ -60,7 +63,8 @@ pub(crate) struct GatewayArgs {
     )]
     methods: Vec<Method>,
 
-    /// Headers that identify the caller, or `none` for one global scope [default: authorization if
+    /// The request headers whose values together say who the caller is, so that the same key of two
+    /// callers is two keys; `none` if all requests are one caller's [default: authorization if
     /// --listen is on loopback, else required]
     #[arg(long, env = "HAPAX_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
     scope: Option<Vec<HeaderName>>,
@@ -100,12 +104,14 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum, default_value_t = Unknown::Reexecute)]
     on_unknown: Unknown,
 
-    /// Asked by GET what became of a request: 2xx with its answer, or 404 if it did not happen and
-    /// its Idempotency-Fence is refused from now on
+    /// With --on-unknown reconcile: where your service says what became of the request whose
+    /// Idempotency-Key and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
+    /// got, or by 404 if it did not happen and never will under that fence
     #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL")]
     reconcile_url: Option<Uri>,
 
-    /// Which statuses are kept: standard, stripe-v1 or success-only
+    /// Which answers are kept and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all but
+    /// 409 and 429) or `success-only` (2xx)
     #[arg(long, env = "HAPAX_PROFILE", value_name = "NAME", default_value = "standard")]
     profile: Profile,
 
@@ -121,13 +127,14 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE", default_value = "1MiB")]
     max_response_body: Size,
 
-    /// The memory held for bodies of requests with keys and their responses, in all
-    #[arg(long, env = "HAPAX_MAX_BODY_MEMORY", value_name = "SIZE", default_value = "256MiB")]
-    max_body_memory: Size,
+    /// The memory that the process may take in all: 128 KiB for each of --max-connections, 24 MiB
+    /// for the program, and the rest for the store, outcomes held back, and bodies
+    #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE", default_value = "512MiB")]
+    max_memory: Size,
 
     /// Connections of clients; further ones wait to be accepted
     #[arg(
-        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096,
+        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 2048,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     max_connections: u32,
@@ -172,7 +179,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", value_parser = FalseyValueParser::new())]
     replay_set_cookie: bool,
 
-    /// On SIGTERM: how long work in hand may take to finish; a second SIGTERM ends at once
+    /// On SIGTERM: how long work in hand may take to finish; a second SIGTERM, a second later or
+    /// more, ends at once
     #[arg(
         long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR", default_value = "25s",
         value_parser = parse_duration
@@ -242,7 +250,7 @@ impl GatewayArgs {
         config.drain_timeout = self.drain_timeout;
         config.limits = Limits {
             connections: self.max_connections as usize,
-            body_memory: self.max_body_memory.0,
+            memory: self.max_memory.0,
             head_timeout: self.head_timeout,
             stall: self.body_timeout,
         };
@@ -261,7 +269,9 @@ impl FromStr for AdminAddr {
         if text == "off" {
             return Ok(Self(None));
         }
-        text.parse().map(|addr| Self(Some(addr))).map_err(|_| "expected IP:PORT, or `off`")
+        text.parse()
+            .map(|addr| Self(Some(addr)))
+            .map_err(|_| "expected an IP address and a port, like 127.0.0.1:9090, or `off`")
     }
 }
 

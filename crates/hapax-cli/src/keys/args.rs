@@ -53,7 +53,7 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Release a key: the next request with it executes
+    /// Release a key: the next request with it executes; what is done needs --force
     Release {
         #[command(flatten)]
         at: Where,
@@ -100,7 +100,7 @@ pub(super) struct Where {
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     pub(super) secret_file: Option<PathBuf>,
     /// Ask the gateway whose admin address this is, whatever its store
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     pub(super) admin: Option<SocketAddr>,
     /// The token of the gateway
     #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
@@ -128,7 +128,7 @@ pub(super) struct Sure {
     /// Only if its fence is this one [default: the one it has now]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
-    /// Even while it is executing
+    /// Even while it is executing, or to have executed again what is done
     #[arg(long)]
     pub(super) force: bool,
 }

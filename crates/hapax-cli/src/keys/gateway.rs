@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_gateway::keys::{Decision, KeyView, List, Listed};
+use hapax_gateway::keys::{Decision, KeyView, List, Listed, Was};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -21,6 +21,11 @@ use crate::exit::Failure;
 /// How long an answer may take, and how large it may be.
 const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_ANSWER: usize = 16 << 20;
+
+#[derive(serde::Deserialize)]
+struct Decided {
+    was: Was,
+}
 
 /// A gateway's admin listener.
 #[derive(Debug)]
@@ -69,9 +74,10 @@ impl Remote {
         }
     }
 
-    pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<(), Failure> {
+    pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<Was, Failure> {
         let path = format!("/api/keys/{id}/resolve");
-        self.ask::<Value>(Method::POST, &path, Some(json!(decision))).await.map(drop)
+        let Decided { was } = self.ask(Method::POST, &path, Some(json!(decision))).await?;
+        Ok(was)
     }
 
     async fn ask<T: DeserializeOwned>(

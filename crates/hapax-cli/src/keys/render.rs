@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hapax_gateway::keys::{KeyState, KeyView, Listed, ResponseView};
+use hapax_gateway::keys::{KeyState, KeyView, Listed, ResponseView, Was};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -66,6 +66,7 @@ fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
         ("attempt", &view.attempt.to_string()),
         ("on unknown", &view.on_unknown),
         ("began", &view.began),
+        ("ended", view.ended.as_deref().unwrap_or("not yet")),
         ("lease until", &view.lease_until),
         ("expires", expires),
         ("now", &view.now),
@@ -92,6 +93,18 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
         (Some(body), _) if !body.is_empty() => writeln!(out, "\n{body}"),
         (None, Some(coded)) => writeln!(out, "\n{coded}"),
         _ => Ok(()),
+    }
+}
+
+/// What a decision went against, if it had to be forced.
+pub(super) fn although(was: &Was) -> String {
+    match was {
+        Was { state: KeyState::Done, ended: Some(at), status: Some(status) } => {
+            format!(", although it was done since {at} with status {status}")
+        }
+        Was { state: KeyState::Done, .. } => ", although it was done".to_owned(),
+        Was { state: KeyState::InFlight, .. } => ", although it was in flight".to_owned(),
+        _ => String::new(),
     }
 }
 

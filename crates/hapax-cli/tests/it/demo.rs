@@ -100,8 +100,11 @@ fn every_set_up_does_as_it_promises_and_the_last_can_be_kept() {
         assert_eq!(row["faults"]["gateway_kills"], u64::from(setup != "no gateway"), "{row:#}");
     }
     for setup in ["no gateway", "reexecute"] {
-        assert!(row(&report, setup)["duplicates"].as_u64() > Some(0), "{report:#}");
+        assert!(row(&report, setup)["server_side"].as_u64() > Some(0), "{report:#}");
     }
+    // What the default does protect against.
+    assert!(row(&report, "no gateway")["client_side"].as_u64() > Some(0), "{report:#}");
+    assert_eq!(row(&report, "reexecute")["client_side"], 0, "{report:#}");
     let block = row(&report, "block");
     assert_eq!(block["duplicates"], 0, "{block:#}");
     assert!(block["unknown"].as_u64() > Some(0), "{block:#}");
@@ -109,6 +112,31 @@ fn every_set_up_does_as_it_promises_and_the_last_can_be_kept() {
     assert_eq!(reconcile["duplicates"], 0, "{reconcile:#}");
     assert_eq!(reconcile["unknown"], 0, "{reconcile:#}");
     assert_eq!(reconcile["charges"], 24, "{reconcile:#}");
+}
+
+#[test]
+fn it_says_what_it_does_and_how_to_call_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_hapax"));
+    let above = program.parent().unwrap().parent().unwrap();
+    let output = Command::new(program)
+        .args(["demo", "--payments", "24", "--seed", "5"])
+        .env("TMPDIR", folder.path())
+        .current_dir(above)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{err}");
+    let head = out.lines().find(|line| line.starts_with("set-up")).unwrap();
+    for column in head.split_whitespace().skip(1) {
+        assert!(err.lines().any(|line| line.starts_with(column)), "{column} is not said:\n{err}");
+    }
+    assert!(err.contains("--seed 5 deals the same faults"), "{err}");
+    let called = program.strip_prefix(above).unwrap().display();
+    assert!(out.contains(&format!("Next: {called} gateway --upstream ")), "{out}");
+    assert!(out.contains(&format!("{called} demo --keep")), "{out}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::world::{Gateway, Upstream, ok, post, receive, refused, run, send, store};
+use crate::world::{Gateway, Upstream, log_line, ok, post, receive, refused, run, send, store};
 
 #[test]
 fn what_cannot_be_is_one_line_and_64() {
@@ -13,8 +13,8 @@ fn what_cannot_be_is_one_line_and_64() {
     for (more, says) in [
         (&["--lease", "30"][..], "--lease"),
         (&["--max-request-body", "1MB"], "--max-request-body"),
-        (&["--listen", "localhost"], "--listen"),
-        (&["--admin", "on"], "--admin"),
+        (&["--listen", "localhost:8080"], "like 127.0.0.1:8080"),
+        (&["--admin", "localhost:9090"], "like 127.0.0.1:9090, or `off`"),
         (&["--store", "redis://localhost"], "not in this build"),
         (&["--store", "sqlite:x"], "memory:"),
         (&["--profile", "odd"], "stripe-v1"),
@@ -135,8 +135,54 @@ fn a_second_sigterm_ends_at_once() {
     while TcpStream::connect(address).is_ok() {
         std::thread::yield_now();
     }
+    // One a second later or more; which of these is one does not matter.
+    assert_eq!(gateway.wait_telling(Signal::TERM), 128 + 15);
+}
+
+#[test]
+fn two_sigterms_at_once_are_one() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--drain-timeout", "1h"]);
+    let asked = send(gateway.address, "k", "x");
+    let waiting = upstream.next();
     gateway.signal(Signal::TERM);
-    assert_eq!(gateway.wait(), 128 + 15);
+    // Until the first has been heard, so that the kernel does not make one of both.
+    let log = || std::fs::read_to_string(folder.path().join("log")).unwrap();
+    while !log().contains("draining") {
+        std::thread::yield_now();
+    }
+    gateway.signal(Signal::TERM);
+    waiting.answer("201 Created", "done");
+    assert_eq!(receive(&asked).map(|answer| answer.body), Some("done".into()));
+    assert_eq!(gateway.wait(), 0);
+    assert!(log().contains("twice at once"), "{}", log());
+}
+
+#[test]
+fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let more = ["--in-flight", "wait", "--on-unknown", "block", "--lease", "10s"];
+    let gateway = Gateway::logged(upstream.address, folder.path(), &more);
+    let asked = send(gateway.address, "a-key", "x");
+    drop(upstream.next());
+    assert_eq!(receive(&asked).unwrap().code(), "upstream-broken");
+
+    let ready = log_line(folder.path(), "ready");
+    let url = format!("http://{}/", upstream.address);
+    for (name, value) in [
+        ("upstream", url.as_str()),
+        ("store", &store(folder.path())),
+        ("on_unknown", "block"),
+        ("in_flight", "wait for 5s"),
+        ("lease", "10s"),
+    ] {
+        assert_eq!(ready[name], value, "{name} in {ready}");
+    }
+    let failed = log_line(folder.path(), "a request got no answer");
+    assert_eq!((&failed["method"], &failed["path"]), (&"POST".into(), &"/pay".into()), "{failed}");
+    let id = failed["id"].as_str().unwrap();
+    let shown = ok(&["keys", "show", "--id", id, "--store", &store(folder.path())]);
+    assert!(shown.contains("state        unknown\n"), "{shown}");
 }
 
 /// A gateway, killed while the upstream works on a request, and started again.

@@ -13,7 +13,9 @@ fn help_is_as_it_was_written() {
         ("keys", &["keys", "--help"]),
         ("keys-list", &["keys", "list", "--help"]),
         ("keys-show", &["keys", "show", "--help"]),
+        ("keys-release", &["keys", "release", "--help"]),
         ("keys-resolve", &["keys", "resolve", "--help"]),
+        ("demo", &["demo", "--help"]),
     ] {
         let said = ok(arguments);
         let file = folder.join(name).with_extension("txt");

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::world::{Gateway, Upstream, hapax, ok, post, receive, refused, run, send, store};
+use crate::world::{
+    Gateway, Upstream, hapax, log_line, ok, post, receive, refused, run, send, store,
+};
 
 /// Records of one key that is done, and of one whose outcome is unknown.
 fn filled(upstream: &Upstream, folder: &std::path::Path, more: &[&str]) -> Gateway {
@@ -46,17 +48,48 @@ fn the_same_is_seen_through_the_gateway_and_on_the_file() {
 }
 
 #[test]
-fn a_key_is_released_through_the_gateway_and_on_the_file() {
+fn what_is_done_is_released_by_force_through_the_gateway_and_on_the_file() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let gateway = filled(&upstream, folder.path(), &[]);
+    let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
+    let asked = send(gateway.address, "done", "x");
+    upstream.next().answer("201 Created", "hello");
+    receive(&asked).unwrap();
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
     let release = [&["keys", "release", "done"], &at[..]].concat();
-    ok(&release);
+    let resolve = [&["keys", "resolve", "done", "--outcome", "did-not-happen"], &at[..]].concat();
+    let forced = [&release[..], &["--force"]].concat();
+    let needs_force = || {
+        for refused_one in [&release, &resolve] {
+            let (code, line) = refused(refused_one);
+            assert_eq!(code, 1);
+            for word in ["is done since 20", "status 201", "--force", "executes again"] {
+                assert!(line.contains(word), "{line}");
+            }
+        }
+        // Another execution than the one that was named: that is another matter.
+        let (code, line) = refused(&[&forced[..], &["--fence", "1"]].concat());
+        assert!(code == 1 && line.contains("changed in between"), "{line}");
+        // And so is an answer that it has already.
+        let other = ["--outcome", "happened", "--status", "404", "--force"];
+        let (code, line) = refused(&[&["keys", "resolve", "done"], &at[..], &other].concat());
+        assert!(code == 1 && line.contains("cannot be given another"), "{line}");
+        let said = ok(&forced);
+        assert!(said.contains("although it was done since 20"), "{said}");
+        for refused_one in [&release, &resolve] {
+            let (code, line) = refused(refused_one);
+            assert!(code == 1 && line.contains("was released at 20"), "{line}");
+        }
+    };
+
+    needs_force();
+    let audit = log_line(folder.path(), "an operator decided what became of a key");
+    assert_eq!((&audit["was"], &audit["was_answered"]), (&"Done".into(), &201.into()), "{audit}");
+    assert_eq!(audit["force"], true);
     let asked = send(gateway.address, "done", "something else");
     upstream.next().answer("201 Created", "again");
     assert_eq!(receive(&asked).unwrap().body, "again");
     gateway.kill();
-    ok(&release);
+    needs_force();
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     let asked = send(gateway.address, "done", "and again");
     upstream.next().answer("201 Created", "third");

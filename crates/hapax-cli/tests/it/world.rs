@@ -53,6 +53,17 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// In front of `upstream`, on free ports, with its records in `folder`.
     pub(crate) fn start(upstream: SocketAddr, folder: &Path, more: &[&str]) -> Self {
+        Self::start_with(upstream, folder, more, Stdio::inherit())
+    }
+
+    /// The same; its log is in `folder`, a JSON object a line.
+    pub(crate) fn logged(upstream: SocketAddr, folder: &Path, more: &[&str]) -> Self {
+        let log = std::fs::File::create(folder.join("log")).unwrap();
+        let json = [&["--log-format", "json"], more].concat();
+        Self::start_with(upstream, folder, &json, log.into())
+    }
+
+    fn start_with(upstream: SocketAddr, folder: &Path, more: &[&str], err: Stdio) -> Self {
         let (url, store) = (format!("http://{upstream}"), store(folder));
         let mut arguments = vec!["gateway", "--upstream", &url, "--store", &store];
         if !more.contains(&"--listen") {
@@ -60,8 +71,7 @@ impl Gateway {
         }
         arguments.extend(["--admin", "127.0.0.1:0"]);
         arguments.extend(more);
-        let mut child =
-            hapax(&arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
@@ -87,6 +97,15 @@ impl Gateway {
         self.child.wait().unwrap();
     }
 
+    /// Its exit code, once it has ended; until then it is sent this signal again and again.
+    pub(crate) fn wait_telling(mut self, signal: Signal) -> i32 {
+        while self.child.try_wait().unwrap().is_none() {
+            self.signal(signal);
+            std::thread::yield_now();
+        }
+        self.wait()
+    }
+
     /// Its exit code, once it has ended.
     pub(crate) fn wait(mut self) -> i32 {
         let status = self.child.wait().unwrap();
@@ -104,6 +123,15 @@ impl Drop for Gateway {
 /// The URL of the store in `folder`.
 pub(crate) fn store(folder: &Path) -> String {
     format!("file:{}", folder.join("hapax.db").display())
+}
+
+/// What the gateway that was started with its log in `folder` has logged under this message.
+pub(crate) fn log_line(folder: &Path, message: &str) -> serde_json::Value {
+    let log = std::fs::read_to_string(folder.join("log")).unwrap();
+    let mut lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .find(|line: &serde_json::Value| line["message"] == message)
+        .unwrap_or_else(|| panic!("no {message:?} in\n{log}"))
 }
 
 /// A request that waits for its answer.

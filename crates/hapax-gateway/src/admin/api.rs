@@ -18,19 +18,50 @@ use crate::keys::{Became, Decision, KeysError, List};
 
 type Shared = State<Arc<Admin>>;
 
+/// What is here: method, path, what it is.
+pub(super) const INDEX: [(&str, &str, &str); 6] = [
+    ("GET", "/api/stats", "what is under way, and what was counted"),
+    (
+        "GET",
+        "/api/keys",
+        "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID",
+    ),
+    ("GET", "/api/keys/ID", "one record"),
+    ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
+    (
+        "POST",
+        "/api/keys/ID/release",
+        r#"{"fence": N}: it did not happen, and the next request executes; with "force": true even if it is in flight or done"#,
+    ),
+    (
+        "POST",
+        "/api/keys/ID/resolve",
+        r#"{"fence": N, "outcome": "happened", "status": 201, "body": "…"}, or "did-not-happen""#,
+    ),
+];
+
 pub(super) fn routes() -> Router<Arc<Admin>> {
     Router::new()
+        .route("/", get(index))
         .route("/stats", get(stats))
         .route("/keys", get(list))
         .route("/keys/lookup", post(lookup))
         .route("/keys/{id}", get(show))
         .route("/keys/{id}/release", post(release))
         .route("/keys/{id}/resolve", post(resolve))
+        .fallback(|| async {
+            error(StatusCode::NOT_FOUND, "not-found", "GET /api lists what is here")
+        })
 }
 
 /// An error as JSON.
 pub(super) fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({ "code": code, "error": message }))).into_response()
+}
+
+pub(super) async fn index() -> Response {
+    let line = |(method, path, about): &(&str, &str, &str)| json!({ "method": method, "path": path, "about": about });
+    Json(json!({ "api": INDEX.iter().map(line).collect::<Vec<_>>() })).into_response()
 }
 
 async fn stats(State(admin): Shared) -> Response {
@@ -166,11 +197,16 @@ async fn resolve(
 async fn decide(admin: &Admin, id: &str, decision: Decision) -> Response {
     let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
     let (fence, outcome) = (decision.fence, decision.outcome);
+    let force = decision.force;
     let decided = admin.keys.resolve(&id, decision).await;
-    if decided.is_ok() {
-        tracing::info!(%id, fence, ?outcome, "an operator decided what became of a key");
+    if let Ok(was) = &decided {
+        tracing::info!(
+            %id, fence, ?outcome, force,
+            was = ?was.state, was_answered = was.status,
+            "an operator decided what became of a key"
+        );
     }
-    answer(decided.map(|()| json!({ "id": id.to_string() })))
+    answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
 }
 
 fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
@@ -181,7 +217,9 @@ fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
     let (status, code) = match &refused {
         KeysError::NotFound => (StatusCode::NOT_FOUND, "not-found"),
         KeysError::InFlight => (StatusCode::CONFLICT, "in-flight"),
-        KeysError::Changed => (StatusCode::CONFLICT, "changed"),
+        KeysError::Released { .. } => (StatusCode::CONFLICT, "released"),
+        KeysError::Done { .. } => (StatusCode::CONFLICT, "done"),
+        KeysError::Changed { .. } => (StatusCode::CONFLICT, "changed"),
         KeysError::Contended => (StatusCode::CONFLICT, "contended"),
         KeysError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad-request"),
         KeysError::Store(StoreError::Corrupt(_))

@@ -49,6 +49,9 @@ pub struct KeyView {
     pub now: String,
     /// When the last execution began.
     pub began: String,
+    /// When it was done, or released; `None` while it is neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// Until when its owner holds it.
     pub lease_until: String,
     /// When it expires; `None` for never.
@@ -56,6 +59,26 @@ pub struct KeyView {
     /// What it is answered with; of an unknown outcome, what was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ResponseView>,
+}
+
+/// What a record was before it was decided about.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Was {
+    /// Where it stood.
+    pub state: KeyState,
+    /// When it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// The status of its answer; of an unknown outcome, of what was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+}
+
+impl From<KeyView> for Was {
+    fn from(view: KeyView) -> Self {
+        let status = view.response.map(|response| response.status);
+        Self { state: view.state, ended: view.ended, status }
+    }
 }
 
 /// A stored response.
@@ -106,6 +129,7 @@ impl KeyView {
             fingerprint: hex(record.fingerprint.as_bytes()),
             now: rfc3339(now),
             began: rfc3339(cell.fence.issued_at()),
+            ended: ended(cell).map(rfc3339),
             lease_until: rfc3339(cell.lease_until),
             keep_until: cell.keep_until.map(rfc3339),
             response: outcome.and_then(ResponseView::of),
@@ -145,6 +169,17 @@ impl ResponseView {
             }
         }
     }
+}
+
+/// Its end is when its keeping began: a retention ago, or, of what was released, a lease ago.
+fn ended(cell: &Cell) -> Option<Timestamp> {
+    let kept_for = match cell.record.state {
+        State::Done(_) => cell.record.terms.retention,
+        State::Released => cell.record.terms.lease,
+        State::InFlight | State::Unknown { .. } => return None,
+    };
+    let micros = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
+    Some(Timestamp::from_micros(cell.keep_until?.as_micros().saturating_sub(micros)))
 }
 
 pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {

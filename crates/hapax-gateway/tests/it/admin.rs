@@ -76,6 +76,60 @@ async fn records_are_listed_shown_and_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_is_forgotten_only_by_force() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    assert_eq!(post(address, "/", "k", "x").await.status, 201);
+    let seen = tell(admin, "/api/keys/lookup", &json!({"key": "k"})).await.json();
+    let (id, fence) = (seen["id"].as_str().unwrap(), &seen["fence"]);
+    let began = seen["began"].as_str().unwrap();
+    let ended = seen["ended"].as_str().unwrap();
+    assert!(began <= ended && ended <= seen["now"].as_str().unwrap(), "{seen}");
+
+    let (release, resolve) = (format!("/api/keys/{id}/release"), format!("/api/keys/{id}/resolve"));
+    let did_not = json!({"fence": fence, "outcome": "did-not-happen"});
+    for (path, decision) in [(&release, json!({"fence": fence})), (&resolve, did_not)] {
+        let refused = tell(admin, path, &decision).await;
+        assert_eq!((refused.status, refused.code().as_str()), (409, "done"));
+        assert!(refused.text().contains(ended), "{}", refused.text());
+    }
+    assert_eq!(post(address, "/", "k", "x").await.header("idempotency-replayed"), "true");
+    let changed = tell(admin, &release, &json!({"fence": 1, "force": true})).await;
+    assert_eq!((changed.status, changed.code().as_str()), (409, "changed"));
+    let forced = tell(admin, &release, &json!({"fence": fence, "force": true})).await;
+    let was = json!({"state": "done", "status": 201, "ended": ended});
+    assert_eq!((forced.status, &forced.json()["was"]), (200, &was));
+    assert_eq!(post(address, "/", "k", "x").await.header("idempotency-replayed"), "false");
+    assert_eq!(upstream.seen().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_says_what_is_there() {
+    let upstream = Upstream::counting().await;
+    let admin = start(config(upstream.url())).await;
+    let admin = admin.admin_addr().unwrap();
+    let text = get(admin, "/").await.text();
+    for path in ["/api", "/api/"] {
+        let index = get(admin, path).await;
+        assert_eq!(index.status, 200, "{path}");
+        let index = index.json();
+        let entries = index["api"].as_array().unwrap();
+        for entry in entries {
+            let (method, path) = (entry["method"].as_str().unwrap(), entry["path"].as_str().unwrap());
+            let known = path.replace("ID", &"0".repeat(64));
+            let status = send(admin, method, &known, &[], "").await.status;
+            // There: what is missing is a body, or the record.
+            assert!([200, 400, 404, 415].contains(&status), "{method} {path}: {status}");
+            assert!(text.contains(path), "{path} in {text}");
+        }
+        assert_eq!(entries.len(), 6);
+    }
+    let odd = get(admin, "/api/odd").await;
+    assert_eq!((odd.status, odd.code().as_str()), (404, "not-found"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_operator_resolves_what_is_unknown() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
@@ -103,7 +157,12 @@ async fn an_operator_resolves_what_is_unknown() {
 
     let seen = tell(admin, "/api/keys/lookup", &json!({"key": "not"})).await.json();
     let path = format!("/api/keys/{}/release", seen["id"].as_str().unwrap());
-    assert_eq!(tell(admin, &path, &json!({"fence": seen["fence"]})).await.status, 200);
+    let fence = json!({"fence": seen["fence"]});
+    let released = tell(admin, &path, &fence).await;
+    assert_eq!(released.status, 200);
+    assert_eq!(released.json()["was"], json!({"state": "unknown", "status": 500}));
+    let again = tell(admin, &path, &fence).await;
+    assert_eq!((again.status, again.code().as_str()), (409, "released"));
     assert_eq!(post(address, "/", "not", "x").await.status, 500);
     assert_eq!(upstream.seen().len(), 3);
 

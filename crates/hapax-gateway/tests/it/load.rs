@@ -2,17 +2,25 @@
 
 use std::time::Duration;
 
+use hapax_gateway::{Config, Limits};
 use tokio::task::JoinSet;
 
 use crate::world::{Raw, Upstream, config, post, request, start, text};
+
+/// Room for so many bytes of bodies.
+fn room(config: &mut Config, bodies: usize) {
+    config.limits.connections = 16;
+    config.limits.memory = Limits::PROGRAM + 16 * Limits::PER_CONNECTION + bodies.div_ceil(5) * 8;
+    config.max_response_body = 64 << 10;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_wait_for_room_and_all_get_through() {
     let upstream =
         Upstream::start(|seen| async move { text(200, seen.body.len().to_string()) }).await;
     let mut config = config(upstream.url());
-    // Room for two requests at a time.
-    config.limits.body_memory = 4 << 20;
+    // Two requests at a time.
+    room(&mut config, 4 << 20);
     let gateway = start(config).await;
     let body = "x".repeat(1 << 20);
     let mut clients = JoinSet::new();
@@ -31,8 +39,8 @@ async fn bodies_wait_for_room_and_all_get_through() {
 async fn who_trickles_does_not_hold_memory_for_ever() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
-    // Room for one request.
-    config.limits.body_memory = 2 << 20;
+    // One request.
+    room(&mut config, 2 << 20);
     config.limits.stall = Duration::from_millis(300);
     let gateway = start(config).await;
     let mut slow = Raw::connect(gateway.local_addr()).await;
@@ -52,7 +60,8 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
     assert_eq!(plain.answer().await.status, 201);
     assert!(!trickle.is_finished());
     // With one it waits, until the slow one is given up.
-    assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
+    let large = "x".repeat(1 << 20);
+    assert_eq!(post(gateway.local_addr(), "/", "k", &large).await.status, 201);
     trickle.await.unwrap();
     assert_eq!(upstream.seen().len(), 2);
 }

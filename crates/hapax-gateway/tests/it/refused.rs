@@ -66,7 +66,7 @@ async fn contradictions_do_not_start() {
         ("--admin-token must be", |it| it.admin_token = Some("a b".into())),
         ("--upstream-timeout is zero", |it| it.upstream_timeout = Duration::ZERO),
         ("--wait-for is zero", |it| it.in_flight = InFlight::Wait(Duration::ZERO)),
-        ("--max-body-memory", |it| it.limits.body_memory = 1 << 20),
+        ("--max-memory", |it| it.limits.memory = 1 << 20),
     ];
     for (says, change) in cases {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());

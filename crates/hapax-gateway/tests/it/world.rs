@@ -158,7 +158,12 @@ impl Answer {
 
     /// The code of a problem.
     pub(crate) fn code(&self) -> String {
-        self.json()["code"].as_str().unwrap_or_default().to_owned()
+        let json = self.json();
+        // Of a problem; the API's errors have none.
+        if let Some(detail) = json["detail"].as_str() {
+            assert!(detail.starts_with(char::is_uppercase) && detail.ends_with('.'), "{detail:?}");
+        }
+        json["code"].as_str().unwrap_or_default().to_owned()
     }
 
     pub(crate) fn json(&self) -> serde_json::Value {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FencingToken, FinishError, LeaseHandle};
+use hapax::{FencingToken, FinishError, LeaseHandle, StoreKey};
 
 use crate::classify::Class;
 
@@ -23,6 +23,7 @@ use crate::classify::Class;
 /// ```
 #[derive(Clone)]
 pub struct Execution {
+    id: StoreKey,
     lease: LeaseHandle,
     checkpoint: Option<Bytes>,
     said: Arc<Mutex<Said>>,
@@ -36,8 +37,14 @@ pub(super) struct Said {
 }
 
 impl Execution {
-    pub(super) fn new(lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
-        Self { lease, checkpoint, said: Arc::default() }
+    pub(super) fn new(id: StoreKey, lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
+        Self { id, lease, checkpoint, said: Arc::default() }
+    }
+
+    /// The record's name in the store: for logs, where a key must not be.
+    #[must_use]
+    pub const fn id(&self) -> StoreKey {
+        self.id
     }
 
     /// The fencing token: downstream systems refuse what bears a smaller one than they have seen.
@@ -104,6 +111,7 @@ impl Execution {
 impl fmt::Debug for Execution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution")
+            .field("id", &self.id)
             .field("lease", &self.lease)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
             .field("said", &self.said())

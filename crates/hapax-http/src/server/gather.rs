@@ -1,32 +1,55 @@
 //! Reads a body up to a limit.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
+use super::memory::{Pool, SMALL, Share};
 use crate::body::{BoxError, Erased};
 
 /// What was read of a body.
 pub(super) enum Gathered {
     /// All of it.
-    Whole { body: Bytes, trailers: Option<HeaderMap> },
+    Whole { body: Bytes, trailers: Option<HeaderMap>, share: Share },
     /// It is larger than the limit. This much was read; the rest is still to come.
-    TooLarge { read: Bytes },
+    TooLarge { read: Bytes, share: Share },
+    /// There was no room for it in time.
+    NoRoom,
     /// It broke off.
     Broken(BoxError),
 }
 
-/// Holds at most `limit` bytes and one frame, however small the frames are.
-pub(super) async fn gather(body: &mut Erased, limit: usize) -> Gathered {
+/// Holds at most `limit` bytes and one frame, however small the frames are, with a share of `pool`
+/// for what is more than [`SMALL`]; `patience` is how long it may wait for that.
+///
+/// The share is of the whole body, or of the limit where the length is unknown, and it is taken
+/// once: what waits for it holds nothing that others wait for.
+pub(super) async fn gather(
+    body: &mut Erased,
+    limit: usize,
+    pool: &Pool,
+    patience: Option<Duration>,
+) -> Gathered {
+    let mut share = Share::none();
     if body.size_hint().lower() > limit as u64 {
-        return Gathered::TooLarge { read: Bytes::new() };
+        return Gathered::TooLarge { read: Bytes::new(), share };
     }
+    let upper = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
+    let most = upper.map_or(limit, |upper| upper.min(limit));
     // Known lengths are read without growing, which would take up to twice as much.
     let length = body.size_hint().exact().map_or(0, |length| length as usize);
     let mut read = Read { first: Bytes::new(), more: BytesMut::new(), length };
     let mut trailers = None;
-    while let Some(frame) = body.frame().await {
+    loop {
+        let known = read.length.max(read.len());
+        if known > SMALL && share.is_none() {
+            let Some(taken) = pool.share(most, patience).await else { return Gathered::NoRoom };
+            share = taken;
+        }
+        let Some(frame) = body.frame().await else { break };
         let frame = match frame {
             Ok(frame) => frame,
             Err(error) => return Gathered::Broken(error),
@@ -35,13 +58,14 @@ pub(super) async fn gather(body: &mut Erased, limit: usize) -> Gathered {
             Ok(data) => {
                 read.push(data);
                 if read.len() > limit {
-                    return Gathered::TooLarge { read: read.finish() };
+                    return Gathered::TooLarge { read: read.finish(), share };
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
         }
     }
-    Gathered::Whole { body: read.finish(), trailers }
+    share.trim(read.len());
+    Gathered::Whole { body: read.finish(), trailers, share }
 }
 
 /// Most bodies are one frame, which need not be copied.

@@ -13,17 +13,15 @@ use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
-use http_body::Body as _;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
 use super::policy::{COME_BACK, CompletionOutage, Doubt, Reconciled, RoutePolicy, StoreOutage};
 use super::service::{Ticket, draining};
-use super::work::{Work, catch, cut_off, keep, pending};
+use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
@@ -92,7 +90,11 @@ where
     match settle(&layer, &policy, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
-        Settled::Execute(lease) => detach(layer, policy, pass, inner, request, lease).await,
+        Settled::Execute(lease) => {
+            let named = Named::new(layer.engine.store_key(&scope, &key), &request);
+            let work = Work { layer, policy, pass, named };
+            detach(work, inner, request, lease).await
+        }
         Settled::Unprotected if pass.gate().is_stopping() => Ok(layer.refuse(&policy, &draining())),
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
@@ -124,13 +126,12 @@ where
     // A client's word for these would be taken for ours.
     let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
     let mut body = erase(WithoutTrailers { body, drop: ours });
-    let share = layer.memory.requests.share(body.size_hint(), limit);
-    let Ok(share) = tokio::time::timeout(ROOM, share).await else {
-        let detail = "There is no room for the request's body now. Nothing was executed.";
-        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
-    };
-    match gather(&mut body, limit).await {
-        Gathered::Whole { body, trailers } => Ok((share.hold(body), trailers)),
+    match gather(&mut body, limit, &layer.memory.requests, Some(ROOM)).await {
+        Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
+        Gathered::NoRoom => {
+            let detail = "There is no room for the request's body now. Nothing was executed.";
+            Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
+        }
         Gathered::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))
@@ -266,9 +267,7 @@ fn replayed(
 
 /// Runs the work on a task of its own, and waits for its answer as long as the client does.
 async fn detach<S, B>(
-    layer: Arc<IdempotencyLayer>,
-    policy: Arc<RoutePolicy>,
-    pass: Pass,
+    work: Work,
     inner: S,
     request: Request<Body>,
     lease: Lease,
@@ -280,7 +279,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let work = Work { layer: Arc::clone(&layer), policy: Arc::clone(&policy), pass };
+    let (layer, policy) = (Arc::clone(&work.layer), Arc::clone(&work.policy));
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.

@@ -72,19 +72,21 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How many bytes of bodies are held in memory at one time. Default: no bound but the limits of
-    /// each.
+    /// How many bytes of bodies are held in memory at one time, those of up to 16 KiB not counted.
+    /// Default: no bound but the limits of each.
     ///
     /// 1. Half of it is for requests: one for which there is no room waits before it claims, up
     ///    to 30 s, and then gets 503 `overloaded`.
-    /// 2. A quarter is for responses that are being read and recorded: one for which there is no
-    ///    room waits for others to be recorded, never for clients.
-    /// 3. A quarter is for answers on their way to clients, those of up to 16 KiB not counted.
-    ///    One for which there is no room because clients read slowly is recorded and not sent: 503
-    ///    `outcome-pending`, and the client asks again; a replay gets 503 `overloaded`. What could
-    ///    not be asked for again, being too large to be kept, gets 409 `response-not-retained`.
+    /// 2. A quarter is for responses that are being read and recorded, where each is in memory
+    ///    three times: one for which there is no room waits for others to be recorded, never for
+    ///    clients.
+    /// 3. A quarter is for answers on their way to clients. One for which there is no room because
+    ///    clients read slowly is recorded and not sent: 503 `outcome-pending`, and the client asks
+    ///    again; a replay gets 503 `overloaded`. What could not be asked for again, being too large
+    ///    to be kept, gets 409 `response-not-retained`.
     ///
-    /// At least 2 MiB, and never less than one body of each kind at its route's limit.
+    /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
+    /// twelve times the largest response and twice the largest request to be held to it.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = Memory::bounded(bytes);

@@ -1,13 +1,14 @@
 //! A bound on the memory that bodies take, over all requests.
 //!
-//! There are three pools, and what holds a share of one may wait for the next, never the other way
-//! round, so that nobody waits for each other. A share is taken whole before the first byte is
-//! read, for the same reason.
+//! What is small is not counted: it is part of what a connection takes. Of what is larger there
+//! are three pools, and what holds a share of one may wait for the next, never the other way round,
+//! so that nobody waits for each other. A share is taken whole, for the same reason.
 //!
 //! 1. *Requests*: from the first byte of a body until the handler has let go of it. Waiting here,
 //!    a request has claimed and executed nothing.
 //! 2. *Recording*: from a response's head until its outcome is recorded. This wait comes after the
-//!    effect, so that what holds a share must depend on handlers and the store only.
+//!    effect, so that what holds a share must depend on handlers and the store only. A body counts
+//!    [`COPIES`] times here.
 //! 3. *Answers*: from there until the client has read it, which may be never. Nobody waits here:
 //!    an outcome that is recorded has lost nothing, so that the client for whose answer there is
 //!    no room is told to ask again. One pool for 2 and 3 would let a client that does not read
@@ -18,16 +19,20 @@
 //! executions at one time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::SizeHint;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 /// Bytes of one permit: a semaphore counts no further than 2^61, and a share no further than 2^32.
 const UNIT: usize = 1024;
 
-/// Bytes of an answer that need no share.
-const SMALL: usize = 16 * 1024;
+/// Bytes of a body that need no share.
+pub(super) const SMALL: usize = 16 * 1024;
+
+/// What is being recorded is there as it was read, as it is kept, and sealed.
+const COPIES: usize = 3;
 
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
@@ -44,6 +49,8 @@ pub(super) struct Pool(Option<Bounded>);
 struct Bounded {
     free: Arc<Semaphore>,
     units: u32,
+    /// How often a body is in memory.
+    copies: usize,
 }
 
 impl Memory {
@@ -53,41 +60,56 @@ impl Memory {
 
     pub(super) fn bounded(bytes: usize) -> Self {
         let quarter = bytes.max(2 << 20) / 4;
-        let pool = |bytes| {
+        let pool = |bytes, copies| {
             let units = units(bytes);
-            Pool(Some(Bounded { free: Arc::new(Semaphore::new(units as usize)), units }))
+            Pool(Some(Bounded { free: Arc::new(Semaphore::new(units as usize)), units, copies }))
         };
-        Self { requests: pool(quarter * 2), recording: pool(quarter), answers: pool(quarter) }
+        Self {
+            requests: pool(quarter * 2, 1),
+            recording: pool(quarter, COPIES),
+            answers: pool(quarter, 1),
+        }
     }
 }
 
 /// A part of a pool.
 #[derive(Debug)]
-pub(super) struct Share(Option<OwnedSemaphorePermit>);
+pub(super) struct Share(Option<Part>);
+
+#[derive(Debug)]
+struct Part {
+    permit: OwnedSemaphorePermit,
+    copies: usize,
+}
 
 impl Pool {
-    /// A share for a body of which at most `limit` bytes and a frame are held. One that is larger
-    /// than the pool gets all of it: it waits until it is alone.
+    /// A share for a body of which at most `most` bytes and a frame are held; `None` if there is
+    /// none within `patience`. A body that is larger than the pool gets all of it: it waits until
+    /// it is alone.
     ///
     /// Dropped while it waits, it leaves its place in the queue.
-    pub(super) async fn share(&self, size: SizeHint, limit: usize) -> Share {
-        let Some(Bounded { free, units: all }) = &self.0 else { return Share(None) };
-        let upper = size.upper().map(|upper| usize::try_from(upper).unwrap_or(usize::MAX));
-        let most = upper.map_or(limit, |upper| upper.min(limit));
-        // The pool is never closed, so that this is always a share.
-        Share(Arc::clone(free).acquire_many_owned(units(most).min(*all)).await.ok())
+    pub(super) async fn share(&self, most: usize, patience: Option<Duration>) -> Option<Share> {
+        let Some(Bounded { free, units: all, copies }) = &self.0 else { return Some(Share(None)) };
+        let needed = units(most.saturating_mul(*copies)).min(*all);
+        let permit = Arc::clone(free).acquire_many_owned(needed);
+        let permit = match patience {
+            Some(patience) => timeout(patience, permit).await.ok()?,
+            None => permit.await,
+        };
+        // The pool is never closed, so that there always is one.
+        Some(Share(Some(Part { permit: permit.ok()?, copies: *copies })))
     }
 
     /// Ties a share to what is on its way to a client, if there is room now. What is small needs
     /// none: its connection takes more.
     pub(super) fn hold_now(&self, bytes: Bytes) -> Option<Bytes> {
-        let Some(Bounded { free, units: all }) = &self.0 else { return Some(bytes) };
+        let Some(Bounded { free, units: all, copies }) = &self.0 else { return Some(bytes) };
         if bytes.len() <= SMALL {
             return Some(bytes);
         }
-        let needed = units(bytes.len()).min(*all);
+        let needed = units(bytes.len().saturating_mul(*copies)).min(*all);
         let permit = Arc::clone(free).try_acquire_many_owned(needed).ok()?;
-        Some(Share(Some(permit)).hold(bytes))
+        Some(Share(Some(Part { permit, copies: *copies })).hold(bytes))
     }
 }
 
@@ -97,18 +119,22 @@ impl Share {
         Self(None)
     }
 
+    pub(super) const fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// Ties the share to what was read: it is given back with the last reference to the bytes,
-    /// wherever they went; what was not needed of it, now.
-    pub(super) fn hold(mut self, bytes: Bytes) -> Bytes {
-        self.trim(bytes.len());
-        let Some(permit) = self.0 else { return bytes };
-        Bytes::from_owner(Held { bytes, _permit: permit })
+    /// wherever they went.
+    pub(super) fn hold(self, bytes: Bytes) -> Bytes {
+        let Some(part) = self.0 else { return bytes };
+        Bytes::from_owner(Held { bytes, _part: part })
     }
 
     /// Gives back what more than `bytes` do not need.
     pub(super) fn trim(&mut self, bytes: usize) {
-        if let Some(permit) = &mut self.0 {
-            let surplus = permit.num_permits().saturating_sub(units(bytes) as usize);
+        if let Some(Part { permit, copies }) = &mut self.0 {
+            let needed = units(bytes.saturating_mul(*copies)) as usize;
+            let surplus = permit.num_permits().saturating_sub(needed);
             drop(permit.split(surplus));
         }
     }
@@ -116,7 +142,7 @@ impl Share {
 
 struct Held {
     bytes: Bytes,
-    _permit: OwnedSemaphorePermit,
+    _part: Part,
 }
 
 impl AsRef<[u8]> for Held {

@@ -17,7 +17,7 @@ use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
 use crate::body::{Body, BoxError};
 use crate::header::{self, IDEMPOTENCY_KEY};
-use crate::problem::{Code, Problem};
+use crate::problem::{Code, Problem, sentence};
 use crate::stored::named_by_connection;
 
 /// A service behind an [`IdempotencyLayer`].
@@ -105,7 +105,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
             return Admission::Refuse(layer.refuse(&policy, &problem));
         }
         Err(error) => {
-            let problem = Problem::new(Code::InvalidKey, format!("{error}."));
+            let problem = Problem::new(Code::InvalidKey, sentence(&error.to_string()));
             return Admission::Refuse(layer.refuse(&policy, &problem));
         }
     };

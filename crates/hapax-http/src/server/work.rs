@@ -7,10 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FinishError, Lease, Outcome};
+use hapax::{FinishError, Lease, Outcome, StoreKey};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
-use http_body::Body as _;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -34,6 +33,20 @@ pub(super) struct Work {
     pub(super) policy: Arc<RoutePolicy>,
     /// Given up last: a drain waits until the outcome is written, or held back.
     pub(super) pass: Pass,
+    pub(super) named: Named,
+}
+
+/// How an execution is named in logs: its key must not be there.
+pub(super) struct Named {
+    id: StoreKey,
+    method: Method,
+    uri: Uri,
+}
+
+impl Named {
+    pub(super) fn new(id: StoreKey, request: &Request<Body>) -> Self {
+        Self { id, method: request.method().clone(), uri: request.uri().clone() }
+    }
 }
 
 /// What a handler gave.
@@ -84,7 +97,7 @@ impl Work {
             let _ = lease.release().await;
             return Ok(self.layer.refuse(&self.policy, &draining()));
         }
-        let execution = Execution::new(lease.handle(), lease.checkpoint().cloned());
+        let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
         let began = Instant::now();
         // In one future, so that a panic in `call`, in a body or in a route's function counts like
@@ -139,16 +152,20 @@ impl Work {
             return Ok(Given { head, read: Bytes::new(), rest, share: Share::none() });
         }
         let limit = options.max_response_body;
-        let mut share = self.layer.memory.recording.share(body.size_hint(), limit).await;
-        let (read, rest) = match gather(&mut body, limit).await {
-            Gathered::Whole { body, trailers } => (body, Rest::Trailers(trailers)),
-            Gathered::TooLarge { read } => (read, Rest::Coming(body)),
+        let (read, rest, share) = match gather(&mut body, limit, &self.layer.memory.recording, None)
+            .await
+        {
+            Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
+            Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
+            // It waits as long as it takes.
+            Gathered::NoRoom => return Err(Broken),
             Gathered::Broken(error) => {
-                tracing::warn!(error, "a response broke off");
+                let Named { id, method, uri } = &self.named;
+                let path = uri.path();
+                tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);
             }
         };
-        share.trim(read.len());
         Ok(Given { head, read, rest, share })
     }
 

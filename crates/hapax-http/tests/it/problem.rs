@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hapax_http::problem::{BadDocsUrl, Code, DocsUrl, Problem, come_again};
+use hapax_http::problem::{BadDocsUrl, Code, DocsUrl, Problem, come_again, sentence};
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -26,8 +26,16 @@ fn wire_21_every_code_makes_a_whole_problem() {
             "code": code.as_str(),
         });
         assert_eq!(serde_json::from_slice::<Value>(response.body()).unwrap(), expected);
+        assert!(code.title().starts_with(char::is_uppercase), "{}", code.title());
         assert!(words.insert(code.as_str()), "{} twice", code.as_str());
     }
+}
+
+#[test]
+fn wire_21_an_error_becomes_a_sentence() {
+    assert_eq!(sentence("a key is missing"), "A key is missing.");
+    assert_eq!(sentence("Connection is odd"), "Connection is odd.");
+    assert_eq!(sentence(""), ".");
 }
 
 #[test]

@@ -351,7 +351,7 @@ fn an_operator_decides() {
         rows.map(|row| format!("{row}:{word}")).join(" ")
     };
     let release = resolve(fence, false, Resolution::DidNotHappen);
-    let expected = format!("{nothing} live:refused {} done:released", rest("released"));
+    let expected = format!("{nothing} live:refused {} done:changed", rest("released"));
     check("release", &release, &expected);
     let forced = resolve(fence, true, Resolution::DidNotHappen);
     let expected = format!("{nothing} live:released {} done:released", rest("released"));

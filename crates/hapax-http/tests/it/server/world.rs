@@ -128,6 +128,8 @@ impl Answer {
         }
         let problem = self.problem();
         assert_eq!(problem["status"], self.status.as_u16());
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.starts_with(char::is_uppercase) && detail.ends_with('.'), "{detail:?}");
         problem["code"].as_str().unwrap().to_owned()
     }
 
