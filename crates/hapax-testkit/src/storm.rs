@@ -58,6 +58,15 @@ pub struct Told {
 }
 
 impl Storm {
+    /// A storm of as many operations as `HAPAX_OPERATIONS` says (a hundred thousand for a long
+    /// run), or where nobody says, of `operations`; on eight keys at a time.
+    #[must_use]
+    pub fn of(operations: usize, seed: u64) -> Self {
+        let wanted = std::env::var("HAPAX_OPERATIONS").ok();
+        let operations = wanted.map_or(operations, |number| number.parse().expect("a number"));
+        Self { operations, keys_at_once: 8, seed, pause: Duration::from_millis(10) }
+    }
+
     /// [Runs](Self::run) it, and again with the seeds that follow, until `enough` says of what was
     /// told so far that the harm was done.
     pub async fn run_until<S: Store>(

@@ -81,6 +81,11 @@ impl Medium {
         self.lock().log.clone()
     }
 
+    /// Forgets the log, for long runs that show no images.
+    pub(crate) fn forget_log(&self) {
+        self.lock().log.clear();
+    }
+
     pub(crate) fn set_fault(&self, fault: Fault) {
         self.lock().fault = fault;
     }

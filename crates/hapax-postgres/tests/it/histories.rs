@@ -1,7 +1,4 @@
 //! What many callers are told while harm is done to server and network, put in order.
-//!
-//! `HAPAX_OPERATIONS` says how many operations each history has; a hundred thousand for a long
-//! run, a few thousand where nobody says.
 
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -21,11 +18,8 @@ use tokio::time::sleep;
 use crate::faults::TERMINATE;
 use crate::support::by;
 
-fn storm(seed: u64) -> Storm {
-    let operations = std::env::var("HAPAX_OPERATIONS").ok();
-    let operations = operations.map_or(4_000, |number| number.parse().expect("a number"));
-    Storm { operations, keys_at_once: 8, seed, pause: Duration::from_millis(10) }
-}
+/// Of each history, where `HAPAX_OPERATIONS` says nothing else.
+const OPERATIONS: usize = 4_000;
 
 /// Three processes over one proxy, and one that reaches the server directly; `harm` goes on until
 /// they are done, and they go on until it was `enough`.
@@ -76,7 +70,7 @@ async fn over_a_network_that_loses_and_delays() {
             [counts.lost_requests, counts.lost_replies, counts.late_requests, counts.torn_replies];
         happened.iter().all(|times| *times > 3) && counts.cuts > 3 && told.ambiguous > 20
     };
-    let told = ride(storm(11), &server, &proxy, harm, enough).await;
+    let told = ride(Storm::of(OPERATIONS, 11), &server, &proxy, harm, enough).await;
     assert!(told.stored > 500 && told.loads > 200, "{told:?}");
 }
 
@@ -99,7 +93,7 @@ async fn on_a_server_that_freezes() {
         }
     };
     let enough = |told: &Told| freezes.load(Relaxed) > 3 && told.ambiguous > 5;
-    let told = ride(storm(12), &server, &proxy, harm, enough).await;
+    let told = ride(Storm::of(OPERATIONS, 12), &server, &proxy, harm, enough).await;
     assert!(told.stored > 500, "{told:?}");
 }
 
@@ -118,7 +112,7 @@ async fn on_a_server_that_is_killed() {
     }
     let kills = AtomicU32::new(0);
     let enough = |told: &Told| kills.load(Relaxed) > 2 && told.ambiguous > 5;
-    let storm = storm(13);
+    let storm = Storm::of(OPERATIONS, 13);
     let told = tokio::select! {
         told = storm.run_until(&stores, enough) => told,
         () = async {
@@ -153,7 +147,7 @@ async fn on_a_server_that_ends_connections_and_crashes() {
         }
     };
     let enough = |told: &Told| ended.load(Relaxed) > 2 && told.ambiguous > 5;
-    let told = ride(storm(15), &server, &proxy, harm, enough).await;
+    let told = ride(Storm::of(OPERATIONS, 15), &server, &proxy, harm, enough).await;
     assert!(told.stored > 500, "{told:?}");
 }
 
@@ -189,7 +183,7 @@ async fn a_store_that_hopes_for_the_best_is_found_out() {
     let proxy = Proxy::before(server.address(), 14).await.unwrap();
     let store = PostgresStore::connect(by(proxy.address().port())).await.unwrap();
     proxy.set(ProxyRates { lose_reply: 30, ..ProxyRates::default() });
-    let storm = Storm { operations: 4_000, ..storm(14) };
+    let storm = Storm { operations: OPERATIONS, ..Storm::of(OPERATIONS, 14) };
     let stores = [Arc::new(Optimist(store))];
     let ridden = tokio::spawn(async move { storm.run(&stores).await }).await;
     let panic = ridden.expect_err("a violation").into_panic();

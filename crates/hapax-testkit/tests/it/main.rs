@@ -11,5 +11,4 @@ mod broken;
 mod faults;
 mod history;
 mod memory;
-mod seam;
 mod sim;

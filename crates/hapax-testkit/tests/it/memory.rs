@@ -9,6 +9,8 @@ use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
     State, Store, StoreError, StoreKey, Tag, Terms,
 };
+use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
+use hapax_testkit::storm::Storm;
 use hapax_testkit::suite::{ClockFixture, Fixture};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
@@ -125,4 +127,22 @@ async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
     released.draft.record.state = State::Released;
     assert!(stored(&store, &released).await);
     assert!(stored(&store, &completion(&entropy, &held[2], 10_000)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_callers_are_told_beyond_a_bad_network_can_be_true() {
+    let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::default()), 17));
+    store.set(FaultyRates {
+        unavailable: 20,
+        ambiguous_lost: 20,
+        ambiguous_applied: 20,
+        ambiguous_late: 20,
+        delay: 100,
+        delay_at_most: Duration::from_millis(2),
+    });
+    let storm = Storm { pause: Duration::ZERO, ..Storm::of(10_000, 17) };
+    let told = storm.run(&[Arc::clone(&store)]).await;
+    let FaultyCounts { unavailable, lost, applied, late, delays } = store.counts();
+    assert!([unavailable, lost, applied, late, delays].iter().all(|times| *times > 50), "{told:?}");
+    assert!(told.ambiguous > 100 && told.stored > 500, "{told:?}");
 }

@@ -13,9 +13,7 @@ use hapax_testkit::storm::Storm;
 use hapax_tiered::{MemoryCache, Options, Tiered};
 
 fn storm(seed: u64) -> Storm {
-    let operations = std::env::var("HAPAX_OPERATIONS").ok();
-    let operations = operations.map_or(20_000, |number| number.parse().expect("a number"));
-    Storm { operations, keys_at_once: 8, seed, pause: Duration::from_millis(1) }
+    Storm { pause: Duration::from_millis(1), ..Storm::of(20_000, seed) }
 }
 
 /// A memory store that takes its time, so that calls overlap, and loses some replies.
