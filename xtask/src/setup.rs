@@ -46,9 +46,19 @@ impl Skip {
         self.0.is_empty()
     }
 
-    /// As the tests read it from `HAPAX_SKIP`.
+    /// Their names, in a list.
     pub(crate) fn joined(&self) -> String {
-        self.0.join(",")
+        self.0.join(", ")
+    }
+
+    /// What a test runner is told: their tests are in modules of their names.
+    pub(crate) fn filter(&self) -> impl Iterator<Item = String> {
+        self.0.iter().flat_map(|name| ["--skip".to_owned(), format!("{name}::")])
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(names: &[&str]) -> Self {
+        Self(names.iter().map(|name| (*name).to_owned()).collect())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -84,6 +85,31 @@ impl Run {
             Ok(status) => Err(Failure::new(format!("`{}` ended with {status}", self.shown))),
             Err(error) => Err(Failure::new(format!("`{}` did not start: {error}", self.shown))),
         }
+    }
+
+    /// Like [`show`](Self::show); also returns what it writes to standard output.
+    pub(crate) fn tee(mut self) -> (String, Outcome) {
+        eprintln!("xtask: {}", self.shown);
+        let mut seen = String::new();
+        let status = self.command.stdout(Stdio::piped()).spawn().and_then(|mut child| {
+            if let Some(out) = child.stdout.take() {
+                for line in BufReader::new(out).split(b'\n') {
+                    let line = line?;
+                    let mut shown = std::io::stdout().lock();
+                    shown.write_all(&line)?;
+                    shown.write_all(b"\n")?;
+                    seen.push_str(&String::from_utf8_lossy(&line));
+                    seen.push('\n');
+                }
+            }
+            child.wait()
+        });
+        let outcome = match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure::new(format!("`{}` ended with {status}", self.shown))),
+            Err(error) => Err(Failure::new(format!("`{}` did not run: {error}", self.shown))),
+        };
+        (seen, outcome)
     }
 
     /// Whether it runs and succeeds; its output is dropped.

@@ -1,15 +1,19 @@
 //! All tests.
 
+use std::path::Path;
+
+use serde_json::Value;
+
 use crate::Command;
 use crate::setup::{self, Skip};
-use crate::sh::{Outcome, Run};
+use crate::sh::{Failure, Outcome, Run};
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
     summary: "run every test: libraries, programs, documentation",
     help: "Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`.
-A server that is missing fails its tests, unless it is skipped by name; then the last
-lines of the output say so.
+A server that is missing fails its tests, unless it is skipped by name. The last line
+says what ran, how much of it passed, and what was left out and why.
 
   --skip NAME,…   do without: redis, postgres",
     run: |args| {
@@ -25,25 +29,162 @@ const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 /// nextest, its own configuration says so.
 const ALONE: &str = "hapax-cli";
 
+/// Tests that ran.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Count {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
 /// Runs every test but those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
-    let nextest = Run::cargo().args(["nextest", "--version"]).succeeds();
-    if nextest {
-        cargo(skip).args(["nextest", "run"]).args(EVERYTHING).show()?;
-    } else {
-        let test = || cargo(skip).args(["test", "--lib", "--bins", "--tests", "--all-features"]);
-        test().args(["--workspace", "--exclude", ALONE]).show()?;
-        test().args(["--package", ALONE, "--", "--test-threads=1"]).show()?;
+    let (programs, outcome) = programs(skip)?;
+    if let Err(failure) = outcome {
+        return Err(Failure::new(format!("{failure}\n{}", verdict(skip, programs, None))));
     }
-    cargo(skip).args(["test", "--doc"]).args(EVERYTHING).show()?;
-    if !skip.is_empty() {
-        println!("\nSKIPPED, because --skip said so: {}", skip.joined());
-        println!("Nothing above says anything about them.");
+    let (said, outcome) = Run::cargo().args(["test", "--doc"]).args(EVERYTHING).tee();
+    let verdict = verdict(skip, programs, Some(Count::told(&said)));
+    match outcome {
+        Ok(()) => println!("\n{verdict}"),
+        Err(failure) => return Err(Failure::new(format!("{failure}\n{verdict}"))),
     }
     Ok(())
 }
 
-fn cargo(skip: &Skip) -> Run {
-    Run::cargo().env("HAPAX_SKIP", skip.joined())
+/// All tests but those in the documentation.
+fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
+    if Run::cargo().args(["nextest", "--version"]).succeeds() {
+        let report = target()?.join("nextest/default/junit.xml");
+        // What an earlier run left says nothing of this one.
+        let _ = std::fs::remove_file(&report);
+        let nextest = Run::cargo().args(["nextest", "run"]).args(EVERYTHING);
+        let outcome = nextest.args(["--"]).args(skip.filter()).show();
+        let text = std::fs::read_to_string(&report).unwrap_or_default();
+        let count = Count::reported(&text);
+        if outcome.is_ok() && count == Count::default() {
+            let report = report.display();
+            return Err(Failure::new(format!("nextest has counted nothing in {report}")));
+        }
+        return Ok((count, outcome));
+    }
+    let mut count = Count::default();
+    for (which, threads) in [
+        (["--workspace", "--exclude", ALONE].as_slice(), &[][..]),
+        (&["--package", ALONE], &["--test-threads=1"]),
+    ] {
+        // Libraries' and programs' own tests too. `--lib` would fail where there is no library.
+        let test = Run::cargo().args(["test", "--tests", "--all-features"]);
+        let (said, outcome) = test.args(which).args(["--"]).args(threads).args(skip.filter()).tee();
+        count = count.and(Count::told(&said));
+        if outcome.is_err() {
+            return Ok((count, outcome));
+        }
+    }
+    Ok((count, Ok(())))
+}
+
+fn target() -> Result<std::path::PathBuf, Failure> {
+    let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
+    let metadata: Value = serde_json::from_str(&metadata)
+        .map_err(|error| Failure::new(format!("cargo metadata is not JSON: {error}")))?;
+    Ok(Path::new(metadata["target_directory"].as_str().unwrap_or("target")).to_path_buf())
+}
+
+impl Count {
+    fn and(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+        }
+    }
+
+    /// From what `cargo test` says: `test result: ok. 5 passed; 0 failed; 1 ignored; …`.
+    fn told(said: &str) -> Self {
+        let results = said.lines().filter_map(|line| line.strip_prefix("test result: "));
+        results.fold(Self::default(), |count, result| {
+            let words: Vec<_> = result.split([' ', ';', '.']).filter(|it| !it.is_empty()).collect();
+            let before = |name: &str| {
+                let at = words.iter().position(|word| *word == name).unwrap_or_default();
+                words.get(at.wrapping_sub(1)).and_then(|word| word.parse().ok()).unwrap_or(0)
+            };
+            count.and(Self {
+                passed: before("passed"),
+                failed: before("failed"),
+                ignored: before("ignored"),
+            })
+        })
+    }
+
+    /// From nextest's report, whose root has all sums.
+    fn reported(report: &str) -> Self {
+        let root = report.split_once("<testsuites ").map_or("", |(_, rest)| rest);
+        let root = root.split_once('>').map_or("", |(root, _)| root);
+        let number = |name: &str| -> u64 {
+            let value = root.split_once(&format!("{name}=\"")).map_or("", |(_, rest)| rest);
+            value.split('"').next().and_then(|value| value.parse().ok()).unwrap_or(0)
+        };
+        let (tests, failed) = (number("tests"), number("failures") + number("errors"));
+        Self { passed: tests.saturating_sub(failed), failed, ignored: 0 }
+    }
+}
+
+/// One line: what ran, how much of it passed, what was left out and why.
+fn verdict(skip: &Skip, programs: Count, documentation: Option<Count>) -> String {
+    let all = programs.and(documentation.unwrap_or_default());
+    let word = if all.failed == 0 && documentation.is_some() { "ok" } else { "FAILED" };
+    let examples = match documentation {
+        Some(count) => format!("{} documentation examples", count.passed),
+        None => "documentation examples not run".to_owned(),
+    };
+    let mut out = Vec::new();
+    if !skip.is_empty() {
+        out.push(format!("all tests of {}, because --skip said so", skip.joined()));
+    }
+    if all.ignored > 0 {
+        out.push(format!("{} marked as ignored", all.ignored));
+    }
+    let out = if out.is_empty() { "nothing".to_owned() } else { out.join(", and ") };
+    format!(
+        "test {word}: {} tests passed, {} failed; {examples}; left out: {out}",
+        programs.passed, all.failed
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_added_up() {
+        let said = "running 7 tests\n\
+            test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out\n\
+            test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 4 filtered out\n";
+        assert_eq!(Count::told(said), Count { passed: 6, failed: 3, ignored: 2 });
+        assert_eq!(Count::told("nothing"), Count::default());
+    }
+
+    #[test]
+    fn a_report_is_read() {
+        let report = "<?xml version=\"1.0\"?>\n<testsuites name=\"nextest-run\" tests=\"47\" \
+            failures=\"2\" errors=\"1\" time=\"1.5\">\n<testsuite tests=\"9\">";
+        assert_eq!(Count::reported(report), Count { passed: 44, failed: 3, ignored: 0 });
+        assert_eq!(Count::reported(""), Count::default());
+    }
+
+    #[test]
+    fn the_verdict_says_all_of_it() {
+        let count = |passed, failed| Count { passed, failed, ignored: 0 };
+        assert_eq!(
+            verdict(&Skip::default(), count(5, 0), Some(count(2, 0))),
+            "test ok: 5 tests passed, 0 failed; 2 documentation examples; left out: nothing"
+        );
+        assert_eq!(
+            verdict(&Skip::of(&["redis"]), count(5, 1), None),
+            "test FAILED: 5 tests passed, 1 failed; documentation examples not run; left out: all \
+             tests of redis, because --skip said so"
+        );
+    }
 }

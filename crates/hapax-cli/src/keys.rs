@@ -48,6 +48,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
             let decision = Decision {
                 fence: sure.fence.unwrap_or_default(),
                 force: sure.force,
+                forget: sure.forget,
                 outcome: Became::DidNotHappen,
                 status: None,
                 headers: Vec::new(),
@@ -67,6 +68,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
             let decision = Decision {
                 fence: sure.fence.unwrap_or_default(),
                 force: sure.force,
+                forget: sure.forget,
                 outcome: if happened { Became::Happened } else { Became::DidNotHappen },
                 status,
                 headers,

@@ -68,9 +68,12 @@ pub struct Listed {
 pub struct Decision {
     /// The fence that was seen: what changed since is not touched.
     pub fence: u64,
-    /// Even if it is in flight and its lease is live, or done and to be forgotten.
+    /// Even if it is in flight and its lease is live.
     #[serde(default)]
     pub force: bool,
+    /// Even if it is done: its answer is forgotten, and it executes again.
+    #[serde(default)]
+    pub forget: bool,
     /// What became of it.
     pub outcome: Became,
     /// With which status it is answered from now on, 200 to 599. Default 200.
@@ -111,7 +114,7 @@ pub enum KeysError {
         at: String,
     },
     /// Somebody is executing it.
-    #[error("the key is in flight; to decide all the same, use force")]
+    #[error("the key is in flight; to decide all the same, use --force")]
     InFlight,
     /// It is done, and was to be something else.
     #[error("{}", done(at, *status, *wanted))]
@@ -216,13 +219,15 @@ impl Keys {
         let resolve = Resolve {
             expected: FencingToken::new(decision.fence),
             force: decision.force,
+            forget: decision.forget,
             resolution: resolution(decision)?,
         };
         let was = self.show(id).await?;
         match self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)? {
             Wrote::Recorded(_) => Ok(was.into()),
-            Wrote::Refused => Err(KeysError::InFlight),
-            Wrote::NotFound | Wrote::Changed => Err(self.why_not(id, fence, wanted).await),
+            Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
+                Err(self.why_not(id, fence, wanted).await)
+            }
             Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
         }
     }
@@ -239,6 +244,7 @@ impl Keys {
         match (state, ended) {
             (KeyState::Expired, _) => KeysError::NotFound,
             (KeyState::Released, Some(at)) => KeysError::Released { at },
+            (KeyState::InFlight, _) if is_it => KeysError::InFlight,
             (KeyState::Done, Some(at)) if is_it => KeysError::Done { at, status, wanted },
             _ => KeysError::Changed { fence: now },
         }
@@ -282,7 +288,7 @@ fn done(at: &str, status: Option<u16>, wanted: Became) -> String {
     let done = format!("the key is done since {at}{answer}, and retries get that answer");
     match wanted {
         Became::DidNotHappen => format!(
-            "{done}; with --force it is forgotten, and the next request with this key executes \
+            "{done}; with --forget that answer is forgotten, and the next request with this key executes \
              again"
         ),
         Became::Happened => format!("{done}; it cannot be given another one"),

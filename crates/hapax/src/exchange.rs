@@ -401,7 +401,7 @@ pub enum Wrote {
     Gone,
     /// Operator: there is nothing.
     NotFound,
-    /// Operator: it is in flight, and was not forced.
+    /// Operator: it is in flight, and was not forced; or done, and was not to be forgotten.
     Refused,
     /// Operator: it is no longer what was seen.
     Changed,

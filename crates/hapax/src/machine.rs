@@ -7,7 +7,7 @@
 //! | in flight, live | in flight | mismatch | write | done | released | unknown | refused unless forced |
 //! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | write |
 //! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
-//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | changed, released if forced |
+//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | refused to forget unless told |
 //!
 //! The holder's columns are for its own grant. Another grant of the same life: it was taken over,
 //! *lost*. Another life, or nothing: nobody can tell any more, *gone*.
@@ -138,8 +138,11 @@ pub enum Verdict {
 pub struct Resolve {
     /// The fence the operator saw: what changed since is not touched.
     pub expected: FencingToken,
-    /// Even if it is in flight and its lease is live; even if it is done, and is to be forgotten.
+    /// Even if it is in flight and its lease is live.
     pub force: bool,
+    /// Even if it is done, and this has it happen again. It is not `force`: what was in flight when
+    /// the operator looked may be done now, under the same fence.
+    pub forget: bool,
     /// What it is to be.
     pub resolution: Resolution,
 }
@@ -188,7 +191,7 @@ pub enum Step {
     Gone,
     /// Operator: there is nothing.
     NotFound,
-    /// Operator: in flight and live, and not forced.
+    /// Operator: in flight and live, and not forced; or done, and not to be forgotten.
     Refused,
     /// Answer, operator: it is no longer what was asked about.
     Changed,
@@ -380,8 +383,7 @@ fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     }
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Refused,
-        // It happened: to say that it did not is to have it happen again.
-        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.force => Step::Changed,
+        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Refused,
         (_, Resolution::DidNotHappen) => Step::Write(released(&cell.record)),
         (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
             Step::Recorded

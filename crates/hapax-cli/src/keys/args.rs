@@ -53,7 +53,7 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Release a key: the next request with it executes; what is done needs --force
+    /// Release a key: the next request with it executes; what is done needs --forget
     Release {
         #[command(flatten)]
         at: Where,
@@ -128,9 +128,12 @@ pub(super) struct Sure {
     /// Only if its fence is this one [default: the one it has now]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
-    /// Even while it is executing, or to have executed again what is done
+    /// Even while it is executing
     #[arg(long)]
     pub(super) force: bool,
+    /// Even if it is done: its answer is forgotten, and it executes again
+    #[arg(long)]
+    pub(super) forget: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -48,7 +48,7 @@ fn the_same_is_seen_through_the_gateway_and_on_the_file() {
 }
 
 #[test]
-fn what_is_done_is_released_by_force_through_the_gateway_and_on_the_file() {
+fn what_is_done_is_forgotten_only_when_told_through_the_gateway_and_on_the_file() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
     let asked = send(gateway.address, "done", "x");
@@ -57,23 +57,23 @@ fn what_is_done_is_released_by_force_through_the_gateway_and_on_the_file() {
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
     let release = [&["keys", "release", "done"], &at[..]].concat();
     let resolve = [&["keys", "resolve", "done", "--outcome", "did-not-happen"], &at[..]].concat();
-    let forced = [&release[..], &["--force"]].concat();
-    let needs_force = || {
+    let forgetting = [&release[..], &["--forget"]].concat();
+    let needs_telling = || {
         for refused_one in [&release, &resolve] {
             let (code, line) = refused(refused_one);
             assert_eq!(code, 1);
-            for word in ["is done since 20", "status 201", "--force", "executes again"] {
+            for word in ["is done since 20", "status 201", "--forget", "executes again"] {
                 assert!(line.contains(word), "{line}");
             }
         }
         // Another execution than the one that was named: that is another matter.
-        let (code, line) = refused(&[&forced[..], &["--fence", "1"]].concat());
+        let (code, line) = refused(&[&forgetting[..], &["--fence", "1"]].concat());
         assert!(code == 1 && line.contains("changed in between"), "{line}");
         // And so is an answer that it has already.
-        let other = ["--outcome", "happened", "--status", "404", "--force"];
+        let other = ["--outcome", "happened", "--status", "404", "--forget"];
         let (code, line) = refused(&[&["keys", "resolve", "done"], &at[..], &other].concat());
         assert!(code == 1 && line.contains("cannot be given another"), "{line}");
-        let said = ok(&forced);
+        let said = ok(&forgetting);
         assert!(said.contains("although it was done since 20"), "{said}");
         for refused_one in [&release, &resolve] {
             let (code, line) = refused(refused_one);
@@ -81,15 +81,15 @@ fn what_is_done_is_released_by_force_through_the_gateway_and_on_the_file() {
         }
     };
 
-    needs_force();
+    needs_telling();
     let audit = log_line(folder.path(), "an operator decided what became of a key");
     assert_eq!((&audit["was"], &audit["was_answered"]), (&"Done".into(), &201.into()), "{audit}");
-    assert_eq!(audit["force"], true);
+    assert_eq!(audit["forget"], true);
     let asked = send(gateway.address, "done", "something else");
     upstream.next().answer("201 Created", "again");
     assert_eq!(receive(&asked).unwrap().body, "again");
     gateway.kill();
-    needs_force();
+    needs_telling();
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     let asked = send(gateway.address, "done", "and again");
     upstream.next().answer("201 Created", "third");

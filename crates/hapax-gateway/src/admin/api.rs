@@ -31,7 +31,7 @@ pub(super) const INDEX: [(&str, &str, &str); 6] = [
     (
         "POST",
         "/api/keys/ID/release",
-        r#"{"fence": N}: it did not happen, and the next request executes; with "force": true even if it is in flight or done"#,
+        r#"{"fence": N}: it did not happen, and the next request executes; with "force": true even if it is in flight, with "forget": true even if it is done"#,
     ),
     (
         "POST",
@@ -160,6 +160,8 @@ struct Release {
     fence: u64,
     #[serde(default)]
     force: bool,
+    #[serde(default)]
+    forget: bool,
 }
 
 async fn release(
@@ -167,13 +169,14 @@ async fn release(
     Path(id): Path<String>,
     body: Result<Json<Release>, JsonRejection>,
 ) -> Response {
-    let Release { fence, force } = match body {
+    let Release { fence, force, forget } = match body {
         Ok(Json(release)) => release,
         Err(rejected) => return bad_body(&rejected),
     };
     let decision = Decision {
         fence,
         force,
+        forget,
         outcome: Became::DidNotHappen,
         status: None,
         headers: Vec::new(),
@@ -197,11 +200,11 @@ async fn resolve(
 async fn decide(admin: &Admin, id: &str, decision: Decision) -> Response {
     let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
     let (fence, outcome) = (decision.fence, decision.outcome);
-    let force = decision.force;
+    let (force, forget) = (decision.force, decision.forget);
     let decided = admin.keys.resolve(&id, decision).await;
     if let Ok(was) = &decided {
         tracing::info!(
-            %id, fence, ?outcome, force,
+            %id, fence, ?outcome, force, forget,
             was = ?was.state, was_answered = was.status,
             "an operator decided what became of a key"
         );

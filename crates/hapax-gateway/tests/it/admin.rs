@@ -76,7 +76,7 @@ async fn records_are_listed_shown_and_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_done_is_forgotten_only_by_force() {
+async fn what_is_done_is_forgotten_only_when_told() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
@@ -95,11 +95,11 @@ async fn what_is_done_is_forgotten_only_by_force() {
         assert!(refused.text().contains(ended), "{}", refused.text());
     }
     assert_eq!(post(address, "/", "k", "x").await.header("idempotency-replayed"), "true");
-    let changed = tell(admin, &release, &json!({"fence": 1, "force": true})).await;
+    let changed = tell(admin, &release, &json!({"fence": 1, "forget": true})).await;
     assert_eq!((changed.status, changed.code().as_str()), (409, "changed"));
-    let forced = tell(admin, &release, &json!({"fence": fence, "force": true})).await;
+    let forgotten = tell(admin, &release, &json!({"fence": fence, "forget": true})).await;
     let was = json!({"state": "done", "status": 201, "ended": ended});
-    assert_eq!((forced.status, &forced.json()["was"]), (200, &was));
+    assert_eq!((forgotten.status, &forgotten.json()["was"]), (200, &was));
     assert_eq!(post(address, "/", "k", "x").await.header("idempotency-replayed"), "false");
     assert_eq!(upstream.seen().len(), 2);
 }
@@ -116,7 +116,8 @@ async fn the_api_says_what_is_there() {
         let index = index.json();
         let entries = index["api"].as_array().unwrap();
         for entry in entries {
-            let (method, path) = (entry["method"].as_str().unwrap(), entry["path"].as_str().unwrap());
+            let (method, path) =
+                (entry["method"].as_str().unwrap(), entry["path"].as_str().unwrap());
             let known = path.replace("ID", &"0".repeat(64));
             let status = send(admin, method, &known, &[], "").await.status;
             // There: what is missing is a body, or the record.

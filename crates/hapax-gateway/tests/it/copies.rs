@@ -117,7 +117,7 @@ async fn after_the_owner_fails_exactly_one_waiter_executes() {
     let mut config = config(upstream.url());
     config.in_flight = InFlight::Wait(Duration::from_secs(10));
     let gateway = start(config).await;
-    let answers = storm(gateway.local_addr(), 50).await;
+    let answers = storm(gateway.local_addr(), 200).await;
     for (key, answers) in &answers {
         let failed = answers.iter().filter(|answer| answer.status == 503).count();
         assert_eq!((failed, first_answers(answers)), (1, 1), "key {key}");

@@ -128,7 +128,7 @@ impl Ledger {
     pub(super) fn judge_operator(
         &self,
         seen: &Truth,
-        (fence, force, outcome): (u64, bool, Option<u16>),
+        (fence, force, forget, outcome): (u64, bool, bool, Option<u16>),
         landed: bool,
         wrote: &Wrote,
     ) -> Judged {
@@ -141,7 +141,9 @@ impl Ledger {
             }
             Wrote::NotFound => ensure(nothing, "operator", "told that there is nothing"),
             Wrote::Refused => {
-                ensure(!force && seen.live(), "operator", "refused what is not in flight")
+                let done = seen.phase == Phase::Done && !forget && outcome.is_none();
+                let live = seen.live() && !force;
+                ensure(live || done, "operator", "refused for no reason")
             }
             Wrote::Changed => {
                 let done = seen.phase == Phase::Done && outcome.is_some();

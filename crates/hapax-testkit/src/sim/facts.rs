@@ -189,6 +189,7 @@ pub(super) enum Meaning {
     Operator {
         fence: u64,
         force: bool,
+        forget: bool,
         outcome: Option<u16>,
     },
 }

@@ -45,19 +45,22 @@ impl World {
         let key = *key;
         let Some((seen, truth)) = seen.take() else { return };
         let Some(fence) = seen.cell.as_ref().map(|cell| cell.fence.get()) else { return };
-        let force = self.chance(400);
+        let (force, forget) = (self.chance(400), self.chance(400));
         let outcome = self.chance(400).then_some(OPERATORS_OUTCOMES + operator as u16);
         let resolution = match outcome {
             Some(outcome) => Resolution::Happened(plan::outcome(outcome)),
             None => Resolution::DidNotHappen,
         };
-        let resolve = Resolve { expected: FencingToken::new(fence), force, resolution };
+        let resolve = Resolve { expected: FencingToken::new(fence), force, forget, resolution };
         let name = plan::key(usize::from(key));
         let Ok((writing, next)) = Writing::resolve(name, seen, resolve, &self.ids.0) else {
             return self.no_entropy();
         };
-        note!(self, "an operator resolves k{key} at fence {fence}, force {force}: {outcome:?}");
-        let meaning = Meaning::Operator { fence, force, outcome };
+        note!(
+            self,
+            "an operator resolves k{key} at fence {fence}, force {force}, forget {forget}: {outcome:?}"
+        );
+        let meaning = Meaning::Operator { fence, force, forget, outcome };
         let talk = Talk::Write(WriteTalk { writing, tenure: truth.tenure, meaning, landed: false });
         let conv = self.begin(Conv {
             process: OPERATORS,

@@ -282,8 +282,9 @@ impl World {
             }
         }
         note!(self, "c{conv}: {meaning:?} ends: {}", said(&wrote));
-        if let (Meaning::Operator { fence, force, outcome }, Some(truth)) = (meaning, truth) {
-            let asked = (fence, force, outcome);
+        if let (Meaning::Operator { fence, force, forget, outcome }, Some(truth)) = (meaning, truth)
+        {
+            let asked = (fence, force, forget, outcome);
             let judged = self.ledger.judge_operator(truth, asked, landed, &wrote);
             self.judge(judged);
             return self.operator_hears(meaning, &wrote);

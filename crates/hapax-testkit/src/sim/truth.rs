@@ -127,7 +127,7 @@ impl Ledger {
                     Said::DidNot | Said::Nothing => now.keep_until = keep(&now, 0),
                 }
             }
-            Meaning::Operator { fence, force, outcome } => {
+            Meaning::Operator { fence, force, forget, outcome } => {
                 let owner = self.tenures.get(before.tenure as usize).map(|tenure| tenure.fence);
                 let seen = owner == Some(fence) || before.echo;
                 ensure(seen, "operator", "changed what was not seen")?;
@@ -138,14 +138,18 @@ impl Ledger {
                     "operator",
                     "a live lease was resolved without force",
                 )?;
+                let over = before.phase == Phase::Done;
                 (now.asking, now.lease_until) = (false, clock);
                 match outcome {
                     Some(outcome) => {
-                        let over = before.phase == Phase::Done;
                         ensure(!over, "S3", "an operator replaced an outcome")?;
                         self.finish(&mut now, outcome, None);
                     }
-                    None => release(&mut now),
+                    None => {
+                        let told = !over || forget;
+                        ensure(told, "S3", "an outcome was forgotten unasked")?;
+                        release(&mut now);
+                    }
                 }
             }
             _ => self.hold(&before, &mut now, meaning, &by, keep)?,

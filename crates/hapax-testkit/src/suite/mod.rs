@@ -2,15 +2,37 @@
 //!
 //! A store's crate says how to open one for a test, by [`Fixture`], and calls the macros:
 //!
-//! ```ignore
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use hapax::{MemoryCapacity, MemoryStore};
+//! use hapax_testkit::ManualClock;
+//! use hapax_testkit::suite::{ClockFixture, Fixture};
+//!
+//! #[derive(Default)]
+//! struct Memory(Arc<ManualClock>);
+//!
+//! impl Fixture for Memory {
+//!     type Store = MemoryStore;
+//!     const EXPIRES_BY_ITSELF: bool = false;
+//!
+//!     async fn open(&self) -> Arc<MemoryStore> {
+//!         Arc::new(MemoryStore::new(self.0.clone(), MemoryCapacity::default()))
+//!     }
+//!
+//!     async fn pass(&self, _: &MemoryStore, by: Duration) {
+//!         self.0.advance(by);
+//!     }
+//! }
+//!
 //! mod suite {
-//!     hapax_testkit::store_suite!(super::Files);    // every store
-//!     hapax_testkit::inspect_suite!(super::Files);  // those that can be paged through
-//!     hapax_testkit::clock_suite!(super::Files);    // those whose clock tests can set
+//!     hapax_testkit::store_suite!(super::Memory::default());   // every store
+//!     hapax_testkit::inspect_suite!(super::Memory::default()); // those that can be paged through
 //! }
 //! ```
 //!
-//! Each rule is a `#[tokio::test]` of its own, so the crate needs tokio with `rt-multi-thread`
+//! `clock_suite!` is for stores whose clock tests can set back ([`ClockFixture`]). Each rule is a `#[tokio::test]` of its own, so the crate needs tokio with `rt-multi-thread`
 //! among its dev-dependencies. Where opening is dear (a server), [`store_rules`] and its like run
 //! all the rules within one test.
 //!

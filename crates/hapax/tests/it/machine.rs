@@ -333,8 +333,9 @@ fn an_answer_counts_only_for_the_write_that_asked() {
 #[test]
 fn an_operator_decides() {
     let fence = FencingToken::new(at(-10).as_micros());
-    let resolve =
-        |expected, force, resolution| Event::Resolve(Resolve { expected, force, resolution });
+    let resolve = |expected, force, resolution| {
+        Event::Resolve(Resolve { expected, force, forget: false, resolution })
+    };
     let nothing = "absent:not-found expired:not-found released:not-found";
     let rest = |word: &str| {
         let rows = [
@@ -351,11 +352,15 @@ fn an_operator_decides() {
         rows.map(|row| format!("{row}:{word}")).join(" ")
     };
     let release = resolve(fence, false, Resolution::DidNotHappen);
-    let expected = format!("{nothing} live:refused {} done:changed", rest("released"));
+    let expected = format!("{nothing} live:refused {} done:refused", rest("released"));
     check("release", &release, &expected);
     let forced = resolve(fence, true, Resolution::DidNotHappen);
-    let expected = format!("{nothing} live:released {} done:released", rest("released"));
+    let expected = format!("{nothing} live:released {} done:refused", rest("released"));
     check("forced release", &forced, &expected);
+    let resolution = Resolution::DidNotHappen;
+    let forget = Resolve { expected: fence, force: false, forget: true, resolution };
+    let expected = format!("{nothing} live:refused {} done:released", rest("released"));
+    check("forget", &Event::Resolve(forget), &expected);
     let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
     let expected = format!("{nothing} live:refused {} done:changed", rest("done"));
     check("happened", &happened, &expected);
