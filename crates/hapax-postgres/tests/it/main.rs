@@ -6,15 +6,5 @@
     reason = "a failure here is a failed test"
 )]
 
-mod connecting;
-mod faults;
-mod histories;
-mod locks;
-mod purging;
-#[path = "../../examples/deadlocks/scramble.rs"]
-mod scramble;
-mod secrets;
-mod suite;
-mod support;
-mod transactions;
-mod waking;
+/// Whoever leaves PostgreSQL out leaves out what is in here: `--skip postgres::`.
+mod postgres;

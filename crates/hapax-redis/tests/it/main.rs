@@ -6,18 +6,5 @@
     reason = "a failure here is a failed test"
 )]
 
-#[cfg(feature = "cluster")]
-mod cluster;
-mod connecting;
-mod doctor;
-mod faults;
-mod histories;
-mod secrets;
-#[cfg(feature = "sentinel")]
-mod sentinel;
-mod suite;
-mod support;
-#[cfg(feature = "tls")]
-mod tls;
-mod waking;
-mod weaknesses;
+/// Whoever leaves Redis out leaves out what is in here: `--skip redis::`.
+mod redis;

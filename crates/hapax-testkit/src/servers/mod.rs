@@ -1,8 +1,8 @@
 //! Real servers for tests: private ones, on free ports of the loopback interface, in folders of
 //! their own, gone with the value that holds them.
 //!
-//! A server that cannot be started fails the test, unless whoever runs the tests said that it is
-//! to be left out; see [`skipped`].
+//! A server that cannot be started fails the test. Tests that need one are in a module of its name
+//! (`redis`, `postgres`), so that `cargo xtask test --skip redis` can leave them out, and say so.
 
 #![allow(
     clippy::expect_used,
@@ -33,19 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is asked.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// Whether `server` (`redis`, `postgres`) is among those that `HAPAX_SKIP` names, separated by
-/// commas. A test that returns because of this says so on standard error; `cargo xtask test`
-/// repeats it in its last lines.
-#[must_use]
-pub fn skipped(server: &str) -> bool {
-    let skip = std::env::var("HAPAX_SKIP").unwrap_or_default();
-    let skipped = skip.split(',').any(|name| name == server);
-    if skipped {
-        eprintln!("SKIPPED: HAPAX_SKIP leaves out {server}");
-    }
-    skipped
-}
-
 /// A port that nobody listens on now.
 ///
 /// Somebody else may take it before it is used: whoever starts a server on it tries again.
@@ -70,7 +57,7 @@ fn program(programs: &[&str]) -> PathBuf {
         .unwrap_or_else(|| {
             panic!(
                 "none of {programs:?} is installed: `cargo xtask setup` installs what tests need, \
-                 HAPAX_SKIP leaves servers out"
+                 `cargo xtask test --skip` leaves servers out"
             )
         })
 }

@@ -8,8 +8,8 @@
 
 mod caches;
 mod coherence;
-mod replays;
 #[cfg(feature = "redis")]
-mod shared;
+mod redis;
+mod replays;
 mod suite;
 mod support;

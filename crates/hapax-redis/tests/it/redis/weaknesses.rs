@@ -7,18 +7,15 @@ use hapax::store::Swapped;
 use hapax::{Idempotency, OnUnknown, Outcome, State, Store};
 use hapax_redis::{RedisStore, diagnose};
 use hapax_testkit::faults::Proxy;
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use crate::support::{at, claim, complete, connect, key, own, policy, stored};
+use super::support::{at, claim, complete, connect, key, own, policy, stored};
 
 const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_server_that_evicts_lets_a_second_execution_through() {
-    if skipped("redis") {
-        return;
-    }
     let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();
@@ -38,9 +35,6 @@ async fn a_server_that_evicts_lets_a_second_execution_through() {
 
 #[tokio::test]
 async fn a_failover_loses_what_was_acknowledged() {
-    if skipped("redis") {
-        return;
-    }
     let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
     let mut master = RedisServer::start_with(at_once).await;
     let wire = Proxy::before(master.address(), 1).await.unwrap();
@@ -63,9 +57,6 @@ async fn a_failover_loses_what_was_acknowledged() {
 
 #[tokio::test]
 async fn a_step_of_the_servers_clock_ends_every_retention() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start_with(RedisOptions::new().own_clock()).await;
     let store = connect(&server).await;
     let claimed = claim(1);
@@ -83,7 +74,7 @@ async fn a_step_of_the_servers_clock_ends_every_retention() {
             .is_some_and(|cell| cell.lease_until.since(seen.now) > Duration::from_secs(86_400))
     );
     let mut third = claim(1);
-    (third.expected, third.tag) = (Some(third.tag), crate::support::tag(3));
+    (third.expected, third.tag) = (Some(third.tag), super::support::tag(3));
     let Swapped::Stored(third) = store.swap(third).await.unwrap() else { panic!("a conflict") };
     assert_eq!(third.fence.get(), second.fence.get() + 1);
     let findings = diagnose(&at(server.port()), &hapax::SystemClock).await.unwrap();

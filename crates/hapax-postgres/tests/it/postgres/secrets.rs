@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_postgres::PostgresStore;
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 
-use crate::support::{Same, at, claim, complete, key, stored};
+use super::support::{Same, at, claim, complete, key, stored};
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -52,9 +52,6 @@ fn collect(folder: &Path, files: &mut Vec<Vec<u8>>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
-    if skipped("postgres") {
-        return;
-    }
     for secret in [None, Some(Secret::new([9; 32]))] {
         let mut server = PostgresServer::start().await;
         let options = secret.iter().fold(at(&server), |all, one| all.secret(one.clone()));
@@ -73,9 +70,6 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
 
 #[tokio::test]
 async fn secrets_change_without_losing_what_is_there() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let old = PostgresStore::connect(at(&server).secret(first.clone())).await.unwrap();
@@ -96,9 +90,6 @@ async fn secrets_change_without_losing_what_is_there() {
 
 #[tokio::test]
 async fn a_record_that_was_moved_or_changed_is_never_replayed() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     for of in 1..=3 {
@@ -129,7 +120,7 @@ async fn a_record_that_was_moved_or_changed_is_never_replayed() {
         assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
         let swapped = store.swap(claim(of + 20)).await;
         assert!(swapped.is_ok(), "{swapped:?}");
-        let again = hapax::store::Swap { tag: crate::support::tag(99), ..claim(of) };
+        let again = hapax::store::Swap { tag: super::support::tag(99), ..claim(of) };
         let swapped = store.swap(again).await;
         assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use hapax::Secret;
 use hapax_postgres::{Options, PostgresStore};
-use hapax_testkit::servers::{PgBouncer, PostgresServer, skipped};
+use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use hapax_testkit::suite::{self, Fixture};
 
-use crate::support::at;
+use super::support::at;
 
 /// One server; each store has tables of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
@@ -49,9 +49,6 @@ impl Fixture for OnOneServer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let fixture = OnOneServer::new(at(&server));
     suite::store_rules(&fixture).await;
@@ -60,9 +57,6 @@ async fn a_server_keeps_the_rules() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules_in_every_other_way_to_use_it() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let options = at(&server).secret(Secret::new([7; 32])).prepare(true).lanes(3).batch(5);
     let fixture = OnOneServer::new(options);
@@ -72,9 +66,6 @@ async fn a_server_keeps_the_rules_in_every_other_way_to_use_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_pooler_by_transaction_in_between_changes_nothing() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let pooler = PgBouncer::start(&server, 3).await;
     let fixture = OnOneServer::new(pooler.url("postgres").parse().unwrap());

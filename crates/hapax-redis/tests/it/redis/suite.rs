@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::Secret;
 use hapax_redis::{ConnectError, Options, RedisStore};
-use hapax_testkit::servers::{RedisServer, skipped};
+use hapax_testkit::servers::RedisServer;
 use hapax_testkit::suite::{self, Fixture};
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
@@ -46,9 +46,6 @@ impl Fixture for OnOneServer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let fixture = OnOneServer::new(Options::new(server.url()));
     suite::store_rules(&fixture).await;
@@ -57,9 +54,6 @@ async fn a_server_keeps_the_rules() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules_with_a_secret() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let options = Options::new(server.url()).secret(Secret::new([7; 32]));
     suite::store_rules(&OnOneServer::new(options)).await;

@@ -6,16 +6,13 @@ use hapax::{Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
     ConnectError, Finding, Forgetful, Options, PostgresStore, Severity, diagnose, migrations,
 };
-use hapax_testkit::servers::{PostgresServer, free_port, skipped};
+use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::task::JoinSet;
 
-use crate::support::{at, by, claim, key, stored};
+use super::support::{at, by, claim, key, stored};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_processes_that_start_at_once_make_the_tables_once() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     for schema in [None, Some("app")] {
         let mut starting = JoinSet::new();
@@ -34,9 +31,6 @@ async fn many_processes_that_start_at_once_make_the_tables_once() {
 
 #[tokio::test]
 async fn migrations_can_be_run_by_others_any_number_of_times() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let options = at(&server).migrate(false);
     let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
@@ -65,9 +59,6 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
 
 #[tokio::test]
 async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let good = PostgresStore::connect(at(&server)).await.unwrap();
     let refused = async |why| {
@@ -98,9 +89,6 @@ async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
 
 #[tokio::test]
 async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     stored(&store, &claim(1)).await;
@@ -140,9 +128,6 @@ fn a_password_is_not_shown() {
 
 #[tokio::test]
 async fn processes_with_different_secrets_do_not_share_tables() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
     // At once, so that each may find nothing: one of them is first.
@@ -172,9 +157,6 @@ async fn processes_with_different_secrets_do_not_share_tables() {
 
 #[tokio::test]
 async fn a_healthy_server_is_found_so_and_an_ailing_one_not() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let findings = diagnose(&at(&server), &SystemClock).await.unwrap();
     assert_eq!(severity(&findings, "migrations"), Severity::Risk, "{findings:?}");
@@ -222,9 +204,6 @@ fn severity(findings: &[Finding], subject: &str) -> Severity {
 
 #[tokio::test]
 async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     let waiting: Vec<_> = (0..50).map(claim).collect();

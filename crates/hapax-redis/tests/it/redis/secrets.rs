@@ -4,9 +4,9 @@ use std::path::Path;
 
 use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_redis::RedisStore;
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 
-use crate::support::{Same, at, claim, complete, key, stored};
+use super::support::{Same, at, claim, complete, key, stored};
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -48,9 +48,6 @@ fn collect(folder: &Path, bytes: &mut Vec<u8>, files: &mut u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
-    if skipped("redis") {
-        return;
-    }
     let options = RedisOptions::new().set("rdbcompression", "no");
     for secret in [None, Some(Secret::new([9; 32]))] {
         let mut server = RedisServer::start_with(options.clone()).await;
@@ -75,9 +72,6 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
 
 #[tokio::test]
 async fn secrets_change_without_losing_what_is_there() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let old = RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();

@@ -8,13 +8,13 @@ use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, S
 use hapax_postgres::{PostgresError, PostgresStore};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::suite::OnOneServer;
-use crate::support::{
+use super::suite::OnOneServer;
+use super::support::{
     Same, ask, at, by, claim, complete, connect, key, named, own, policy, stored,
 };
 
@@ -23,9 +23,6 @@ const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_rules_hold_over_a_network_that_loses_replies() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
@@ -37,9 +34,6 @@ async fn the_rules_hold_over_a_network_that_loses_replies() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
     const KEYS: u64 = 120;
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
         let store = connect(&server).await;
@@ -88,9 +82,6 @@ async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_frozen_server_is_answered_for_in_time_and_found_again() {
     const LIMIT: Duration = Duration::from_millis(400);
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server).timeout(LIMIT)).await.unwrap();
     server.pause();
@@ -113,9 +104,6 @@ async fn a_frozen_server_is_answered_for_in_time_and_found_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_connection_into_nowhere_is_replaced() {
     const LIMIT: Duration = Duration::from_millis(400);
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let store = PostgresStore::connect(by(proxy.address().port()).timeout(LIMIT)).await.unwrap();
@@ -133,9 +121,6 @@ async fn a_connection_into_nowhere_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_is_gone_did_nothing() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let store = connect(&server).await;
     server.kill().await;
@@ -151,9 +136,6 @@ async fn a_server_that_is_gone_did_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_acknowledged_is_lost_by_kills() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut acknowledged = Vec::new();
@@ -201,9 +183,6 @@ pub(crate) const TERMINATE: &str = "SELECT count(pg_terminate_backend(pid)) FROM
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn ended_connections_leave_nobody_in_the_dark() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut callers = JoinSet::new();
@@ -248,9 +227,6 @@ async fn ended_connections_leave_nobody_in_the_dark() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_waits_is_bounded_and_completions_go_before_claims() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let options = at(&server).queue(16, 64 << 20).timeout(Duration::from_secs(1));
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
@@ -292,9 +268,6 @@ async fn what_waits_is_bounded_and_completions_go_before_claims() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_outcome_that_finds_no_server_is_written_when_it_returns() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let process = Idempotency::builder(connect(&server).await).build();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
 use hapax_postgres::PostgresStore;
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::{AsyncMessage, NoTls};
 
-use crate::faults::TERMINATE;
-use crate::support::{ask, at, claim, complete, key, own, policy, stored};
+use super::faults::TERMINATE;
+use super::support::{ask, at, claim, complete, key, own, policy, stored};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -34,9 +34,6 @@ async fn hears_of(store: &PostgresStore, keys: usize) {
 
 #[tokio::test]
 async fn a_write_by_another_process_is_heard_of() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
     let mut written = here.written(&ONE);
@@ -56,9 +53,6 @@ async fn a_write_by_another_process_is_heard_of() {
 
 #[tokio::test]
 async fn news_goes_on_after_the_connection_was_lost() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
     let written = here.written(&ONE);
@@ -70,9 +64,6 @@ async fn news_goes_on_after_the_connection_was_lost() {
 
 #[tokio::test]
 async fn where_nobody_waits_nothing_is_said() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let (said, mut heard) = mpsc::unbounded_channel();
     let (spy, mut connection) =
@@ -102,9 +93,6 @@ async fn where_nobody_waits_nothing_is_said() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
     const ROUNDS: u64 = 15;
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let writer = listening(&server).await;
     let here = Idempotency::builder(Arc::clone(&writer) as _).build();

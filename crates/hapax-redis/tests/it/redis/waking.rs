@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
 use hapax_redis::RedisStore;
-use hapax_testkit::servers::{RedisServer, skipped};
+use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
-use crate::support::{ask, claim, complete, connect, key, own, policy, stored};
+use super::support::{ask, claim, complete, connect, key, own, policy, stored};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -22,9 +22,6 @@ async fn listen(store: &RedisStore, of: u64) {
 
 #[tokio::test]
 async fn a_write_by_another_process_is_heard_of() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let (here, there) = (connect(&server).await, connect(&server).await);
     listen(&here, 1).await;
@@ -38,9 +35,6 @@ async fn a_write_by_another_process_is_heard_of() {
 
 #[tokio::test]
 async fn news_goes_on_after_the_connection_was_lost() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let (here, there) = (connect(&server).await, connect(&server).await);
     listen(&here, 1).await;
@@ -57,9 +51,6 @@ async fn news_goes_on_after_the_connection_was_lost() {
 
 #[tokio::test]
 async fn nobody_stays_subscribed_for_nothing() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     for of in 0..20 {
@@ -72,9 +63,6 @@ async fn nobody_stays_subscribed_for_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
     const ROUNDS: u64 = 15;
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let here = Idempotency::builder(connect(&server).await).build();
     let store = connect(&server).await;
@@ -96,7 +84,7 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
         .expect("it waits");
         let channel = format!(
             "hapax:{}",
-            there.store_key(&hapax::Scope::shared(), &crate::support::named(of))
+            there.store_key(&hapax::Scope::shared(), &super::support::named(of))
         );
         let subscribed =
             async { while !server.command("PUBSUB CHANNELS *").await.contains(&channel) {} };

@@ -6,9 +6,9 @@ use std::time::Duration;
 use hapax::{Clock, SystemClock};
 use hapax_redis::{Finding, Severity, diagnose};
 use hapax_testkit::ManualClock;
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 
-use crate::support::at;
+use super::support::at;
 
 async fn findings(server: &RedisServer) -> Vec<Finding> {
     diagnose(&at(server.port()), &SystemClock).await.unwrap()
@@ -21,9 +21,6 @@ fn severity(findings: &[Finding], subject: &str) -> Severity {
 
 #[tokio::test]
 async fn a_server_that_keeps_its_word_is_fine() {
-    if skipped("redis") {
-        return;
-    }
     let always = RedisOptions::new().set("appendfsync", "always");
     let server = RedisServer::start_with(always).await;
     let findings = findings(&server).await;
@@ -38,9 +35,6 @@ async fn a_server_that_keeps_its_word_is_fine() {
 
 #[tokio::test]
 async fn what_breaks_the_promise_is_found_without_opening_a_store() {
-    if skipped("redis") {
-        return;
-    }
     let forgetful =
         RedisOptions::new().set("maxmemory-policy", "volatile-lru").set("appendonly", "no");
     let server = RedisServer::start_with(forgetful).await;
@@ -58,9 +52,6 @@ async fn what_breaks_the_promise_is_found_without_opening_a_store() {
 
 #[tokio::test]
 async fn replicas_on_either_end_are_found() {
-    if skipped("redis") {
-        return;
-    }
     let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
     let master = RedisServer::start_with(at_once).await;
     let of = format!("127.0.0.1 {}", master.port());
@@ -71,9 +62,6 @@ async fn replicas_on_either_end_are_found() {
 
 #[tokio::test]
 async fn clocks_that_disagree_are_found() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let ours = Arc::new(ManualClock::at(SystemClock.now()));
     ours.advance(Duration::from_secs(60));
@@ -85,9 +73,6 @@ async fn clocks_that_disagree_are_found() {
 
 #[tokio::test]
 async fn what_is_not_told_is_not_taken_for_fine() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     // As hosted servers do.
     let rename = ["ACL", "SETUSER", "default", "-config"];

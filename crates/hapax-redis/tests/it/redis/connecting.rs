@@ -5,9 +5,9 @@ use std::time::Duration;
 use hapax::store::Swapped;
 use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore, Unfit};
-use hapax_testkit::servers::{RedisOptions, RedisServer, free_port, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 
-use crate::support::{at, claim, complete, connect, key, stored};
+use super::support::{at, claim, complete, connect, key, stored};
 
 /// What the manual tells operators to grant.
 const LEAST: &[&str] = &[
@@ -42,9 +42,6 @@ async fn refused(options: Options) -> ConnectError {
 
 #[tokio::test]
 async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
-    if skipped("redis") {
-        return;
-    }
     let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let error = refused(at(server.port())).await;
@@ -56,9 +53,6 @@ async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
 
 #[tokio::test]
 async fn a_server_that_begins_to_evict_is_given_up_when_it_is_found_again() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     stored(&*store, &claim(1)).await;
@@ -79,9 +73,6 @@ async fn a_server_that_begins_to_evict_is_given_up_when_it_is_found_again() {
 
 #[tokio::test]
 async fn a_replica_is_refused() {
-    if skipped("redis") {
-        return;
-    }
     let master = RedisServer::start().await;
     let of = format!("127.0.0.1 {}", master.port());
     let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
@@ -91,9 +82,6 @@ async fn a_replica_is_refused() {
 
 #[tokio::test]
 async fn a_master_that_becomes_a_replica_takes_no_writes() {
-    if skipped("redis") {
-        return;
-    }
     let other = RedisServer::start().await;
     let server = RedisServer::start().await;
     let store = connect(&server).await;
@@ -112,9 +100,6 @@ async fn a_master_that_becomes_a_replica_takes_no_writes() {
 async fn what_cannot_be_reached_is_said_in_time() {
     let error = refused(at(free_port())).await;
     assert!(matches!(error, ConnectError::Unreachable(_)), "{error:?}");
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     server.pause();
     let limit = Duration::from_millis(200);
@@ -143,9 +128,6 @@ async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
 
 #[tokio::test]
 async fn a_user_needs_no_more_than_the_manual_says() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     assert_eq!(server.command_of(LEAST).await, "+OK");
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
@@ -169,9 +151,6 @@ async fn a_user_needs_no_more_than_the_manual_says() {
 
 #[tokio::test]
 async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     server.command_of(LEAST).await;
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
@@ -188,9 +167,6 @@ async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
 
 #[tokio::test]
 async fn a_server_without_memory_refuses_and_writes_nothing() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     server.command("CONFIG SET maxmemory 1").await;
@@ -203,9 +179,6 @@ async fn a_server_without_memory_refuses_and_writes_nothing() {
 
 #[tokio::test]
 async fn a_server_that_forgot_the_script_is_told_it_again() {
-    if skipped("redis") {
-        return;
-    }
     let mut server = RedisServer::start().await;
     let store = connect(&server).await;
     server.command("SCRIPT FLUSH SYNC").await;
@@ -220,9 +193,6 @@ async fn a_server_that_forgot_the_script_is_told_it_again() {
 
 #[tokio::test]
 async fn what_somebody_else_put_there_is_left_alone() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     let name = |of| format!("hapax:{}", key(of));
@@ -251,9 +221,6 @@ async fn what_somebody_else_put_there_is_left_alone() {
 
 #[tokio::test]
 async fn too_many_at_once_are_refused_and_new_keys_first() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = RedisStore::connect(at(server.port()).queue(8, 1 << 20)).await.unwrap();
     let first = claim(100);

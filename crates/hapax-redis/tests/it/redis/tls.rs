@@ -2,10 +2,10 @@
 
 use hapax::Store;
 use hapax_redis::{ConnectError, Options, RedisStore};
-use hapax_testkit::servers::{RedisOptions, RedisServer, free_port, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use crate::support::{claim, key, stored};
+use super::support::{claim, key, stored};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -59,9 +59,6 @@ impl Encrypted {
 
 #[tokio::test]
 async fn both_ends_know_each_other() {
-    if skipped("redis") {
-        return;
-    }
     let encrypted = Encrypted::start().await;
     let store = RedisStore::connect(encrypted.options()).await.unwrap();
     stored(&store, &claim(1)).await;
@@ -72,9 +69,6 @@ async fn both_ends_know_each_other() {
 
 #[tokio::test]
 async fn strangers_are_refused_by_either_end() {
-    if skipped("redis") {
-        return;
-    }
     let encrypted = Encrypted::start().await;
     let other = authority();
     let (chain, key) = signed(&other);

@@ -1,49 +1,16 @@
 //! The cache that processes share.
 
+mod postgres;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, Request};
 use hapax::{Scheme, Scope, Secret};
 use hapax_redis::{Options, RedisCache};
 use hapax_testkit::faults::Proxy;
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
-use hapax_testkit::suite::{self, Fixture};
+use hapax_testkit::servers::RedisServer;
 use hapax_tiered::Tiered;
-
-struct OverRedis {
-    url: String,
-    opened: AtomicU32,
-}
-
-impl Fixture for OverRedis {
-    type Store = Tiered<MemoryStore>;
-
-    const EXPIRES_BY_ITSELF: bool = false;
-
-    async fn open(&self) -> Arc<Self::Store> {
-        let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let options = Options::new(&self.url).prefix(format!("suite-{number}:"));
-        let cache = Arc::new(RedisCache::connect(options).await.unwrap());
-        Arc::new(Tiered::new(Arc::new(MemoryStore::default()), cache))
-    }
-
-    async fn pass(&self, store: &Self::Store, by: Duration) {
-        suite::wait(store, by).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_rules_hold_with_redis_for_a_cache() {
-    if skipped("redis") {
-        return;
-    }
-    // One that evicts will do.
-    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
-    let server = RedisServer::start_with(evicts).await;
-    suite::store_rules(&OverRedis { url: server.url(), opened: AtomicU32::new(0) }).await;
-}
 
 struct Same;
 
@@ -64,9 +31,6 @@ async fn ask(process: &Idempotency, of: u32) -> Claim {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let authority = Arc::new(MemoryStore::default());

@@ -7,22 +7,19 @@ use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, S
 use hapax_redis::RedisStore;
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::suite::OnOneServer;
-use crate::support::{Same, ask, at, claim, complete, connect, key, named, own, policy, stored};
+use super::suite::OnOneServer;
+use super::support::{Same, ask, at, claim, complete, connect, key, named, own, policy, stored};
 
 /// More than any test's server needs to come back to its callers.
 const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_rules_hold_over_a_network_that_loses_replies() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
@@ -34,9 +31,6 @@ async fn the_rules_hold_over_a_network_that_loses_replies() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
     const KEYS: u64 = 120;
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
         let store = connect(&server).await;
@@ -85,9 +79,6 @@ async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_frozen_server_is_answered_for_in_time_and_found_again() {
     const LIMIT: Duration = Duration::from_millis(400);
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let store = RedisStore::connect(at(server.port()).timeout(LIMIT)).await.unwrap();
     server.pause();
@@ -110,9 +101,6 @@ async fn a_frozen_server_is_answered_for_in_time_and_found_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_connection_into_nowhere_is_replaced() {
     const LIMIT: Duration = Duration::from_millis(400);
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let store = RedisStore::connect(at(proxy.address().port()).timeout(LIMIT)).await.unwrap();
@@ -130,9 +118,6 @@ async fn a_connection_into_nowhere_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_is_gone_did_nothing() {
-    if skipped("redis") {
-        return;
-    }
     let mut server = RedisServer::start().await;
     let store = connect(&server).await;
     server.kill().await;
@@ -148,9 +133,6 @@ async fn a_server_that_is_gone_did_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_acknowledged_is_lost_by_kills() {
-    if skipped("redis") {
-        return;
-    }
     let always = RedisOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let store = connect(&server).await;
@@ -195,9 +177,6 @@ async fn nothing_acknowledged_is_lost_by_kills() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_outcome_that_finds_no_server_is_written_when_it_returns() {
-    if skipped("redis") {
-        return;
-    }
     let always = RedisOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let process = Idempotency::builder(connect(&server).await).build();

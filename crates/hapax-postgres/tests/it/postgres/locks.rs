@@ -6,13 +6,13 @@ use std::time::Duration;
 use hapax::store::{Swap, Swapped, Transactional};
 use hapax::{Store, StoreError};
 use hapax_postgres::{PostgresError, PostgresStore};
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::{Client, NoTls};
 
-use crate::scramble::scramble;
-use crate::support::{at, claim, complete, connect, load, stored};
+use super::scramble::scramble;
+use super::support::{at, claim, complete, connect, load, stored};
 
 pub(crate) async fn client(server: &PostgresServer) -> Client {
     let (client, connection) =
@@ -23,9 +23,6 @@ pub(crate) async fn client(server: &PostgresServer) -> Client {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_transaction_that_is_left_open_delays_nobody_else() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut client = client(&server).await;
@@ -37,13 +34,13 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
 
     // Copies of it see what was there before, at once.
-    let copy = Swap { tag: crate::support::tag(7), ..claim(0) };
+    let copy = Swap { tag: super::support::tag(7), ..claim(0) };
     let swapped = timeout(LIMIT, store.swap(copy)).await.expect("it does not wait").unwrap();
     let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
     assert_eq!(seen.cell.map(|cell| cell.tag), Some(held.tag));
 
     // Whoever wants to write it waits for a while, and others do not wait with it.
-    let taken = Swap { tag: crate::support::tag(8), ..complete(&held, 2_000, b"taken over") };
+    let taken = Swap { tag: super::support::tag(8), ..complete(&held, 2_000, b"taken over") };
     let mut waiting = JoinSet::new();
     for _ in 0..8 {
         let (store, taken) = (Arc::clone(&store), taken.clone());
@@ -75,9 +72,6 @@ const LIMIT: Duration = Duration::from_millis(900);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     for (of, commit) in [(1, true), (2, false)] {
@@ -87,7 +81,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
         let mut transaction = client.transaction().await.unwrap();
         let done = complete(&held, of + 10, b"yes");
         store.swap_in(&mut transaction, done.clone()).await.unwrap();
-        let renewed = Swap { tag: crate::support::tag(of + 20), draft: held.draft, ..done };
+        let renewed = Swap { tag: super::support::tag(of + 20), draft: held.draft, ..done };
         let waiting = tokio::spawn({
             let (store, renewed) = (Arc::clone(&store), renewed.clone());
             async move { store.swap(renewed).await.unwrap() }
@@ -109,9 +103,6 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let other = client(&server).await;
@@ -142,9 +133,6 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_two_processes_deadlock() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let mut stores = Vec::new();
     for lanes in [1, 2, 1, 3] {

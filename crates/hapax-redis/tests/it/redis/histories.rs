@@ -11,11 +11,11 @@ use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Store, StoreError, StoreKey};
 use hapax_redis::RedisStore;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
 
-use crate::support::at;
+use super::support::at;
 
 /// Of each history, where `HAPAX_OPERATIONS` says nothing else.
 const OPERATIONS: usize = 4_000;
@@ -44,9 +44,6 @@ async fn ride(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn over_a_network_that_loses_and_delays() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 11).await.unwrap();
     let harm = async {
@@ -75,9 +72,6 @@ async fn over_a_network_that_loses_and_delays() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_freezes() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 12).await.unwrap();
     let freezes = AtomicU32::new(0);
@@ -98,9 +92,6 @@ async fn on_a_server_that_freezes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_is_killed() {
-    if skipped("redis") {
-        return;
-    }
     let always = RedisOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let proxy = Proxy::before(server.address(), 13).await.unwrap();
@@ -152,9 +143,6 @@ impl Store for Optimist {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_store_that_hopes_for_the_best_is_found_out() {
-    if skipped("redis") {
-        return;
-    }
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 14).await.unwrap();
     let store = RedisStore::connect(at(proxy.address().port())).await.unwrap();

@@ -7,11 +7,11 @@ use std::time::Duration;
 use hapax::store::{Stamp, Swap};
 use hapax::{State, Store};
 use hapax_postgres::PostgresStore;
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::wait;
 use tokio::task::JoinSet;
 
-use crate::support::{claim, complete, connect, load, stored, tag};
+use super::support::{claim, complete, connect, load, stored, tag};
 
 const MANY: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 const SHORT: Duration = Duration::from_millis(50);
@@ -35,9 +35,6 @@ async fn put(store: &Arc<PostgresStore>, swaps: impl Iterator<Item = Swap>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_purge_goes_by_chunks_and_takes_all_that_is_due() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     put(&store, (0..1_300).map(short_lived)).await;
@@ -55,9 +52,6 @@ async fn a_purge_goes_by_chunks_and_takes_all_that_is_due() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn claims_and_completions_leave_the_indexes_alone() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     for of in 0..400 {
@@ -82,9 +76,6 @@ async fn claims_and_completions_leave_the_indexes_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     // Entered as due soon, and then kept: for a day, for ever, and for a moment.
@@ -119,9 +110,6 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn several_processes_purge_at_once() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     put(&store, (0..1_000).map(short_lived)).await;

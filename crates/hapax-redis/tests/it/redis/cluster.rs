@@ -5,20 +5,17 @@ use std::time::Duration;
 
 use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{RedisStore, Severity, diagnose};
-use hapax_testkit::servers::{RedisCluster, RedisServer, skipped};
+use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
 use tokio::time::timeout;
 
-use crate::suite::OnOneServer;
-use crate::support::{at, claim, complete, key, stored};
+use super::suite::OnOneServer;
+use super::support::{at, claim, complete, key, stored};
 
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_cluster_keeps_the_rules() {
-    if skipped("redis") {
-        return;
-    }
     let cluster = RedisCluster::start(3).await;
     let fixture = OnOneServer::new(at(cluster.nodes()[1].port()));
     suite::store_rules(&fixture).await;
@@ -45,9 +42,6 @@ async fn id(node: &RedisServer) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_key_is_found_while_its_slot_moves_and_after() {
-    if skipped("redis") {
-        return;
-    }
     let cluster = RedisCluster::start(3).await;
     let store = RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap();
     let claimed = claim(1);
@@ -65,16 +59,13 @@ async fn a_key_is_found_while_its_slot_moves_and_after() {
     }
     stored(&store, &complete(&claimed, 2, b"yes")).await;
     let found = store.load(&key(1)).await.unwrap().cell.expect("it moved with its slot");
-    assert_eq!(found.tag, crate::support::tag(2));
+    assert_eq!(found.tag, super::support::tag(2));
     // Claimed anew, it is found by its slot, wherever that is.
     assert!(store.swap(claimed).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
-    if skipped("redis") {
-        return;
-    }
     let mut cluster = RedisCluster::start(3).await;
     let options = at(cluster.nodes()[0].port()).timeout(Duration::from_millis(500));
     let store = RedisStore::connect(options).await.unwrap();
@@ -113,9 +104,6 @@ async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_doctor_looks_at_every_node() {
-    if skipped("redis") {
-        return;
-    }
     let cluster = RedisCluster::start(3).await;
     let third = &cluster.nodes()[2];
     third.command("CONFIG SET maxmemory-policy allkeys-random").await;

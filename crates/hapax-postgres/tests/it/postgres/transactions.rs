@@ -7,12 +7,12 @@ use hapax::store::{Swap, Swapped, Transactional};
 use hapax::{Store, StoreError};
 use hapax_postgres::{PostgresError, PostgresStore};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::locks::client;
-use crate::support::{at, claim, complete, connect, load, stored, tag};
+use super::locks::client;
+use super::support::{at, claim, complete, connect, load, stored, tag};
 
 /// A table of the caller's, one row for each piece of work that was done.
 const WORK: &str = "CREATE TABLE work (of bigint)";
@@ -28,9 +28,6 @@ fn reason(answer: Result<Swapped, StoreError>) -> PostgresError {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn record_and_work_are_there_together_or_not_at_all() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     server.sql("postgres", WORK).await;
@@ -59,9 +56,6 @@ async fn record_and_work_are_there_together_or_not_at_all() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_transaction_that_meets_something_else_cannot_commit() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     server.sql("postgres", WORK).await;
@@ -92,9 +86,6 @@ async fn a_transaction_that_meets_something_else_cannot_commit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn savepoints_and_claims_have_no_place_in_a_transaction() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut client = client(&server).await;
@@ -123,9 +114,6 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn kills_leave_record_and_work_together() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let options = at(&server).timeout(Duration::from_secs(5));
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
@@ -183,9 +171,6 @@ async fn work(store: &PostgresStore, url: &str, from: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_commit_in_doubt_is_told_by_renewing() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let claimed = claim(1);
@@ -217,9 +202,6 @@ mod by_sqlx {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn transactions_of_sqlx_do_as_well() {
-        if skipped("postgres") {
-            return;
-        }
         let server = PostgresServer::start().await;
         let store = connect(&server).await;
         server.sql("postgres", WORK).await;
@@ -257,9 +239,6 @@ mod by_sqlx {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn a_savepoint_of_sqlx_is_an_error() {
-        if skipped("postgres") {
-            return;
-        }
         let server = PostgresServer::start().await;
         let store = connect(&server).await;
         let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();

@@ -4,18 +4,15 @@ use std::time::Duration;
 
 use hapax::Store;
 use hapax_redis::{Options, RedisStore};
-use hapax_testkit::servers::{RedisOptions, RedisServer, skipped};
+use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use crate::support::{claim, key, stored};
+use super::support::{claim, key, stored};
 
 const SOON: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_next_master_is_found_after_a_failover() {
-    if skipped("redis") {
-        return;
-    }
     let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
     let mut master = RedisServer::start_with(at_once).await;
     let of = format!("127.0.0.1 {}", master.port());

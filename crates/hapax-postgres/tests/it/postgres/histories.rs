@@ -11,12 +11,12 @@ use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Store, StoreError, StoreKey};
 use hapax_postgres::PostgresStore;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{PostgresServer, skipped};
+use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
 
-use crate::faults::TERMINATE;
-use crate::support::by;
+use super::faults::TERMINATE;
+use super::support::by;
 
 /// Of each history, where `HAPAX_OPERATIONS` says nothing else.
 const OPERATIONS: usize = 4_000;
@@ -45,9 +45,6 @@ async fn ride(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn over_a_network_that_loses_and_delays() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 11).await.unwrap();
     let harm = async {
@@ -76,9 +73,6 @@ async fn over_a_network_that_loses_and_delays() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_freezes() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 12).await.unwrap();
     let freezes = AtomicU32::new(0);
@@ -99,9 +93,6 @@ async fn on_a_server_that_freezes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_is_killed() {
-    if skipped("postgres") {
-        return;
-    }
     let mut server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 13).await.unwrap();
     let port = server.port();
@@ -129,9 +120,6 @@ async fn on_a_server_that_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_ends_connections_and_crashes() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 15).await.unwrap();
     let ended = AtomicU32::new(0);
@@ -176,9 +164,6 @@ impl Store for Optimist {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_store_that_hopes_for_the_best_is_found_out() {
-    if skipped("postgres") {
-        return;
-    }
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 14).await.unwrap();
     let store = PostgresStore::connect(by(proxy.address().port())).await.unwrap();

@@ -1,0 +1,12 @@
+mod connecting;
+mod faults;
+mod histories;
+mod locks;
+mod purging;
+#[path = "../../../examples/deadlocks/scramble.rs"]
+mod scramble;
+mod secrets;
+mod suite;
+mod support;
+mod transactions;
+mod waking;

@@ -1,0 +1,15 @@
+#[cfg(feature = "cluster")]
+mod cluster;
+mod connecting;
+mod doctor;
+mod faults;
+mod histories;
+mod secrets;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod suite;
+mod support;
+#[cfg(feature = "tls")]
+mod tls;
+mod waking;
+mod weaknesses;
