@@ -35,6 +35,11 @@ impl Door {
         Self { items: counter(items), bytes: counter(bytes) }
     }
 
+    /// Requests inside.
+    pub(crate) fn inside(&self) -> usize {
+        self.items.inside.load(Ordering::Relaxed)
+    }
+
     /// Lets a request with `bytes` of records in. Nothing was sent for one that is refused.
     pub(crate) fn enter(&self, bytes: usize, share: Share) -> Result<Inside<'_>, StoreError> {
         let full = || StoreError::unavailable(RedisStoreError::QueueFull);

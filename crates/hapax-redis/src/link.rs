@@ -1,37 +1,25 @@
-//! The connection that all callers share, and the task that keeps it.
+//! The connection that all callers share.
 //!
 //! 1. Callers wait for a connection and send on it. What was never sent did not happen; what was
 //!    sent and not answered may have.
-//! 2. The keeper connects, looks after the connection, and makes a new one when it breaks or falls
-//!    silent: a server that does not answer while requests wait is asked whether it is there, and
-//!    the connection is given up if it does not say so. A time-out alone is no reason, because
-//!    that would cost everybody else on it their answers.
-//! 3. The keeper subscribes to what somebody waits for.
+//! 2. The [keeper](crate::keeper) makes it, looks after it and makes it anew.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax::StoreKey;
-use redis::{Cmd, PushInfo, PushKind, Value};
+use redis::{Cmd, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::connection::{self, Connection, Pushed};
+use crate::connection::Connection;
 use crate::error::{ConnectError, Failure, RedisStoreError, breaks, classify};
+use crate::keeper::Keeper;
 use crate::names::Names;
 use crate::options::Options;
 use crate::target::Target;
 use crate::watches::Watches;
-
-/// Pauses between attempts to connect: they double from the first to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LAST_PAUSE: Duration = Duration::from_millis(500);
-
-/// Channels subscribed to by one command.
-const CHANNELS_AT_ONCE: usize = 256;
 
 /// A caller's end.
 #[derive(Debug)]
@@ -39,10 +27,11 @@ pub(crate) struct Link {
     state: watch::Receiver<State>,
     timeout: Duration,
     keeper: AbortHandle,
+    connections: Arc<AtomicU64>,
 }
 
 #[derive(Clone)]
-enum State {
+pub(crate) enum State {
     Connecting,
     Up(Arc<Wire>),
     /// The last attempt failed; another one follows.
@@ -55,12 +44,12 @@ pub(crate) struct Wire {
     /// Callers that wait for an answer now.
     waiting: AtomicUsize,
     answered: AtomicU64,
-    broken: Arc<Broken>,
+    pub(crate) broken: Arc<Broken>,
 }
 
 /// Whether a connection has ended.
 #[derive(Debug, Default)]
-struct Broken {
+pub(crate) struct Broken {
     ended: AtomicBool,
     heard: Notify,
 }
@@ -72,9 +61,14 @@ impl Broken {
     }
 
     /// It has: nobody needs to try it any more.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         self.heard.notify_one();
+    }
+
+    /// Waits until somebody hears so.
+    pub(crate) async fn heard(&self) {
+        self.heard.notified().await;
     }
 }
 
@@ -96,11 +90,13 @@ impl Link {
         watches: Arc<Watches>,
     ) -> Result<Self, ConnectError> {
         let timeout = options.timeout;
-        let keeper = Keeper { target, options, names, watches };
+        let connections = Arc::<AtomicU64>::default();
+        let made = Arc::clone(&connections);
+        let keeper = Keeper { target, options, names, watches, made };
         let wire = Arc::new(keeper.connect().await?);
         let (state, receiver) = watch::channel(State::Up(Arc::clone(&wire)));
         let keeper = tokio::spawn(keeper.keep(wire, state)).abort_handle();
-        Ok(Self { state: receiver, timeout, keeper })
+        Ok(Self { state: receiver, timeout, keeper, connections })
     }
 
     /// Sends a command and waits for its answer. Dropped before the answer, the command may still
@@ -148,6 +144,11 @@ impl Link {
         waited.unwrap_or(Err(RedisStoreError::Connecting(patience))).map_err(Failure::Nothing)
     }
 
+    /// Connections made so far.
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
     pub(crate) const fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -160,6 +161,11 @@ impl Drop for Link {
 }
 
 impl Wire {
+    pub(crate) fn new(connection: Connection, broken: Arc<Broken>) -> Self {
+        let (waiting, answered) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { connection, waiting, answered, broken }
+    }
+
     /// A connection of its own handle, for several commands that belong together.
     pub(crate) fn connection(&self) -> Connection {
         self.connection.clone()
@@ -194,145 +200,14 @@ impl Wire {
         self.broken.ended.load(Ordering::Relaxed)
     }
 
-    /// What was answered so far, if somebody waits for an answer.
-    fn waited_at(&self) -> Option<u64> {
-        let answered = self.answered.load(Ordering::Relaxed);
-        (self.waiting.load(Ordering::Relaxed) > 0).then_some(answered)
-    }
-}
-
-/// The task that keeps the connection.
-struct Keeper {
-    target: Target,
-    options: Options,
-    names: Names,
-    watches: Arc<Watches>,
-}
-
-impl Keeper {
-    async fn connect(&self) -> Result<Wire, ConnectError> {
-        let broken = Arc::<Broken>::default();
-        let pushed = self.pushed(Arc::clone(&broken));
-        let connection = connection::open(&self.target, &self.options, &pushed).await?;
-        let (waiting, answered) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Ok(Wire { connection, waiting, answered, broken })
+    /// How much was answered so far.
+    pub(crate) fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
     }
 
-    /// What is heard on the connection without being asked for.
-    fn pushed(&self, broken: Arc<Broken>) -> Pushed {
-        let (names, watches) = (self.names.clone(), Arc::clone(&self.watches));
-        Arc::new(move |push: PushInfo| match push.kind {
-            PushKind::Disconnection => broken.end(),
-            PushKind::Message => {
-                if let Some(Value::BulkString(channel)) = push.data.first()
-                    && let Some(key) = names.key(channel)
-                {
-                    watches.wake(&key);
-                }
-            }
-            _ => {}
-        })
-    }
-
-    /// Until the task is aborted. Dropped at any await it leaves a connection that closes itself.
-    async fn keep(self, mut wire: Arc<Wire>, state: watch::Sender<State>) {
-        loop {
-            self.look_after(&wire).await;
-            // Callers that have it finish on it; it closes with the last of them.
-            state.send_replace(State::Connecting);
-            drop(wire);
-            let mut pause = FIRST_PAUSE;
-            wire = loop {
-                match self.connect().await {
-                    Ok(wire) => break Arc::new(wire),
-                    Err(error) => {
-                        if pause == FIRST_PAUSE {
-                            tracing::warn!(%error, "the store's server is out of reach");
-                        }
-                        state.send_replace(State::Down(Arc::new(error)));
-                        sleep(pause).await;
-                        pause = (pause * 2).min(LAST_PAUSE);
-                    }
-                }
-            };
-            tracing::info!("connected to the store's server again");
-            state.send_replace(State::Up(Arc::clone(&wire)));
-        }
-    }
-
-    /// Returns when the connection is broken or silent.
-    async fn look_after(&self, wire: &Wire) {
-        let every = self.options.timeout / 4;
-        let mut subscribed = HashSet::new();
-        let mut idle = HashSet::new();
-        let mut answered_before = None;
-        self.subscribe(wire, &mut subscribed).await;
-        loop {
-            tokio::select! {
-                () = wire.broken.heard.notified() => return,
-                () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
-                () = sleep(every) => {
-                    self.unsubscribe(wire, &mut subscribed, &mut idle).await;
-                    let answered = wire.waited_at();
-                    if answered.is_some()
-                        && answered == answered_before
-                        && !wire.connection().answers(every * 2).await
-                        && Some(wire.answered.load(Ordering::Relaxed)) == answered
-                    {
-                        tracing::warn!("the store's server is silent");
-                        return;
-                    }
-                    answered_before = answered;
-                }
-            }
-        }
-    }
-
-    /// Subscribes to what is wanted and not subscribed to. Those who wait look once more then: what
-    /// was written before the server knew of them, nobody else tells them.
-    async fn subscribe(&self, wire: &Wire, subscribed: &mut HashSet<StoreKey>) {
-        let mut new = self.watches.wanted();
-        new.retain(|key| !subscribed.contains(key));
-        for keys in new.chunks(CHANNELS_AT_ONCE) {
-            let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
-            let mut connection = wire.connection();
-            match timeout(self.options.timeout, connection.subscribe(&channels)).await {
-                Ok(Ok(())) => {
-                    subscribed.extend(keys);
-                    keys.iter().for_each(|key| self.watches.wake(key));
-                }
-                // Whoever waits still looks from time to time.
-                Ok(Err(error)) => tracing::debug!(%error, "nothing will be heard of writes"),
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// Unsubscribes from what was not wanted the last time either.
-    async fn unsubscribe(
-        &self,
-        wire: &Wire,
-        subscribed: &mut HashSet<StoreKey>,
-        idle: &mut HashSet<StoreKey>,
-    ) {
-        let unwanted: HashSet<_> =
-            subscribed.iter().filter(|key| !self.watches.is_wanted(key)).copied().collect();
-        let over: Vec<_> = unwanted.intersection(idle).copied().collect();
-        for keys in over.chunks(CHANNELS_AT_ONCE) {
-            let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
-            let mut connection = wire.connection();
-            if timeout(self.options.timeout, connection.unsubscribe(&channels)).await.is_err() {
-                return;
-            }
-            for key in keys {
-                subscribed.remove(key);
-                // Wanted again in the meantime: subscribe anew.
-                if self.watches.is_wanted(key) {
-                    self.watches.more.notify_one();
-                }
-            }
-        }
-        *idle = unwanted;
+    /// The same, if somebody waits for an answer.
+    pub(crate) fn waited_at(&self) -> Option<u64> {
+        (self.waiting.load(Ordering::Relaxed) > 0).then(|| self.answered())
     }
 }
 

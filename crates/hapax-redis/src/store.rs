@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
@@ -31,6 +32,57 @@ pub struct RedisStore {
     door: Door,
     swap: Lua,
     load: Lua,
+    counters: Counters,
+}
+
+/// What a store did since it was connected, and what it holds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RedisStats {
+    /// Swaps that were answered, conflicts included.
+    pub swaps: u64,
+    /// Conflicts among them.
+    pub conflicts: u64,
+    /// Loads that were answered.
+    pub loads: u64,
+    /// Swaps whose answer was lost.
+    pub lost: u64,
+    /// Requests refused or never sent: the server, the connection or room was missing.
+    pub refused: u64,
+    /// Connections made; to a cluster, for all of it.
+    pub connections: u64,
+    /// Requests that wait for an answer now.
+    pub waiting: usize,
+    /// Keys that copies in this process wait for now.
+    pub awaited: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    swaps: AtomicU64,
+    conflicts: AtomicU64,
+    loads: AtomicU64,
+    lost: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Counters {
+    fn answered(&self, answer: &Result<Swapped, StoreError>) {
+        let counter = match answer {
+            Ok(swapped) => {
+                if matches!(swapped, Swapped::Conflict(_)) {
+                    count(&self.conflicts);
+                }
+                &self.swaps
+            }
+            Err(StoreError::Ambiguous(_)) => &self.lost,
+            Err(_) => &self.refused,
+        };
+        count(counter);
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 impl RedisStore {
@@ -48,9 +100,28 @@ impl RedisStore {
         let door = Door::new(options.queue_items, options.queue_bytes);
         let link = Link::open(target, options, names.clone(), Arc::clone(&watches)).await?;
         let (swap, load) = (Lua::swap(), Lua::load());
-        let store = Self { link, names, watches, sealer, entropy, door, swap, load };
+        let counters = Counters::default();
+        let store = Self { link, names, watches, sealer, entropy, door, swap, load, counters };
         store.probe().await?;
         Ok(store)
+    }
+
+    /// What it did and what it holds up.
+    #[must_use]
+    pub fn stats(&self) -> RedisStats {
+        let Counters { swaps, conflicts, loads, lost, refused } = &self.counters;
+        let [swaps, conflicts, loads, lost, refused] =
+            [swaps, conflicts, loads, lost, refused].map(|counter| counter.load(Ordering::Relaxed));
+        RedisStats {
+            swaps,
+            conflicts,
+            loads,
+            lost,
+            refused,
+            connections: self.link.connections(),
+            waiting: self.door.inside(),
+            awaited: self.watches.len(),
+        }
     }
 
     /// Runs both scripts on a key that holds nothing, and changes nothing: a user who may not run
@@ -132,6 +203,7 @@ impl fmt::Debug for RedisStore {
         f.debug_struct("RedisStore")
             .field("link", &self.link)
             .field("names", &self.names)
+            .field("stats", &self.stats())
             .field("sealer", &self.sealer)
             .finish_non_exhaustive()
     }
@@ -141,11 +213,19 @@ impl fmt::Debug for RedisStore {
 // be carried out, whole, as the script is; what it did not send yet is not.
 impl Store for RedisStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        Box::pin(self.swap_cell(swap))
+        Box::pin(async move {
+            let answer = self.swap_cell(swap).await;
+            self.counters.answered(&answer);
+            answer
+        })
     }
 
     fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        Box::pin(self.load_cell(key))
+        Box::pin(async move {
+            let answer = self.load_cell(key).await;
+            count(if answer.is_ok() { &self.counters.loads } else { &self.counters.refused });
+            answer
+        })
     }
 
     /// The server removes by itself what is due, so there is nothing to do.

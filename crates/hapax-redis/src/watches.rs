@@ -56,6 +56,10 @@ impl Watches {
         self.lock().keys().copied().collect()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
     pub(crate) fn is_wanted(&self, key: &StoreKey) -> bool {
         self.lock().contains_key(key)
     }

@@ -262,3 +262,25 @@ async fn join<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     .await;
     ready.into_iter().flatten().collect()
 }
+
+#[tokio::test]
+async fn a_store_counts_what_it_does() {
+    let mut server = RedisServer::start().await;
+    let store = connect(&server).await;
+    let claimed = claim(1);
+    stored(&*store, &claimed).await;
+    stored(&*store, &complete(&claimed, 2, b"yes")).await;
+    let conflict = store.swap(claim(1)).await.unwrap();
+    assert!(matches!(conflict, Swapped::Conflict(_)), "{conflict:?}");
+    store.load(&key(1)).await.unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.swaps, stats.conflicts, stats.loads), (3, 1, 1), "{stats:?}");
+    assert_eq!((stats.connections, stats.waiting, stats.lost, stats.refused), (1, 0, 0, 0));
+    server.kill().await;
+    while store.stats().refused == 0 {
+        store.swap(claim(3)).await.unwrap_err();
+    }
+    server.restart().await;
+    while store.load(&key(1)).await.is_err() {}
+    assert!(store.stats().connections > 1, "{:?}", store.stats());
+}
