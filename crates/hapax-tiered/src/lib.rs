@@ -31,6 +31,30 @@
 //! # }
 //! ```
 //!
+//! # Which pair
+//!
+//! | authority | cache | for |
+//! | --- | --- | --- |
+//! | Postgres | Redis | many processes; a retry is answered wherever it arrives |
+//! | Postgres | memory | many processes; a retry that arrives where the first one did |
+//! | a file | memory | one process with many retries: it saves the read, and what sealing costs twice |
+//!
+//! The Redis may evict and need not persist: it is asked for nothing that the authority cannot say.
+//! All processes should be given the same secret, or none; what another one sealed is a miss.
+//!
+//! # When the cache fails
+//!
+//! | what happens | what follows |
+//! | --- | --- |
+//! | it does not answer | each claim waits [`Options::cache_timeout`] (100 ms) at most, then asks the authority; the cache is left alone for a second |
+//! | it forgets, evicts, is emptied | misses |
+//! | it keeps too long, or puts old entries back | nothing: an entry says when it was seen |
+//! | it is written to by others | with a secret: misses. Without: whatever they like is replayed |
+//! | a removal is lost | in this process nothing; others replay until the entry is over |
+//! | the authority's clock steps back | what was seen before is a miss, until the clock is there again |
+//!
+//! No execution begins, or is taken for owned, because of what is in the cache.
+//!
 //! # What it is not
 //!
 //! A first request costs what it costs at the authority, and one look into the cache more. This is

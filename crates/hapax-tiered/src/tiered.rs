@@ -187,6 +187,10 @@ impl Inner {
         let (asked, kept) = (&claim.draft.record, &entry.cell.record);
         let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
         let now = self.guess.now()?;
+        if entry.seen > now.latest {
+            // The authority's clock was set back since, and its age cannot be told.
+            return None;
+        }
         let age = now.latest.since(entry.seen);
         let left = entry.life(self.options.longest).checked_sub(age)?;
         // When everybody takes it for over, whichever end of the guess is right.

@@ -121,6 +121,24 @@ async fn an_old_entry_that_is_put_back_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_entry_that_was_seen_later_than_now_is_not_used() {
+    let world = World::new();
+    let store = world.process();
+    finished(&store, 1, "yes").await;
+    refused(&store, &claim(1, 2)).await;
+    settle().await;
+    world.authority.step_back(30);
+    store.load(&key(9)).await.unwrap();
+    // Nobody can tell its age any more. Seen anew, it is put anew.
+    let before = world.authority.swaps();
+    refused(&store, &claim(1, 3)).await;
+    assert_eq!((store.stats().hits, world.authority.swaps()), (0, before + 1));
+    settle().await;
+    refused(&store, &claim(1, 4)).await;
+    assert_eq!((store.stats().hits, world.authority.swaps()), (1, before + 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_is_seen_here_at_once_and_elsewhere_after_the_ttl() {
     let world = World::new();
     let (here, there) = (world.process(), world.process());

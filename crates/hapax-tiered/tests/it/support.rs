@@ -17,19 +17,23 @@ use tokio::time::Instant;
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
-/// Wall-clock time that follows tokio's, which tests pause.
+/// Wall-clock time that follows tokio's, which tests pause, and that can be set back.
 #[derive(Debug)]
-pub(crate) struct TestClock(Instant);
+pub(crate) struct TestClock {
+    began: Instant,
+    back_seconds: AtomicU64,
+}
 
 impl Default for TestClock {
     fn default() -> Self {
-        Self(Instant::now())
+        Self { began: Instant::now(), back_seconds: AtomicU64::new(0) }
     }
 }
 
 impl Clock for TestClock {
     fn now(&self) -> Timestamp {
-        Timestamp::from_micros(1_790_000_000_000_000).after(self.0.elapsed())
+        let back = self.back_seconds.load(Ordering::SeqCst) * 1_000_000;
+        Timestamp::from_micros(1_790_000_000_000_000 - back).after(self.began.elapsed())
     }
 }
 
@@ -37,14 +41,21 @@ impl Clock for TestClock {
 #[derive(Debug)]
 pub(crate) struct Authority {
     store: MemoryStore,
+    clock: Arc<TestClock>,
     pub(crate) swaps: AtomicU64,
     pub(crate) loses_replies: AtomicBool,
 }
 
 impl Authority {
     pub(crate) fn new() -> Arc<Self> {
-        let store = MemoryStore::new(Arc::new(TestClock::default()), MemoryCapacity::default());
-        Arc::new(Self { store, swaps: AtomicU64::new(0), loses_replies: AtomicBool::new(false) })
+        let clock = Arc::new(TestClock::default());
+        let store = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
+        let (swaps, loses_replies) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { store, clock, swaps, loses_replies })
+    }
+
+    pub(crate) fn step_back(&self, seconds: u64) {
+        self.clock.back_seconds.fetch_add(seconds, Ordering::SeqCst);
     }
 
     pub(crate) fn swaps(&self) -> u64 {
