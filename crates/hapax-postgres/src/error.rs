@@ -13,6 +13,9 @@ pub enum ConnectError {
     /// The URL is none, or names a parameter that is not known.
     #[error("not a PostgreSQL URL: {0}")]
     Url(#[source] Error),
+    /// A certificate or a key cannot be read, or there is no root to trust.
+    #[error("certificates: {0}")]
+    Certificates(String),
     /// The server cannot be reached, or does not let us in.
     #[error("cannot connect to PostgreSQL: {0}")]
     Connect(#[source] Error),

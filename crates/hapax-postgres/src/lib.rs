@@ -63,6 +63,11 @@
 //! retentions early. A step back makes both last longer, and fences of a key grow regardless; only
 //! a key that was purged may see a smaller one, if the clock went back by more than its lease.
 //!
+//! # TLS
+//! With the feature `tls`, a URL with `sslmode=require` makes connections by rustls, to servers
+//! whose certificate a root of the system vouches for; [`Options::tls`] with `Rustls` names other
+//! roots, and a certificate of our own. Without that, connections are in the clear.
+//!
 //! # Its own connections
 //! One connection writes batches ([`Options::lanes`]); one loads, up to four carry swaps that have
 //! to go alone, one pages and purges, and those are closed when they are idle; one listens, if it
@@ -93,4 +98,6 @@ pub use error::{ConnectError, Forgetful, PostgresError};
 pub use options::Options;
 pub use schema::migrations;
 pub use store::{PostgresStats, PostgresStore};
+#[cfg(feature = "tls")]
+pub use tls::rustls::{Certificates, Rustls};
 pub use tls::{Connector, Tls};

@@ -81,8 +81,9 @@ impl Options {
         self
     }
 
-    /// Makes connections by TLS as `connector` has it. Without one, connections are in the clear,
-    /// and a URL with `sslmode=require` is an error.
+    /// Makes connections by TLS as `connector` has it; whether the server may decline is up to the
+    /// URL's `sslmode`. Without one, connections are in the clear, but those of a URL with
+    /// `sslmode=require`: with the feature `tls` they are encrypted, else they fail.
     #[must_use]
     pub fn tls(mut self, connector: Arc<dyn Connector>) -> Self {
         self.connector = connector;
@@ -178,6 +179,12 @@ impl FromStr for Options {
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
     /// `name=value` form.
     fn from_str(url: &str) -> Result<Self, ConnectError> {
-        url.parse().map(Self::new).map_err(ConnectError::Url)
+        let options = url.parse().map(Self::new).map_err(ConnectError::Url)?;
+        #[cfg(feature = "tls")]
+        if options.config.get_ssl_mode() == tokio_postgres::config::SslMode::Require {
+            let tls = crate::tls::rustls::Rustls::new(&Default::default())?;
+            return Ok(options.tls(Arc::new(tls)));
+        }
+        Ok(options)
     }
 }

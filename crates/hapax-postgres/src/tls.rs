@@ -1,5 +1,8 @@
 //! How a connection is made: in the clear, or by TLS.
 
+#[cfg(feature = "tls")]
+pub(crate) mod rustls;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +15,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Soc
 /// A connection's other half, which does the reading and writing. Its stream ends with it.
 pub(crate) type Driver = Pin<Box<dyn Messages>>;
 
-/// Makes connections. Implemented for TLS by [`Tls`].
+/// Makes connections. Implemented for TLS by [`Tls`], and by `Rustls` (feature `tls`).
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
     /// Connects as `config` says.
     ///
@@ -62,8 +65,7 @@ impl Connector for Plain {
     }
 }
 
-/// By TLS, as a connector for tokio-postgres makes it: that of the crate `tokio-postgres-rustls`,
-/// say.
+/// By TLS, as any connector for tokio-postgres makes it.
 #[derive(Clone)]
 pub struct Tls<T>(T);
 

@@ -1,6 +1,7 @@
 //! Measures the store against one statement per request, in one run on one server.
 //!
 //! `cargo run --release -p hapax-postgres --example measure -- rates [SECONDS]`
+//! `cargo run --release -p hapax-postgres --example measure -- ratios [ROUNDS]`
 //! `cargo run --release -p hapax-postgres --example measure -- purge [KEYS]`
 //! `cargo run --release -p hapax-postgres --example measure -- indexes [KEYS]`
 //!
@@ -25,9 +26,10 @@ async fn main() -> Outcome<()> {
     let number = |default: u64| arguments.get(1).map_or(Ok(default), |text| text.parse());
     match arguments.first().map(String::as_str) {
         Some("rates") => rates::measure(number(5)?).await,
+        Some("ratios") => rates::ratios(number(15)?.max(1)).await,
         Some("purge") => purge::measure(number(1_000_000)?).await,
         Some("indexes") => indexes::measure(number(200_000)?).await,
-        _ => Err("one of: rates, purge, indexes".into()),
+        _ => Err("one of: rates, ratios, purge, indexes".into()),
     }
 }
 

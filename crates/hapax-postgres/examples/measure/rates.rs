@@ -64,6 +64,39 @@ pub(crate) async fn measure(seconds: u64) -> Outcome<()> {
     Ok(())
 }
 
+/// What the store costs a single caller, and what it brings many, in terms of one statement per
+/// request, over as many connections as there are callers. Runs alternate, and of each pair only
+/// the ratio counts.
+pub(crate) async fn ratios(rounds: u64) -> Outcome<()> {
+    let server = crate::server().await;
+    let url = server.url("postgres");
+    for prepared in [false, true] {
+        let options: Options = url.parse()?;
+        let store = Arc::new(PostgresStore::connect(options.prepare(prepared)).await?);
+        for callers in [1, 64] {
+            let pool = Arc::new(Pool::new(&server, callers as usize, prepared).await?);
+            let mut ratios = Vec::new();
+            for _ in 0..rounds {
+                let until = Until::Seconds(1);
+                let plain =
+                    drive(Arc::clone(&pool), callers, fresh(), RETENTION, until).await?.rate();
+                let of_store = Arc::new(OfStore(Arc::clone(&store)));
+                let stored = drive(of_store, callers, fresh(), RETENTION, until).await?.rate();
+                ratios.push(stored / plain);
+            }
+            ratios.sort_by(f64::total_cmp);
+            let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+            println!(
+                "{callers:>3} callers{}: {:.2} times the requests, median of {}",
+                if prepared { ", prepared" } else { "" },
+                ratios[ratios.len() / 2],
+                shown.join(" ")
+            );
+        }
+    }
+    Ok(())
+}
+
 async fn run<S: Server>(
     postgres: &PostgresServer,
     name: &str,

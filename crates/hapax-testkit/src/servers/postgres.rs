@@ -1,7 +1,8 @@
 //! PostgreSQL, and PgBouncer in front of it.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -15,6 +16,7 @@ use super::{EVERY, PATIENCE, free_port, loopback, program, tail};
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     settings: Vec<(String, String)>,
+    certificate: Option<(String, String)>,
 }
 
 impl PostgresOptions {
@@ -30,6 +32,13 @@ impl PostgresOptions {
     pub fn set(mut self, parameter: &str, value: impl Into<String>) -> Self {
         self.settings.push((parameter.into(), value.into()));
         self
+    }
+
+    /// Has it encrypt, by this certificate and its key, in PEM.
+    #[must_use]
+    pub fn encrypted(mut self, chain: String, key: String) -> Self {
+        self.certificate = Some((chain, key));
+        self.set("ssl", "on")
     }
 }
 
@@ -177,6 +186,16 @@ impl PostgresServer {
         command.arg("--pgdata").arg(self.data()).args(arguments).arg("--no-sync");
         let made = self.spawn(command).wait_with_output().await.expect("initdb can be awaited");
         assert!(made.status.success(), "initdb fails:\n{}", tail(&self.log()));
+        if let Some((chain, key)) = &self.options.certificate {
+            for (name, pem) in [("server.crt", chain), ("server.key", key)] {
+                let file = self.data().join(name);
+                std::fs::write(&file, pem).expect("a file");
+                std::fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("it is ours");
+                if let Some(user) = &self.user {
+                    user.give(&file);
+                }
+            }
+        }
     }
 
     async fn try_start(&mut self) -> bool {

@@ -8,5 +8,7 @@ mod scramble;
 mod secrets;
 mod suite;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod transactions;
 mod waking;
