@@ -35,6 +35,11 @@ pub enum ConnectError {
     /// The server cannot keep what a store promises.
     #[error(transparent)]
     Unfit(#[from] Unfit),
+    /// Other processes write under another secret, or under none while one is given here, or the
+    /// other way round: their keys would be other keys, and nothing would protect one from the
+    /// other.
+    #[error("the server is used with another secret than the one that was given")]
+    OtherSecret,
 }
 
 impl ConnectError {

@@ -17,6 +17,11 @@ impl Names {
         format!("{}{key}", self.0)
     }
 
+    /// Where the names of secrets are. No cell's: it is no hexadecimal number.
+    pub(crate) fn secrets(&self) -> String {
+        format!("{}secrets", self.0)
+    }
+
     /// What has such a name; `None` for a name that is not ours.
     pub(crate) fn key(&self, name: &[u8]) -> Option<StoreKey> {
         let digits = name.strip_prefix(self.0.as_bytes())?;

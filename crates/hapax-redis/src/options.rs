@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+use hapax::{Entropy, Key, Scope, Sealer, Secret, StoreKey, SystemEntropy};
 
 use crate::error::ConnectError;
 use crate::target::Target;
@@ -156,6 +156,18 @@ impl Options {
             };
         };
         Ok(self.previous.iter().fold(Sealer::keyed(secret), Sealer::previously))
+    }
+
+    /// Names of the secrets, the one in force first: they tell secrets apart without telling them.
+    pub(crate) fn secret_names(&self) -> Vec<String> {
+        let name = |secret: &Secret| {
+            let scope = Scope::of([("hapax-redis", "secret check")]);
+            // The shortest of keys: any would do, within a scope that nobody else has.
+            let key = Key::new("-").ok();
+            key.map(|key| StoreKey::derive(Some(secret), &scope, &key).to_string())
+        };
+        let ring: Vec<_> = self.secret.iter().chain(&self.previous).filter_map(name).collect();
+        if ring.is_empty() { vec!["0".repeat(64)] } else { ring }
     }
 
     /// What the URL says, and whether the rest goes with it.

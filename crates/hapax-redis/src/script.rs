@@ -20,6 +20,11 @@ impl Lua {
         Self::new(include_str!("load.lua"))
     }
 
+    /// Agrees on secrets.
+    pub(crate) fn secrets() -> Self {
+        Self::new(include_str!("secrets.lua"))
+    }
+
     fn new(text: &'static str) -> Self {
         Self { text, hash: Script::new(text).get_hash().to_owned() }
     }

@@ -98,11 +98,13 @@ impl RedisStore {
         let watches = Arc::new(Watches::default());
         let entropy = Arc::clone(&options.entropy);
         let door = Door::new(options.queue_items, options.queue_bytes);
+        let secrets = options.secret_names();
         let link = Link::open(target, options, names.clone(), Arc::clone(&watches)).await?;
         let (swap, load) = (Lua::swap(), Lua::load());
         let counters = Counters::default();
         let store = Self { link, names, watches, sealer, entropy, door, swap, load, counters };
         store.probe().await?;
+        store.agree(&secrets).await?;
         Ok(store)
     }
 
@@ -133,14 +135,29 @@ impl RedisStore {
             match self.run(script, &nowhere, arguments).await {
                 Ok(_) | Err(Failure::Foreign) => {}
                 Err(Failure::Nothing(error) | Failure::Unknown(error)) => {
-                    return Err(match error {
-                        RedisStoreError::Redis(source) => ConnectError::of("EVALSHA", source),
-                        _ => ConnectError::TimedOut(self.link.timeout()),
-                    });
+                    return Err(self.refused(error));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Enters the secret that is in force, unless others are in use and none of ours is among them.
+    async fn agree(&self, secrets: &[String]) -> Result<(), ConnectError> {
+        let names: Vec<_> = secrets.iter().map(String::as_bytes).collect();
+        match self.run(&Lua::secrets(), &self.names.secrets(), &names).await {
+            Ok(Value::Int(1)) => Ok(()),
+            // What is there is not ours to overwrite.
+            Ok(_) | Err(Failure::Foreign) => Err(ConnectError::OtherSecret),
+            Err(Failure::Nothing(error) | Failure::Unknown(error)) => Err(self.refused(error)),
+        }
+    }
+
+    fn refused(&self, error: RedisStoreError) -> ConnectError {
+        match error {
+            RedisStoreError::Redis(source) => ConnectError::of("EVALSHA", source),
+            _ => ConnectError::TimedOut(self.link.timeout()),
+        }
     }
 
     /// Runs a script: by its name, and by its text where the server does not know the name. Not

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
-use hapax_redis::RedisStore;
+use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 
 use super::support::{Same, at, claim, complete, key, stored};
@@ -86,7 +86,38 @@ async fn secrets_change_without_losing_what_is_there() {
     assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
     let only_new = RedisStore::connect(at(server.port()).secret(second)).await.unwrap();
     assert!(only_new.load(&key(1)).await.unwrap().cell.is_some());
-    let none = RedisStore::connect(at(server.port())).await.unwrap();
-    let swapped = none.swap(claim(1)).await;
-    assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
+    // And one that knows neither does not get that far.
+    let none = RedisStore::connect(at(server.port())).await.unwrap_err();
+    assert!(matches!(none, ConnectError::OtherSecret), "{none}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_with_different_secrets_do_not_share_a_server() {
+    let server = RedisServer::start().await;
+    let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
+    // At once, so that each may find nothing: one of them is first.
+    let mut starting = tokio::task::JoinSet::new();
+    for secret in [first.clone(), second.clone()] {
+        let options = at(server.port()).secret(secret);
+        starting.spawn(async move { RedisStore::connect(options).await });
+    }
+    let started = starting.join_all().await;
+    let refused = started.iter().filter(|one| matches!(one, Err(ConnectError::OtherSecret)));
+    assert_eq!((refused.count(), started.iter().filter(|one| one.is_ok()).count()), (1, 1));
+    let connect = async |options: Options| RedisStore::connect(options).await.map(drop);
+    let was_first = connect(at(server.port()).secret(first.clone())).await.is_ok();
+    let known = if was_first { first } else { second };
+    for options in [at(server.port()), at(server.port()).secret(third.clone())] {
+        let refused = connect(options).await.unwrap_err();
+        assert!(matches!(refused, ConnectError::OtherSecret), "{refused}");
+    }
+    // Another prefix is another place.
+    connect(at(server.port()).prefix("other:")).await.unwrap();
+    let refused = connect(at(server.port()).prefix("other:").secret(known.clone())).await;
+    assert!(matches!(refused, Err(ConnectError::OtherSecret)), "{refused:?}");
+    // Whoever knows the one in use may bring another, and those who only know the old one go on.
+    let both = at(server.port()).secret(third.clone()).previous_secret(known.clone());
+    connect(both).await.unwrap();
+    connect(at(server.port()).secret(known)).await.unwrap();
+    connect(at(server.port()).secret(third)).await.unwrap();
 }
