@@ -42,24 +42,23 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Link, ConnectError> {
             look::check(link.client(), options).await?;
         }
         let schema = options.schema.as_deref();
-        agree(link.client(), schema, &options.ring).await?;
+        agree(link.client(), schema, options.ring.last()).await?;
         link.prepare(setup).await
     };
     timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;
     Ok(link)
 }
 
-/// Enters the current secret, unless others are in use and none of ours is among them.
-async fn agree(client: &Client, schema: Option<&str>, ring: &[Secret]) -> Result<(), ConnectError> {
+/// Makes sure that everybody names keys by the same secret.
+async fn agree(
+    client: &Client,
+    schema: Option<&str>,
+    secret: Option<&Secret>,
+) -> Result<(), ConnectError> {
     let secrets = qualified(schema, "hapax_secrets");
-    let names: Vec<Vec<u8>> = if ring.is_empty() {
-        vec![name(None)]
-    } else {
-        ring.iter().map(|secret| name(Some(secret))).collect()
-    };
-    let current = &names[0];
+    let name = name(secret);
     let known = format!("SELECT EXISTS (SELECT FROM {secrets} WHERE name = $1)");
-    if is_true(client, &known, &[(current, Type::BYTEA)]).await? {
+    if is_true(client, &known, &[(&name, Type::BYTEA)]).await? {
         return Ok(());
     }
     // Under a lock: two that come first with different secrets must not both find nothing.
@@ -67,16 +66,12 @@ async fn agree(client: &Client, schema: Option<&str>, ring: &[Secret]) -> Result
     client.batch_execute(&begin).await.map_err(ConnectError::Query)?;
     let enter = format!(
         "WITH entered AS (
-            INSERT INTO {secrets} (name) SELECT $1
-            WHERE NOT EXISTS (SELECT FROM {secrets})
-                OR EXISTS (SELECT FROM {secrets} WHERE name = ANY ($2))
-            ON CONFLICT DO NOTHING
+            INSERT INTO {secrets} (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM {secrets})
             RETURNING 1
         )
         SELECT EXISTS (SELECT FROM entered) OR EXISTS (SELECT FROM {secrets} WHERE name = $1)"
     );
-    let entered =
-        is_true(client, &enter, &[(current, Type::BYTEA), (&names, Type::BYTEA_ARRAY)]).await?;
+    let entered = is_true(client, &enter, &[(&name, Type::BYTEA)]).await?;
     client.batch_execute("COMMIT").await.map_err(ConnectError::Query)?;
     if entered { Ok(()) } else { Err(ConnectError::OtherSecret) }
 }

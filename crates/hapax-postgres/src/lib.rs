@@ -53,10 +53,11 @@
 //! transaction, passing by what is locked; autovacuum does the rest.
 //!
 //! # The secret
-//! Processes that share the tables must share the secret, or none: under another secret the same
-//! key has another name, and nothing would stop its second execution. So whoever comes with
-//! another is refused ([`ConnectError::OtherSecret`]), unless it also knows one that is in use
-//! ([`Options::previous_secret`]). To begin with another one all the same, empty `hapax_secrets`.
+//! Processes that share the tables must name keys by the same secret, or all by none: else the same key
+//! has two names, and nothing stops its second execution. Whoever comes with another is refused
+//! ([`ConnectError::OtherSecret`]). So a secret that is replaced ([`Options::previous_secret`]) no
+//! longer seals, but goes on naming keys; to begin with another one all the same, empty
+//! `hapax_secrets` and `hapax_cells`.
 //!
 //! # The clock
 //! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends

@@ -60,14 +60,16 @@ impl Options {
         }
     }
 
-    /// Seals records under `secret`. Give it to the engine as well, which names keys by it.
+    /// Seals records under `secret`. The engine is given
+    /// [`PostgresStore::secret`](crate::PostgresStore::secret).
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.ring.insert(0, secret);
         self
     }
 
-    /// Also opens records that were sealed under `secret`, an earlier one.
+    /// Also opens records that were sealed under `secret`, an earlier one. May be called for
+    /// several, the oldest last: that one goes on naming keys.
     #[must_use]
     pub fn previous_secret(mut self, secret: Secret) -> Self {
         self.ring.push(secret);

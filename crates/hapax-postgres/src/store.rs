@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::store::{BoxFuture, Notify, Page, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Inspect, Sealer, Store, StoreError, StoreKey};
+use hapax::{Inspect, Sealer, Secret, Store, StoreError, StoreKey};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -89,6 +89,12 @@ impl PostgresStore {
         let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep), link));
         let finished = Mutex::new(Some(finished));
         Ok(Self { shared, sealer, upkeep, listener, finished })
+    }
+
+    /// The secret that names keys, the oldest that it was given: for the engine.
+    #[must_use]
+    pub fn secret(&self) -> Option<&Secret> {
+        self.shared.setup.options.ring.last()
     }
 
     /// What it did and what it holds up.

@@ -17,9 +17,9 @@ impl Names {
         format!("{}{key}", self.0)
     }
 
-    /// Where the names of secrets are. No cell's: it is no hexadecimal number.
-    pub(crate) fn secrets(&self) -> String {
-        format!("{}secrets", self.0)
+    /// Where the name of the secret is. No cell's: it is no hexadecimal number.
+    pub(crate) fn secret(&self) -> String {
+        format!("{}secret", self.0)
     }
 
     /// What has such a name; `None` for a name that is not ours.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, Key, Scope, Sealer, Secret, StoreKey, SystemEntropy};
+use hapax::{Entropy, Sealer, Secret, SystemEntropy};
 
 use crate::error::ConnectError;
 use crate::target::Target;
@@ -83,8 +83,8 @@ impl Options {
         self
     }
 
-    /// Seals records under this secret; give it to the engine as well, which names them by it. By
-    /// default there is none: whoever reads the server then reads outcomes.
+    /// Seals records under this secret. By default there is none: whoever reads the server then
+    /// reads outcomes. The engine is given [`RedisStore::secret`](crate::RedisStore::secret).
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
@@ -92,7 +92,7 @@ impl Options {
     }
 
     /// Also opens records that were sealed under `secret`, an earlier one. May be called for
-    /// several.
+    /// several, the oldest last: that one goes on naming keys.
     #[must_use]
     pub fn previous_secret(mut self, secret: Secret) -> Self {
         self.previous.push(secret);
@@ -158,16 +158,9 @@ impl Options {
         Ok(self.previous.iter().fold(Sealer::keyed(secret), Sealer::previously))
     }
 
-    /// Names of the secrets, the one in force first: they tell secrets apart without telling them.
-    pub(crate) fn secret_names(&self) -> Vec<String> {
-        let name = |secret: &Secret| {
-            let scope = Scope::of([("hapax-redis", "secret check")]);
-            // The shortest of keys: any would do, within a scope that nobody else has.
-            let key = Key::new("-").ok();
-            key.map(|key| StoreKey::derive(Some(secret), &scope, &key).to_string())
-        };
-        let ring: Vec<_> = self.secret.iter().chain(&self.previous).filter_map(name).collect();
-        if ring.is_empty() { vec!["0".repeat(64)] } else { ring }
+    /// The secret that names keys: the oldest.
+    pub(crate) fn naming_secret(&self) -> Option<&Secret> {
+        self.previous.last().or(self.secret.as_ref())
     }
 
     /// What the URL says, and whether the rest goes with it.

@@ -20,9 +20,9 @@ impl Lua {
         Self::new(include_str!("load.lua"))
     }
 
-    /// Agrees on secrets.
-    pub(crate) fn secrets() -> Self {
-        Self::new(include_str!("secrets.lua"))
+    /// Agrees on the secret that names keys.
+    pub(crate) fn secret() -> Self {
+        Self::new(include_str!("secret.lua"))
     }
 
     fn new(text: &'static str) -> Self {

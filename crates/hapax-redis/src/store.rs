@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
-use hapax::{Entropy, Inspect, Notify, Sealer, State, Store, StoreError, StoreKey};
+use hapax::{
+    Entropy, Inspect, Key, Notify, Scope, Sealer, Secret, State, Store, StoreError, StoreKey,
+};
 use redis::Value;
 
 use crate::cell::{self, Answer, micros};
@@ -28,6 +30,7 @@ pub struct RedisStore {
     names: Names,
     watches: Arc<Watches>,
     sealer: Sealer,
+    secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     door: Door,
     swap: Lua,
@@ -98,14 +101,21 @@ impl RedisStore {
         let watches = Arc::new(Watches::default());
         let entropy = Arc::clone(&options.entropy);
         let door = Door::new(options.queue_items, options.queue_bytes);
-        let secrets = options.secret_names();
+        let secret = options.naming_secret().cloned();
         let link = Link::open(target, options, names.clone(), Arc::clone(&watches)).await?;
         let (swap, load) = (Lua::swap(), Lua::load());
         let counters = Counters::default();
-        let store = Self { link, names, watches, sealer, entropy, door, swap, load, counters };
+        let store =
+            Self { link, names, watches, sealer, secret, entropy, door, swap, load, counters };
         store.probe().await?;
-        store.agree(&secrets).await?;
+        store.agree().await?;
         Ok(store)
+    }
+
+    /// The secret that names keys, the oldest that it was given: for the engine.
+    #[must_use]
+    pub const fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
     }
 
     /// What it did and what it holds up.
@@ -142,10 +152,10 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Enters the secret that is in force, unless others are in use and none of ours is among them.
-    async fn agree(&self, secrets: &[String]) -> Result<(), ConnectError> {
-        let names: Vec<_> = secrets.iter().map(String::as_bytes).collect();
-        match self.run(&Lua::secrets(), &self.names.secrets(), &names).await {
+    /// Makes sure that everybody names keys by the same secret.
+    async fn agree(&self) -> Result<(), ConnectError> {
+        let name = secret_name(self.secret.as_ref());
+        match self.run(&Lua::secret(), &self.names.secret(), &[name.as_bytes()]).await {
             Ok(Value::Int(1)) => Ok(()),
             // What is there is not ours to overwrite.
             Ok(_) | Err(Failure::Foreign) => Err(ConnectError::OtherSecret),
@@ -289,6 +299,16 @@ impl Notify for RedisStore {
         let watching = self.watches.watch(*key);
         Box::pin(watching.written())
     }
+}
+
+/// Tells a secret from others without telling it.
+fn secret_name(secret: Option<&Secret>) -> String {
+    let named = |secret| {
+        let scope = Scope::of([("hapax-redis", "secret check")]);
+        // The shortest of keys: any would do, within a scope that nobody else has.
+        Key::new("-").ok().map(|key| StoreKey::derive(Some(secret), &scope, &key).to_string())
+    };
+    secret.and_then(named).unwrap_or_else(|| "none".into())
 }
 
 /// Bytes of outcomes and checkpoints after which a page ends early.

@@ -29,7 +29,7 @@ ALTER TABLE hapax_cells ALTER COLUMN sealed SET STORAGE EXTERNAL;
 
 CREATE INDEX IF NOT EXISTS hapax_cells_sweep ON hapax_cells (sweep_at);
 
--- Which secrets records were written under, by a hash that does not tell them.
+-- The secret that keys are named by, as a hash that does not tell it: one row.
 CREATE TABLE IF NOT EXISTS hapax_secrets (
     name  bytea PRIMARY KEY,
     since timestamptz NOT NULL DEFAULT clock_timestamp()
