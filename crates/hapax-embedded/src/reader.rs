@@ -12,8 +12,8 @@ use crate::database::{CELLS, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::shared::{Shared, name};
 
-/// Sealed bytes after which a page ends early.
-const PAGE_BYTES: usize = 8 << 20;
+/// Sealed bytes after which a page ends early. There are two of a record while it is opened.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// A read that waits for the disk.
 #[derive(Debug)]
