@@ -2,7 +2,7 @@
 --
 -- Only the primary key and sweep_at are indexed, and what claims, renewals and completions write
 -- leaves both alone: so an update needs no new index entries (HOT), as long as the page has room,
--- which is what the fill factor is for.
+-- which is what the fill factor is for. A finished record is about twice as long as a claim.
 CREATE TABLE IF NOT EXISTS hapax_cells (
     -- Microseconds since 1970, by this server's clock.
     sweep_at    bigint,           -- when the sweep looks at it, never later than due_at; null: never
@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS hapax_cells (
     CHECK ((keep_until IS NULL) = (due_at IS NULL)),
     CHECK (due_at >= keep_until)
 ) WITH (
-    fillfactor = 70,
+    fillfactor = 50,
     -- A day of records is replaced every day: clean up after a twentieth of it, not a fifth.
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_analyze_scale_factor = 0.05,
