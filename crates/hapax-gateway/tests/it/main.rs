@@ -12,6 +12,7 @@ mod copies;
 mod drain;
 mod failures;
 mod load;
+mod operators;
 mod proxy;
 mod reconcile;
 mod refused;
