@@ -16,8 +16,8 @@ use crate::exit::Failure;
 use crate::logging;
 pub(crate) use args::GatewayArgs;
 
-/// Supervisors may say it twice, to a process and to its group. Nobody who means it a second time
-/// does so sooner.
+/// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
+/// means it a second time says it later, or once more.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until it is told to end.

@@ -86,14 +86,15 @@ pub struct Config {
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections of clients; further ones wait to be accepted. Default 2,048.
+    /// Connections of clients; further ones wait to be accepted. Default 1,024.
     pub connections: usize,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
-    /// The program has [24 MiB](Limits::PROGRAM) of it, and each connection
-    /// [128 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
-    /// is a file, for what waits to be written to it, and for outcomes that are held back while
-    /// the store is away (64 MiB of each at most). What is left is for bodies of more than
+    /// The program has [32 MiB](Limits::PROGRAM) of it, and each connection
+    /// [192 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
+    /// is a file, for what waits to be written to it, for outcomes that are held back while
+    /// the store is away, and for large records on their way from it; a `memory:` store
+    /// keeps its records in three eighths. What is left is for bodies of more than
     /// 16 KiB of requests with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
@@ -110,7 +111,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 2048,
+            connections: 1024,
             memory: 512 << 20,
             head_timeout: Duration::from_secs(30),
             stall: Duration::from_secs(30),
@@ -198,7 +199,7 @@ impl Config {
         }
         let largest =
             LargestBodies { request: self.max_request_body, response: self.max_response_body };
-        let memory = self.limits.shares(&largest, self.store == StoreUrl::Memory)?;
+        let memory = self.limits.shares(largest)?;
         if self.store_outage == StoreOutage::Open {
             match self.on_unknown {
                 OnUnknown::Reexecute => {}

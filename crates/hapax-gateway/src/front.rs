@@ -15,7 +15,7 @@ use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use crate::auth::{Auth, Refused};
@@ -139,10 +139,12 @@ pub(crate) struct Patient {
     patience: Duration,
     paced: bool,
     auth: Option<Arc<Auth>>,
-    begun: Option<Instant>,
     received: usize,
-    /// Set while it waits for the client.
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// How long it waited for the client, in all.
+    waited: Duration,
+    /// Since when, and until when, it waits for the client now. Whether the client could have sent
+    /// more while nobody read is not for it to answer for.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 /// Bytes a second. While a body is read, its whole share of memory is taken; a client that sends
@@ -152,7 +154,8 @@ const PACE: usize = 8 * 1024;
 impl Patient {
     /// Fails after a silence of `patience`; `paced`: or where it is too slow.
     pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
-        Self { body, patience, paced, auth: None, begun: None, received: 0, waiting: None }
+        let waited = Duration::ZERO;
+        Self { body, patience, paced, auth: None, received: 0, waited, waiting: None }
     }
 
     /// Without trailers that are `auth`'s to set.
@@ -160,14 +163,13 @@ impl Patient {
         Self { auth, ..self }
     }
 
-    fn deadline(&mut self) -> Instant {
-        let now = Instant::now();
-        let silence = now + self.patience;
+    /// How long it may be silent now.
+    fn silence(&self) -> Duration {
         if !self.paced {
-            return silence;
+            return self.patience;
         }
         let due = Duration::from_secs_f64(self.received as f64 / PACE as f64);
-        silence.min(*self.begun.get_or_insert(now) + self.patience + due)
+        self.patience.min((self.patience + due).saturating_sub(self.waited))
     }
 }
 
@@ -181,7 +183,9 @@ impl http_body::Body for Patient {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            this.waiting = None;
+            if let Some((since, _)) = this.waiting.take() {
+                this.waited += since.elapsed();
+            }
             if let Some(Ok(frame)) = &mut frame {
                 this.received += frame.data_ref().map_or(0, Bytes::len);
                 if let Some(trailers) = frame.trailers_mut() {
@@ -193,12 +197,10 @@ impl http_body::Body for Patient {
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        if this.waiting.is_none() {
-            this.waiting = Some(Box::pin(sleep_until(this.deadline())));
-        }
-        if let Some(timer) = &mut this.waiting
-            && timer.as_mut().poll(cx).is_ready()
-        {
+        let silence = this.silence();
+        let begin = || (Instant::now(), Box::pin(sleep(silence)));
+        let (_, timer) = this.waiting.get_or_insert_with(begin);
+        if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err("the client sends too slowly".into())));
         }
         Poll::Pending

@@ -31,9 +31,9 @@ use crate::store::{Opened, StoreOpenError};
 use crate::upstream::Upstream;
 use crate::work::{Phase, Work};
 
-/// How many requests to the upstream may be under way: those of all connections, and executions
-/// whose clients have hung up.
-const PER_CONNECTION: usize = 2;
+/// How many requests to the upstream may be under way for each connection: its own, and that of a
+/// client that has hung up.
+const UNDER_WAY: usize = 2;
 
 /// How long connections may take to write their last answers.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -110,7 +110,8 @@ impl Gateway {
         run(&config, settled, listeners, opened)
     }
 
-    /// Starts a gateway on a store that is open already; `config.store` is ignored.
+    /// Starts a gateway on a store that is open already; `config.store` is ignored,
+    /// and the store's part of the memory is for whoever opened it to keep.
     ///
     /// # Errors
     /// [`StartError`].
@@ -238,7 +239,7 @@ fn run(
         let timeout = config.upstream_timeout;
         Asker::new(target, scope_headers.clone(), config.max_response_body, timeout)
     });
-    let concurrent = config.limits.connections.saturating_mul(PER_CONNECTION);
+    let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
     let metrics = Arc::new(Metrics::new(config.retention));
     let auth = settled.auth.zip(config.auth.as_ref());

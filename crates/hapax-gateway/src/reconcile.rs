@@ -1,5 +1,6 @@
 //! Asking a service what became of an operation.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
+use tokio::sync::Semaphore;
 
 use crate::keys::bodiless;
 use crate::upstream::Upstream;
@@ -21,6 +23,10 @@ const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-stat
 /// How many questions may be under way at once.
 const CONCURRENT: usize = 256;
 
+/// How many answers are read at once; further ones wait in order, unread, for as long as whoever asked
+/// does. Each may have as many bytes as a response that is kept.
+const READ_AT_ONCE: usize = 4;
+
 /// Asks by `GET`: 2xx means that it happened and this is the response; 404 that it did not, and
 /// never will under the fence that was asked about; anything else that nobody can say yet.
 #[derive(Clone, Debug)]
@@ -29,6 +35,7 @@ pub(crate) struct Asker {
     path: PathAndQuery,
     scope: Vec<HeaderName>,
     max_body: usize,
+    readers: Arc<Semaphore>,
 }
 
 impl Asker {
@@ -41,7 +48,8 @@ impl Asker {
         timeout: Duration,
     ) -> Self {
         let upstream = Upstream::new(authority, timeout, CONCURRENT);
-        Self { upstream, path, scope, max_body }
+        let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
+        Self { upstream, path, scope, max_body, readers }
     }
 
     /// Where it asks.
@@ -83,14 +91,14 @@ impl Asker {
             tracing::warn!("the reconcile URL answered with an invalid Idempotency-Status");
             return Reconciled::CannotSay;
         };
-        let Ok(body) = Limited::new(body, self.max_body).collect().await else {
+        let Some(body) = read(body, self.max_body, &self.readers).await else {
             tracing::warn!("the reconcile URL's answer broke off, or is too large to keep");
             return Reconciled::CannotSay;
         };
         parts.status = status;
         // The named status may be one that has no body; and where the body was chunked, the length
         // may be a lie.
-        let body = if bodiless(status) { Bytes::new() } else { body.to_bytes() };
+        let body = if bodiless(status) { Bytes::new() } else { body };
         let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
         if bodiless(status) || length.is_some_and(|it| it != body.len().to_string().as_bytes()) {
             parts.headers.remove(CONTENT_LENGTH);
@@ -105,6 +113,24 @@ impl Reconcile for Asker {
     }
 }
 
+/// A body of at most `max` bytes, read when it is its turn; `None` if there is no such body.
+///
+/// Dropped, it gives up its turn.
+async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<Bytes> {
+    // The semaphore is never closed.
+    let _turn = readers.acquire().await.ok()?;
+    let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());
+    let mut body = Limited::new(body, max);
+    // Piece by piece into one buffer: what is read is there once.
+    let mut bytes = Vec::with_capacity(length.unwrap_or_default().min(max));
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.ok()?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Some(bytes.into_boxed_slice().into())
+}
+
 /// The status of the operation: the answer's own, unless it names another. `None`: it names none
 /// that a response can have, and guessing would make up an outcome.
 fn status(own: StatusCode, headers: &HeaderMap) -> Option<StatusCode> {
@@ -117,7 +143,71 @@ fn status(own: StatusCode, headers: &HeaderMap) -> Option<StatusCode> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    use http_body::Frame;
+    use tokio::sync::mpsc;
+
     use super::*;
+
+    /// What is sent to it, until nobody sends any more.
+    struct Sent(mpsc::UnboundedReceiver<Bytes>);
+
+    impl http_body::Body for Sent {
+        type Data = Bytes;
+        type Error = hapax_http::BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        }
+    }
+
+    #[test]
+    fn few_answers_are_read_at_once() {
+        let readers = Semaphore::new(READ_AT_ONCE);
+        let mut cx = Context::from_waker(Waker::noop());
+        let begin = || {
+            let (send, sent) = mpsc::unbounded_channel();
+            (send, Box::pin(read(Body::new(Sent(sent)), 8, &readers)))
+        };
+        let mut open: Vec<_> = (0..READ_AT_ONCE).map(|_| begin()).collect();
+        for (_, reading) in &mut open {
+            assert!(reading.as_mut().poll(&mut cx).is_pending());
+        }
+        // Whole, but not read.
+        let (send, mut waiting) = begin();
+        send.send(Bytes::from_static(b"whole")).unwrap();
+        drop(send);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        // One that is given up, like one that ends, lets the next one read.
+        drop(open.pop());
+        let Poll::Ready(Some(body)) = waiting.as_mut().poll(&mut cx) else { panic!() };
+        assert_eq!(body, "whole");
+        drop(waiting);
+        let (send, reading) = &mut open[0];
+        for piece in ["12345", "6789"] {
+            send.send(Bytes::from_static(piece.as_bytes())).unwrap();
+        }
+        assert_eq!(reading.as_mut().poll(&mut cx), Poll::Ready(None));
+        assert!(pin!(readers.acquire_many(2)).poll(&mut cx).is_ready());
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_read_whole_and_kept_once() {
+        let readers = Semaphore::new(1);
+        let (send, sent) = mpsc::unbounded_channel();
+        for piece in ["a", "", "bc"] {
+            send.send(Bytes::from_static(piece.as_bytes())).unwrap();
+        }
+        drop(send);
+        assert_eq!(read(Body::new(Sent(sent)), 3, &readers).await.unwrap(), "abc");
+        assert_eq!(read(Body::from(Bytes::from_static(b"abc")), 3, &readers).await.unwrap(), "abc");
+        assert_eq!(read(Body::from(Bytes::from_static(b"abcd")), 3, &readers).await, None);
+    }
 
     #[test]
     fn a_named_status_wins_and_a_bad_one_says_nothing() {

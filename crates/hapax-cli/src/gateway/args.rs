@@ -151,14 +151,14 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE", default_value = "1MiB")]
     max_response_body: Size,
 
-    /// The memory that the process may take in all: 128 KiB for each of --max-connections, 24 MiB
+    /// The memory that the process may take in all: 192 KiB for each of --max-connections, 32 MiB
     /// for the program, and the rest for the store, outcomes held back, and bodies
     #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE", default_value = "512MiB")]
     max_memory: Size,
 
     /// Connections of clients; further ones wait to be accepted
     #[arg(
-        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 2048,
+        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 1024,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     max_connections: u32,
@@ -203,8 +203,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", value_parser = FalseyValueParser::new())]
     replay_set_cookie: bool,
 
-    /// On SIGTERM: how long work in hand may take to finish; a second SIGTERM, a second later or
-    /// more, ends at once
+    /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
+    /// later or more, ends at once
     #[arg(
         long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR", default_value = "25s",
         value_parser = parse_duration

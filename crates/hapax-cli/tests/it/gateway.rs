@@ -141,17 +141,26 @@ fn a_second_sigterm_ends_at_once() {
 
 #[test]
 fn two_sigterms_at_once_are_one() {
+    two_at_once_are_one(Signal::TERM);
+}
+
+#[test]
+fn two_interrupts_at_once_are_one() {
+    two_at_once_are_one(Signal::INT);
+}
+
+fn two_at_once_are_one(signal: Signal) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::logged(upstream.address, folder.path(), &["--drain-timeout", "1h"]);
     let asked = send(gateway.address, "k", "x");
     let waiting = upstream.next();
-    gateway.signal(Signal::TERM);
+    gateway.signal(signal);
     // Until the first has been heard, so that the kernel does not make one of both.
     let log = || std::fs::read_to_string(folder.path().join("log")).unwrap();
     while !log().contains("draining") {
         std::thread::yield_now();
     }
-    gateway.signal(Signal::TERM);
+    gateway.signal(signal);
     waiting.answer("201 Created", "done");
     assert_eq!(receive(&asked).map(|answer| answer.body), Some("done".into()));
     assert_eq!(gateway.wait(), 0);

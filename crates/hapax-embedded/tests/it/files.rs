@@ -261,6 +261,23 @@ async fn damage_in_the_file_is_an_error_for_its_key_alone() {
 }
 
 #[tokio::test]
+async fn a_page_of_large_records_ends_early_and_goes_on() {
+    let (_directory, path) = temporary();
+    let store = EmbeddedStore::open(Options::new(&path).secret(SecretSource::None)).unwrap();
+    let large = vec![b'x'; 700 << 10];
+    for of in 1..=3 {
+        let claimed = claim(of);
+        stored(&store, &claimed).await;
+        stored(&store, &complete(&claimed, of + 10, &large)).await;
+    }
+    let limit = std::num::NonZeroU32::new(10).unwrap();
+    let first = hapax::Inspect::page(&store, None, limit).await.unwrap();
+    assert_eq!((first.cells.len(), first.more), (2, true), "a mebibyte, and what crosses it");
+    let rest = hapax::Inspect::page(&store, Some(first.cells[1].0), limit).await.unwrap();
+    assert_eq!((rest.cells.len(), rest.more), (1, false));
+}
+
+#[tokio::test]
 async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     let (directory, path) = temporary();
     let options = Options::new(&path).secret(SecretSource::None);
