@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tower_layer::Layer;
 
 use crate::admin::{self, Admin};
+use crate::auth::Auth;
 use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
@@ -240,8 +241,13 @@ fn run(
     });
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
+    let metrics = Arc::new(Metrics::new(config.retention));
+    let auth = settled.auth.zip(config.auth.as_ref());
+    let auth = auth.map(|(target, told)| Auth::new(target, told, Arc::clone(&metrics)));
+    let auth = auth.map(Arc::new);
     let upstreams = std::iter::once(&upstream)
         .chain(asker.as_ref().map(Asker::upstream))
+        .chain(auth.as_deref().map(Auth::upstream))
         .cloned()
         .collect::<Vec<_>>();
 
@@ -261,7 +267,6 @@ fn run(
         Callers::Everyone => ScopeSource::shared(),
         Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
     };
-    let metrics = Arc::new(Metrics::new(config.retention));
     let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
         .body_memory(settled.memory.bodies)
         .observer(Arc::clone(&metrics) as _);
@@ -273,6 +278,7 @@ fn run(
     let proxy = Proxy { upstream, docs: config.docs_url.clone(), metrics: Arc::clone(&metrics) };
     let front = Arc::new(Front {
         service: layer.layer(proxy),
+        auth,
         work: work.clone(),
         methods: config.methods.clone(),
         stall: config.limits.stall,

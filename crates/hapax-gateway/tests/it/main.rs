@@ -8,6 +8,7 @@
 
 mod admin;
 mod ambiguous;
+mod auth;
 mod copies;
 mod drain;
 mod failures;

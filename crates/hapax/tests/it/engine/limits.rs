@@ -38,7 +38,7 @@ async fn claims_talk_to_the_store_in_turns() {
     world.store.set(Mode::Silent);
     let gone: Vec<_> = (5..9).map(claim).collect();
     settle().await;
-    gone.iter().for_each(|claim| claim.abort());
+    gone.iter().for_each(tokio::task::JoinHandle::abort);
     world.store.set(Mode::Well);
     world.store.deliver().await;
     process.drain().await;
