@@ -26,6 +26,12 @@ impl Failure {
         Self { code: 69, message: message.to_string() }
     }
 
+    /// With this at the end of its message.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        self.message.push_str(more);
+        self
+    }
+
     /// Says why, in one line.
     pub(crate) fn report(&self) -> ExitCode {
         let line: Vec<&str> = self.message.split_whitespace().collect();

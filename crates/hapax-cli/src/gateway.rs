@@ -62,11 +62,17 @@ fn ready(gateway: &Running, told: &Config) {
         StoreUrl::Memory => "memory:".to_owned(),
         StoreUrl::File(path) => format!("file:{}", path.display()),
     };
+    // Without its query, which may be secret.
+    let auth = told.auth.as_ref().map(|auth| {
+        let authority = auth.url.authority().map_or("", |authority| authority.as_str());
+        format!("http://{authority}{}", auth.url.path())
+    });
     tracing::info!(
         listen = %gateway.local_addr(),
         admin = gateway.admin_addr().map(tracing::field::display),
         upstream = %told.upstream,
         store,
+        auth,
         on_unknown,
         in_flight,
         lease = ?told.lease,

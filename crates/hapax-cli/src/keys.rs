@@ -174,7 +174,10 @@ impl Records {
         }
         match self {
             Self::Here(keys) => {
-                keys.resolve(&id(&seen.id)?, decision).await.map_err(|error| refused(&error))
+                let wanted = decision.outcome;
+                keys.resolve(&id(&seen.id)?, decision).await.map_err(|error| {
+                    refused(&error).and(render::all_the_same(error.code(), wanted))
+                })
             }
             Self::There(remote) => remote.resolve(&seen.id, &decision).await,
         }

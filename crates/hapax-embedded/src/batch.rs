@@ -13,7 +13,7 @@ use hapax::store::{Stamp, Stamped};
 use hapax::{FencingToken, StoreError, StoreKey, Tag, Timestamp};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
-use crate::cell::{Columns, Damaged, Epoch, NEVER, RawCell};
+use crate::cell::{Columns, Damaged, Epoch, NEVER, SMALL, Seen};
 use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
 use crate::error::EmbeddedError;
 
@@ -36,7 +36,7 @@ pub(crate) struct SwapJob {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Stored(Stamped),
-    Conflict { now: Timestamp, cell: Option<RawCell> },
+    Conflict { now: Timestamp, cell: Option<Seen> },
 }
 
 /// What a batch goes by.
@@ -238,9 +238,12 @@ impl<'t> Batch<'t> {
         Ok(found.map(|found| Columns::read(key, found.value()).map(|(columns, _)| columns)))
     }
 
-    fn raw(&self, key: &StoreKey) -> Result<Option<RawCell>, StorageError> {
-        let whole = self.whole(key)?;
-        Ok(whole.map(|(columns, sealed)| RawCell { columns, sealed }))
+    fn raw(&self, key: &StoreKey) -> Result<Option<Seen>, StorageError> {
+        let found = self.cells.get(key.as_bytes())?;
+        Ok(found.and_then(|found| {
+            let (columns, sealed) = Columns::read(key, found.value()).ok()?;
+            Some(Seen::copy(columns, sealed, SMALL))
+        }))
     }
 
     /// A cell that is there and readable. One that is damaged stays where it is, out of the

@@ -38,6 +38,27 @@ pub(crate) struct RawCell {
     pub(crate) sealed: Vec<u8>,
 }
 
+/// Sealed bytes up to which a cell is copied for whoever comes upon it. Larger ones, of which many
+/// together are a burden, are asked for by those who have [`Room`](crate::room::Room).
+pub(crate) const SMALL: usize = 16 * 1024;
+
+/// What a thread says of a cell.
+#[derive(Clone, Debug)]
+pub(crate) enum Seen {
+    Cell(RawCell),
+    /// It has so many sealed bytes, more than there was room for.
+    Large(usize),
+}
+
+impl Seen {
+    pub(crate) fn copy(columns: Columns, sealed: &[u8], room: usize) -> Self {
+        match sealed.len() {
+            bytes if bytes > room => Self::Large(bytes),
+            _ => Self::Cell(RawCell { columns, sealed: sealed.to_vec() }),
+        }
+    }
+}
+
 /// Which leases hold: those granted since the file was opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch {

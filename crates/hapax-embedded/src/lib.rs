@@ -52,6 +52,7 @@ mod lock_file;
 mod options;
 mod queue;
 mod reader;
+mod room;
 mod secret_file;
 mod shared;
 mod store;

@@ -34,6 +34,7 @@ pub struct Options {
     pub(crate) cache_bytes: usize,
     pub(crate) queue_items: usize,
     pub(crate) queue_bytes: usize,
+    pub(crate) reading_bytes: usize,
     pub(crate) min_free_bytes: u64,
     pub(crate) quick_recovery_above: u64,
     pub(crate) verify: bool,
@@ -54,6 +55,7 @@ impl Options {
             cache_bytes: 64 << 20,
             queue_items: 4096,
             queue_bytes: 64 << 20,
+            reading_bytes: 64 << 20,
             min_free_bytes: 64 << 20,
             quick_recovery_above: QUICK_RECOVERY_ABOVE,
             verify: false,
@@ -107,6 +109,15 @@ impl Options {
     pub fn queue(mut self, requests: usize, bytes: usize) -> Self {
         self.queue_items = requests.max(8);
         self.queue_bytes = bytes;
+        self
+    }
+
+    /// Memory for records of more than 16 KiB on their way to those who asked, in bytes, each of which
+    /// is there sealed and opened; by default 64 MiB. Who asks for more than there is room for waits
+    /// for its turn; one that is larger than all of it is alone.
+    #[must_use]
+    pub const fn reading_bytes(mut self, bytes: usize) -> Self {
+        self.reading_bytes = bytes;
         self
     }
 

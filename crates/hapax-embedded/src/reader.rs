@@ -7,7 +7,7 @@ use futures_channel::oneshot;
 use hapax::{StoreError, StoreKey, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
 
-use crate::cell::{Columns, RawCell};
+use crate::cell::{Columns, RawCell, Seen};
 use crate::database::{CELLS, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::shared::{Shared, name};
@@ -18,8 +18,17 @@ const PAGE_BYTES: usize = 1 << 20;
 /// A read that waits for the disk.
 #[derive(Debug)]
 pub(crate) enum ReadJob {
-    Load { key: StoreKey, reply: Reply<RawSnapshot> },
-    Page { after: Option<StoreKey>, limit: u32, reply: Reply<RawPage> },
+    /// A cell, if it has no more sealed bytes than there is `room` for.
+    Load {
+        key: StoreKey,
+        room: usize,
+        reply: Reply<RawSnapshot>,
+    },
+    Page {
+        after: Option<StoreKey>,
+        limit: u32,
+        reply: Reply<RawPage>,
+    },
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -28,7 +37,7 @@ type Found = Result<RawCell, StoreError>;
 #[derive(Debug)]
 pub(crate) struct RawSnapshot {
     pub(crate) now: Timestamp,
-    pub(crate) cell: Option<Found>,
+    pub(crate) cell: Option<Result<Seen, StoreError>>,
 }
 
 #[derive(Debug)]
@@ -44,8 +53,8 @@ pub(crate) fn run(shared: &Shared) {
         let database = shared.database();
         // A caller that went away needs no answer.
         match job {
-            ReadJob::Load { key, reply } => {
-                reply.send(with(&database, |database| load(shared, database, &key))).ok();
+            ReadJob::Load { key, room, reply } => {
+                reply.send(with(&database, |database| load(shared, database, &key, room))).ok();
             }
             ReadJob::Page { after, limit, reply } => {
                 reply.send(with(&database, |database| page(shared, database, after, limit))).ok();
@@ -71,10 +80,18 @@ fn failed(error: redb::Error) -> StoreError {
     }
 }
 
-fn load(shared: &Shared, database: &Database, key: &StoreKey) -> Result<RawSnapshot, redb::Error> {
+fn load(
+    shared: &Shared,
+    database: &Database,
+    key: &StoreKey,
+    room: usize,
+) -> Result<RawSnapshot, redb::Error> {
     let cells = begin(database)?.open_table(CELLS)?;
     let found = cells.get(name(key))?;
-    let cell = found.map(|found| split(key, found.value()));
+    let cell = found.map(|found| {
+        let (columns, sealed) = Columns::read(key, found.value()).map_err(StoreError::corrupt)?;
+        Ok(Seen::copy(columns, sealed, room))
+    });
     Ok(RawSnapshot { now: shared.clock.now(), cell })
 }
 
@@ -95,16 +112,13 @@ fn page(
         let (key, stored) = found?;
         let key = StoreKey::from_bytes(*key.value());
         bytes += stored.value().len();
-        cells.push((key, split(&key, stored.value())));
+        let found = Columns::read(&key, stored.value()).map_err(StoreError::corrupt);
+        let whole = |(columns, sealed): (_, &[u8])| RawCell { columns, sealed: sealed.to_vec() };
+        cells.push((key, found.map(whole)));
     }
     Ok(RawPage { now, cells, more: false })
 }
 
 fn begin(database: &Database) -> Result<ReadTransaction, redb::Error> {
     Ok(database.begin_read()?)
-}
-
-fn split(key: &StoreKey, stored: &[u8]) -> Found {
-    let (columns, sealed) = Columns::read(key, stored).map_err(StoreError::corrupt)?;
-    Ok(RawCell { columns, sealed: sealed.to_vec() })
 }

@@ -16,7 +16,7 @@ use hapax::{Entropy, Inspect, Key, Scope, Sealer, Secret, Store, StoreError, Sto
 
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
-use crate::cell::Epoch;
+use crate::cell::{Epoch, SMALL, Seen};
 use crate::database;
 use crate::error::{EmbeddedError, OpenError};
 use crate::files::with_suffix;
@@ -24,6 +24,7 @@ use crate::lock_file::{self, Holder, LockFile};
 use crate::options::{Options, SecretSource};
 use crate::queue::{Limit, Share};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
+use crate::room::Room;
 use crate::secret_file;
 use crate::shared::{Job, Shared};
 use crate::writer::{End, Writer};
@@ -39,6 +40,7 @@ pub struct EmbeddedStore {
     shared: Arc<Shared>,
     backing: Arc<dyn Backing>,
     sealer: Sealer,
+    reading: Room,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
@@ -176,6 +178,7 @@ impl EmbeddedStore {
         // Dropped on an early return: the threads started so far then end.
         let store = Self {
             sealer: Sealer::new(secret.as_ref()),
+            reading: Room::new(options.reading_bytes),
             shared,
             backing,
             secret,
@@ -210,6 +213,30 @@ impl EmbeddedStore {
     ) -> io::Result<JoinHandle<()>> {
         let shared = Arc::clone(&self.shared);
         std::thread::Builder::new().name(name.into()).spawn(move || run(shared))
+    }
+
+    /// What was seen, once there is room for it. What is large is read again, and may be another
+    /// record by then: a snapshot is of any moment between question and answer, and so is a
+    /// conflict's, because a tag that was not there when it was looked for is not written later.
+    async fn opened(&self, key: &StoreKey, mut seen: RawSnapshot) -> Result<Snapshot, StoreError> {
+        let mut taken = None;
+        loop {
+            let RawSnapshot { now, cell } = seen;
+            let bytes = match cell.transpose()? {
+                None => return Ok(Snapshot { now, cell: None }),
+                Some(Seen::Cell(cell)) => {
+                    let cell = cell.open(key, now, self.shared.epoch, &self.sealer)?;
+                    return Ok(Snapshot { now, cell: Some(cell) });
+                }
+                Some(Seen::Large(bytes)) => bytes,
+            };
+            // Who waits for more has given back what it had.
+            drop(taken.take());
+            let place = self.reading.place(bytes).await;
+            let room = place.bytes();
+            taken = Some(place);
+            seen = self.read(|reply| ReadJob::Load { key: *key, room, reply }).await?;
+        }
     }
 
     async fn read<T>(
@@ -269,24 +296,17 @@ impl Store for EmbeddedStore {
                 .unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))?;
             Ok(match answer {
                 Answer::Stored(stamped) => Swapped::Stored(stamped),
-                Answer::Conflict { now, cell } => {
-                    let open = |cell: crate::cell::RawCell| {
-                        cell.open(&key, now, self.shared.epoch, &self.sealer)
-                    };
-                    Swapped::Conflict(Snapshot { now, cell: cell.map(open).transpose()? })
-                }
+                Answer::Conflict { now, cell } => Swapped::Conflict(
+                    self.opened(&key, RawSnapshot { now, cell: cell.map(Ok) }).await?,
+                ),
             })
         })
     }
 
     fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
-            let RawSnapshot { now, cell } =
-                self.read(|reply| ReadJob::Load { key: *key, reply }).await?;
-            let open = |cell: Result<crate::cell::RawCell, StoreError>| {
-                cell?.open(key, now, self.shared.epoch, &self.sealer)
-            };
-            Ok(Snapshot { now, cell: cell.map(open).transpose()? })
+            let seen = self.read(|reply| ReadJob::Load { key: *key, room: SMALL, reply }).await?;
+            self.opened(key, seen).await
         })
     }
 

@@ -26,6 +26,7 @@ use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
+use crate::cell::Seen;
 use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::lock_file::LockFile;
@@ -371,7 +372,7 @@ fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
 
 fn weight(answer: &Result<Answer, StoreError>) -> usize {
     match answer {
-        Ok(Answer::Conflict { cell: Some(cell), .. }) => cell.sealed.len(),
+        Ok(Answer::Conflict { cell: Some(Seen::Cell(cell)), .. }) => cell.sealed.len(),
         _ => 0,
     }
 }

@@ -84,10 +84,13 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     }
     let up = admin.keys.store_answers().await;
     admin.store_up.store(up, Ordering::Relaxed);
-    if up {
+    if !up {
+        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
+    } else if admin.metrics.auth_is_up() {
         "ready\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
+        // Another gateway would ask the same URL, and what needs no asking is still served.
+        "ready, but the auth URL did not answer when last asked\n".into_response()
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a gateway is told, and what is refused before anything starts.
 
+mod auth;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -17,6 +19,7 @@ use http::{HeaderName, Method, Uri};
 
 use crate::memory::{LargestBodies, Shares};
 use crate::units::Size;
+pub use auth::ForwardAuth;
 
 /// Everything a gateway is told. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -39,6 +42,9 @@ pub struct Config {
     pub methods: Vec<Method>,
     /// Who the caller is. Default: `authorization` on a loopback listener; elsewhere there is none.
     pub scope: Option<Callers>,
+    /// Who is asked before a request with a key is executed or answered from the store. Default:
+    /// nobody; then a replay checks no credentials.
+    pub auth: Option<ForwardAuth>,
     /// What a request without its scope headers gets. Default: [`MissingScope::Shared`] with the
     /// default scope, else [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
@@ -80,14 +86,15 @@ pub struct Config {
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections of clients; further ones wait to be accepted. Default 2,048.
+    /// Connections of clients; further ones wait to be accepted. Default 1,024.
     pub connections: usize,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
-    /// The program has [24 MiB](Limits::PROGRAM) of it, and each connection
-    /// [128 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
-    /// is a file, for what waits to be written to it, and for outcomes that are held back while
-    /// the store is away (64 MiB of each at most). What is left is for bodies of more than
+    /// The program has [32 MiB](Limits::PROGRAM) of it, and each connection
+    /// [192 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
+    /// is a file, for what waits to be written to it, for outcomes that are held back while
+    /// the store is away, and for large records on their way from it; a `memory:` store
+    /// keeps its records in three eighths. What is left is for bodies of more than
     /// 16 KiB of requests with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
@@ -104,7 +111,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 2048,
+            connections: 1024,
             memory: 512 << 20,
             head_timeout: Duration::from_secs(30),
             stall: Duration::from_secs(30),
@@ -127,6 +134,7 @@ impl Config {
             key: KeyRule::Optional,
             methods: vec![Method::POST, Method::PATCH],
             scope: None,
+            auth: None,
             scope_missing: None,
             lease,
             retention,
@@ -166,6 +174,7 @@ impl Config {
         if self.methods.contains(&Method::CONNECT) {
             return Err(ConfigError::Connect);
         }
+        let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
         let (callers, missing) = self.callers()?;
         for (name, value) in [
             ("--upstream-timeout", self.upstream_timeout),
@@ -190,7 +199,7 @@ impl Config {
         }
         let largest =
             LargestBodies { request: self.max_request_body, response: self.max_response_body };
-        let memory = self.limits.shares(&largest, self.store == StoreUrl::Memory)?;
+        let memory = self.limits.shares(largest)?;
         if self.store_outage == StoreOutage::Open {
             match self.on_unknown {
                 OnUnknown::Reexecute => {}
@@ -207,7 +216,8 @@ impl Config {
         if self.admin_token.as_ref().is_some_and(|token| !is_token(token.as_str())) {
             return Err(ConfigError::TokenText);
         }
-        Ok(Settled { upstream, reconcile, callers, missing, policy: self.policy()?, memory })
+        let policy = self.policy()?;
+        Ok(Settled { upstream, auth, reconcile, callers, missing, policy, memory })
     }
 
     fn policy(&self) -> Result<Policy, ConfigError> {
@@ -226,6 +236,10 @@ impl Config {
     }
 
     fn callers(&self) -> Result<(Callers, MissingScope), ConfigError> {
+        if let Some(auth) = self.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
+            // They are in the request by then, from the answer.
+            return Ok((Callers::Headers(auth.scope.clone()), MissingScope::Reject));
+        }
         let Some(scope) = &self.scope else {
             if !self.listen.ip().is_loopback() {
                 return Err(ConfigError::Scope(self.listen));
@@ -290,6 +304,7 @@ impl fmt::Debug for AdminToken {
 #[derive(Debug)]
 pub(crate) struct Settled {
     pub(crate) upstream: Authority,
+    pub(crate) auth: Option<(Authority, PathAndQuery)>,
     pub(crate) reconcile: Option<(Authority, PathAndQuery)>,
     pub(crate) callers: Callers,
     pub(crate) missing: MissingScope,
@@ -374,6 +389,22 @@ pub enum ConfigError {
     ReconcileUrl,
     #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
     NeverAsked,
+    #[error(
+        "--auth-url must be a URL like http://127.0.0.1:4180/check (https is not in this build)"
+    )]
+    AuthTarget,
+    #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
+    AuthLoop(SocketAddr),
+    #[error(
+        "--auth-scope contradicts --scope: either the auth answer or the request says who the caller is"
+    )]
+    TwoScopes,
+    #[error("--auth-scope contradicts --scope-missing: an auth answer without them counts as none")]
+    CallerIsNamed,
+    #[error(
+        "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
+    )]
+    AuthHeader { flag: &'static str, name: HeaderName },
     #[error("--methods names no method")]
     NoMethods,
     #[error("--methods cannot be CONNECT: it is not served")]

@@ -11,12 +11,14 @@ use hapax_http::problem::{Code, DocsUrl, Problem, sentence};
 use hapax_http::server::IdempotencyService;
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
+use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
+use crate::auth::{Auth, Refused};
 use crate::guard::Heads;
 use crate::metrics::Metrics;
 use crate::proxy::headers::drop_own;
@@ -27,6 +29,7 @@ use crate::work::{Phase, Work};
 #[derive(Debug)]
 pub(crate) struct Front {
     pub(crate) service: IdempotencyService<Proxy>,
+    pub(crate) auth: Option<Arc<Auth>>,
     pub(crate) work: Work,
     pub(crate) methods: Vec<Method>,
     pub(crate) stall: Duration,
@@ -43,15 +46,8 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
-        let mut response = match self.admit(&heads, request) {
-            Ok(mut request) => {
-                request.extensions_mut().insert(peer);
-                // A clone is ready: neither the layer nor the proxy has anything to wait for.
-                match self.service.clone().call(request).await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
-            }
+        let mut response = match self.serve(&heads, peer, request).await {
+            Ok(response) => response,
             Err(refused) => {
                 self.metrics.refused(refused.code());
                 let mut response = refused.response(self.docs.as_ref()).map(Body::from);
@@ -61,30 +57,74 @@ impl Front {
                 response
             }
         };
-        if self.work.phase() > Phase::Serving {
+        if self.is_ending() {
             close(&mut response);
         }
         response.map(|body| in_hand.until_sent(body))
+    }
+
+    async fn serve(
+        &self,
+        heads: &Heads,
+        peer: Peer,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Problem> {
+        let (mut parts, body) = self.admit(heads, request)?.into_parts();
+        if let Some(auth) = &self.auth {
+            auth.drop_given(&mut parts.headers);
+            if self.may_be_protected(&parts) {
+                match auth.ask(&parts, peer.0).await {
+                    Ok(given) => parts.headers.extend(given),
+                    Err(Refused::Denied(answer)) => return Ok(answer),
+                    Err(Refused::Malformed(detail)) => {
+                        return Err(Problem::new(Code::MalformedRequest, detail));
+                    }
+                    // The question may have been cut off.
+                    Err(Refused::Unavailable) if self.is_ending() => return Err(draining()),
+                    Err(Refused::Unavailable) => return Err(auth_unavailable()),
+                }
+            }
+        }
+        parts.extensions.insert(peer);
+        // A clone is ready: neither the layer nor the proxy has anything to wait for.
+        match self.service.clone().call(Request::from_parts(parts, body)).await {
+            Ok(response) => Ok(response),
+            Err(never) => match never {},
+        }
+    }
+
+    /// Whether the layer could claim or replay for this request: it does so for no other.
+    fn may_be_protected(&self, parts: &Parts) -> bool {
+        parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method)
+    }
+
+    fn is_ending(&self) -> bool {
+        self.work.phase() > Phase::Serving
     }
 
     fn admit(&self, heads: &Heads, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
         if let Some(refusal) = heads.refusal() {
             return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
-        if self.work.phase() > Phase::Serving {
-            let problem = Problem::new(
-                Code::Draining,
-                "This server is shutting down; another one may answer.",
-            );
-            return Err(problem.retry_after(Duration::from_secs(1)));
+        if self.is_ending() {
+            return Err(draining());
         }
         let (parts, incoming) = request.into_parts();
         // What the layer keeps whole in memory must come at a pace; everything else streams.
-        let kept =
-            parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method);
-        let body = Patient::new(incoming, self.stall, kept);
+        let kept = self.may_be_protected(&parts);
+        let body = Patient::new(incoming, self.stall, kept).under(self.auth.clone());
         Ok(Request::from_parts(parts, Body::new(body)))
     }
+}
+
+fn draining() -> Problem {
+    Problem::new(Code::Draining, "This server is shutting down; another one may answer.")
+        .retry_after(Duration::from_secs(1))
+}
+
+fn auth_unavailable() -> Problem {
+    let detail = "Whether this request is allowed cannot be told now. Nothing was executed.";
+    Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }
 
 fn close(response: &mut Response<Body>) {
@@ -92,15 +132,19 @@ fn close(response: &mut Response<Body>) {
 }
 
 /// A client's body that fails when its client is silent for too long, or, where it takes up memory,
-/// slower than [`PACE`] on the whole. Of its trailers it hands on none that are named like ours.
+/// slower than [`PACE`] on the whole. Of its trailers it hands on none that are named like ours, or
+/// like what only an auth answer may say.
 pub(crate) struct Patient {
     body: Incoming,
     patience: Duration,
     paced: bool,
-    begun: Option<Instant>,
+    auth: Option<Arc<Auth>>,
     received: usize,
-    /// Set while it waits for the client.
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// How long it waited for the client, in all.
+    waited: Duration,
+    /// Since when, and until when, it waits for the client now. Whether the client could have sent
+    /// more while nobody read is not for it to answer for.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 /// Bytes a second. While a body is read, its whole share of memory is taken; a client that sends
@@ -110,17 +154,22 @@ const PACE: usize = 8 * 1024;
 impl Patient {
     /// Fails after a silence of `patience`; `paced`: or where it is too slow.
     pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
-        Self { body, patience, paced, begun: None, received: 0, waiting: None }
+        let waited = Duration::ZERO;
+        Self { body, patience, paced, auth: None, received: 0, waited, waiting: None }
     }
 
-    fn deadline(&mut self) -> Instant {
-        let now = Instant::now();
-        let silence = now + self.patience;
+    /// Without trailers that are `auth`'s to set.
+    fn under(self, auth: Option<Arc<Auth>>) -> Self {
+        Self { auth, ..self }
+    }
+
+    /// How long it may be silent now.
+    fn silence(&self) -> Duration {
         if !self.paced {
-            return silence;
+            return self.patience;
         }
         let due = Duration::from_secs_f64(self.received as f64 / PACE as f64);
-        silence.min(*self.begun.get_or_insert(now) + self.patience + due)
+        self.patience.min((self.patience + due).saturating_sub(self.waited))
     }
 }
 
@@ -134,21 +183,24 @@ impl http_body::Body for Patient {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            this.waiting = None;
+            if let Some((since, _)) = this.waiting.take() {
+                this.waited += since.elapsed();
+            }
             if let Some(Ok(frame)) = &mut frame {
                 this.received += frame.data_ref().map_or(0, Bytes::len);
                 if let Some(trailers) = frame.trailers_mut() {
                     drop_own(trailers, false);
+                    if let Some(auth) = &this.auth {
+                        auth.drop_given(trailers);
+                    }
                 }
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        if this.waiting.is_none() {
-            this.waiting = Some(Box::pin(sleep_until(this.deadline())));
-        }
-        if let Some(timer) = &mut this.waiting
-            && timer.as_mut().poll(cx).is_ready()
-        {
+        let silence = this.silence();
+        let begin = || (Instant::now(), Box::pin(sleep(silence)));
+        let (_, timer) = this.waiting.get_or_insert_with(begin);
+        if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err("the client sends too slowly".into())));
         }
         Poll::Pending

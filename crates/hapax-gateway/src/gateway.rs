@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tower_layer::Layer;
 
 use crate::admin::{self, Admin};
+use crate::auth::Auth;
 use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
@@ -30,9 +31,9 @@ use crate::store::{Opened, StoreOpenError};
 use crate::upstream::Upstream;
 use crate::work::{Phase, Work};
 
-/// How many requests to the upstream may be under way: those of all connections, and executions
-/// whose clients have hung up.
-const PER_CONNECTION: usize = 2;
+/// How many requests to the upstream may be under way for each connection: its own, and that of a
+/// client that has hung up.
+const UNDER_WAY: usize = 2;
 
 /// How long connections may take to write their last answers.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -109,7 +110,8 @@ impl Gateway {
         run(&config, settled, listeners, opened)
     }
 
-    /// Starts a gateway on a store that is open already; `config.store` is ignored.
+    /// Starts a gateway on a store that is open already; `config.store` is ignored,
+    /// and the store's part of the memory is for whoever opened it to keep.
     ///
     /// # Errors
     /// [`StartError`].
@@ -237,10 +239,15 @@ fn run(
         let timeout = config.upstream_timeout;
         Asker::new(target, scope_headers.clone(), config.max_response_body, timeout)
     });
-    let concurrent = config.limits.connections.saturating_mul(PER_CONNECTION);
+    let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
+    let metrics = Arc::new(Metrics::new(config.retention));
+    let auth = settled.auth.zip(config.auth.as_ref());
+    let auth = auth.map(|(target, told)| Auth::new(target, told, Arc::clone(&metrics)));
+    let auth = auth.map(Arc::new);
     let upstreams = std::iter::once(&upstream)
         .chain(asker.as_ref().map(Asker::upstream))
+        .chain(auth.as_deref().map(Auth::upstream))
         .cloned()
         .collect::<Vec<_>>();
 
@@ -260,7 +267,6 @@ fn run(
         Callers::Everyone => ScopeSource::shared(),
         Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
     };
-    let metrics = Arc::new(Metrics::new(config.retention));
     let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
         .body_memory(settled.memory.bodies)
         .observer(Arc::clone(&metrics) as _);
@@ -272,6 +278,7 @@ fn run(
     let proxy = Proxy { upstream, docs: config.docs_url.clone(), metrics: Arc::clone(&metrics) };
     let front = Arc::new(Front {
         service: layer.layer(proxy),
+        auth,
         work: work.clone(),
         methods: config.methods.clone(),
         stall: config.limits.stall,

@@ -11,19 +11,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::exchange::Wrote;
+use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
 use hapax_http::stored::{Stored, Whole, hop_by_hop};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 pub use view::{KeyState, KeyView, ResponseView, Was};
 
 /// How many records are looked at for one page, at most; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
+
+/// How many pages of the store are read for one, at most. Large records fill a page of the store
+/// before they are as many as were asked for.
+const MAX_PAGES: u32 = 320;
+
+/// How many read records at one time; further ones wait for their turn, in order. Records may be
+/// large.
+const READERS: usize = 2;
 
 /// How many are read from the store at once.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
@@ -34,6 +43,7 @@ pub struct Keys {
     engine: Idempotency,
     store: Arc<dyn Inspect>,
     patience: Duration,
+    turns: Arc<Semaphore>,
 }
 
 /// Which records to list.
@@ -114,7 +124,7 @@ pub enum KeysError {
         at: String,
     },
     /// Somebody is executing it.
-    #[error("the key is in flight; to decide all the same, use --force")]
+    #[error("the key is in flight; to decide all the same, force it")]
     InFlight,
     /// It is done, and was to be something else.
     #[error("{}", done(at, *status, *wanted))]
@@ -127,8 +137,10 @@ pub enum KeysError {
         wanted: Became,
     },
     /// Another execution or decision came in between.
-    #[error("the record changed in between: its fence is {fence} now; look again")]
+    #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
     Changed {
+        /// What it is now.
+        state: KeyState,
         /// Its fence now.
         fence: u64,
     },
@@ -146,11 +158,30 @@ pub enum KeysError {
     Engine(ClaimError),
 }
 
+impl KeysError {
+    /// Its name in the API.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound => "not-found",
+            Self::Released { .. } => "released",
+            Self::InFlight => "in-flight",
+            Self::Done { .. } => "done",
+            Self::Changed { .. } => "changed",
+            Self::Invalid(_) => "bad-request",
+            Self::Contended => "contended",
+            Self::Store(StoreError::Corrupt(_))
+            | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
+            Self::Store(_) | Self::Engine(_) => "store-unavailable",
+        }
+    }
+}
+
 impl Keys {
     /// The records of `store`, on which `engine` runs; a read may take as long as `patience`.
     #[must_use]
     pub fn new(engine: Idempotency, store: Arc<dyn Inspect>, patience: Duration) -> Self {
-        Self { engine, store, patience }
+        Self { engine, store, patience, turns: Arc::new(Semaphore::new(READERS)) }
     }
 
     /// The id of `key` in the scope that these headers make.
@@ -167,8 +198,9 @@ impl Keys {
     pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
         let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None };
-        let mut after = list.after;
-        for _ in 0..MAX_LOOKED_AT / PAGE.get() {
+        let (mut after, mut looked_at) = (list.after, 0);
+        let _turn = self.turn().await;
+        for _ in 0..MAX_PAGES {
             let page = self.within(self.store.page(after, PAGE)).await?;
             for (key, cell) in page.cells {
                 if listed.keys.len() + listed.damaged.len() == limit {
@@ -176,23 +208,27 @@ impl Keys {
                     return Ok(listed);
                 }
                 after = Some(key);
+                looked_at += 1;
                 match cell {
                     Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
                     Ok(cell) => {
-                        let view = KeyView::of(&key, &cell, page.now);
+                        // A page names records; `show` has what was answered.
+                        let view = KeyView::named(&key, &cell, page.now);
                         let wanted = match list.state {
                             Some(state) => view.state == state,
                             None => !matches!(view.state, KeyState::Expired | KeyState::Released),
                         };
                         if wanted {
-                            // A page names records; `show` has what was answered.
-                            listed.keys.push(KeyView { response: None, ..view });
+                            listed.keys.push(view);
                         }
                     }
                 }
             }
             if !page.more {
                 return Ok(listed);
+            }
+            if looked_at >= MAX_LOOKED_AT {
+                break;
             }
         }
         listed.next = after.map(|id| id.to_string());
@@ -204,6 +240,7 @@ impl Keys {
     /// # Errors
     /// [`KeysError::NotFound`], [`KeysError::Store`].
     pub async fn show(&self, id: &StoreKey) -> Result<KeyView, KeysError> {
+        let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
         let cell = seen.cell.ok_or(KeysError::NotFound)?;
         Ok(KeyView::of(id, &cell, seen.now))
@@ -215,38 +252,23 @@ impl Keys {
     /// # Errors
     /// [`KeysError`]; after a store's error it may have been written: look again.
     pub async fn resolve(&self, id: &StoreKey, decision: Decision) -> Result<Was, KeysError> {
-        let (fence, wanted) = (decision.fence, decision.outcome);
+        let (expected, wanted) = (FencingToken::new(decision.fence), decision.outcome);
         let resolve = Resolve {
-            expected: FencingToken::new(decision.fence),
+            expected,
             force: decision.force,
             forget: decision.forget,
             resolution: resolution(decision)?,
         };
-        let was = self.show(id).await?;
-        match self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)? {
-            Wrote::Recorded(_) => Ok(was.into()),
+        let Resolved { wrote, was } =
+            self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)?;
+        let (now, cell) = (was.now, was.cell.ok_or(KeysError::NotFound)?);
+        let was = Was::of(&cell, now);
+        match wrote {
+            Wrote::Recorded(_) => Ok(was),
             Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
-                Err(self.why_not(id, fence, wanted).await)
+                Err(why_not(was, cell.fence, expected, wanted))
             }
             Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
-        }
-    }
-
-    /// What the record is instead of what was decided about.
-    async fn why_not(&self, id: &StoreKey, fence: u64, wanted: Became) -> KeysError {
-        let view = match self.show(id).await {
-            Ok(view) => view,
-            Err(error) => return error,
-        };
-        let is_it = view.fence == fence;
-        let now = view.fence;
-        let Was { state, ended, status } = view.into();
-        match (state, ended) {
-            (KeyState::Expired, _) => KeysError::NotFound,
-            (KeyState::Released, Some(at)) => KeysError::Released { at },
-            (KeyState::InFlight, _) if is_it => KeysError::InFlight,
-            (KeyState::Done, Some(at)) if is_it => KeysError::Done { at, status, wanted },
-            _ => KeysError::Changed { fence: now },
         }
     }
 
@@ -273,6 +295,12 @@ impl Keys {
         }
     }
 
+    /// Dropped while it waits, the turn goes to the next one.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.turns.acquire().await.ok()
+    }
+
     async fn within<T>(
         &self,
         read: impl Future<Output = Result<T, StoreError>>,
@@ -283,14 +311,26 @@ impl Keys {
     }
 }
 
+/// What the record was, under which fence, instead of what was decided about.
+fn why_not(was: Was, fence: FencingToken, expected: FencingToken, wanted: Became) -> KeysError {
+    let Was { state, ended, status } = was;
+    let is_it = fence == expected;
+    match (state, ended) {
+        (KeyState::Expired, _) => KeysError::NotFound,
+        (KeyState::Released, Some(at)) => KeysError::Released { at },
+        (KeyState::InFlight, _) if is_it => KeysError::InFlight,
+        (KeyState::Done, Some(at)) if is_it => KeysError::Done { at, status, wanted },
+        _ => KeysError::Changed { state, fence: fence.get() },
+    }
+}
+
 fn done(at: &str, status: Option<u16>, wanted: Became) -> String {
     let answer = status.map_or_else(String::new, |status| format!(" with status {status}"));
     let done = format!("the key is done since {at}{answer}, and retries get that answer");
     match wanted {
-        Became::DidNotHappen => format!(
-            "{done}; with --forget that answer is forgotten, and the next request with this key executes \
-             again"
-        ),
+        Became::DidNotHappen => {
+            format!("{done}; forget it, and the next request with this key executes again")
+        }
         Became::Happened => format!("{done}; it cannot be given another one"),
     }
 }

@@ -7,7 +7,9 @@
 //! 2. Of a request without an answer it knows whether anything of it was sent. If nothing was, the
 //!    key is free again; if anything was, the outcome is unknown.
 //! 3. Operators see and resolve keys on a listener of their own.
-//! 4. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
+//! 4. It may ask before it answers: without forward authorisation ([`ForwardAuth`]) a replay checks
+//!    no credentials.
+//! 5. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
 //!    unknown.
 //!
 //! It is not a load balancer (one upstream), it does not cache (only requests with keys are
@@ -34,6 +36,7 @@
 mod readme {}
 
 mod admin;
+mod auth;
 mod config;
 mod front;
 mod gateway;
@@ -50,7 +53,9 @@ mod units;
 mod upstream;
 mod work;
 
-pub use config::{AdminToken, Callers, Config, ConfigError, Limits, StoreUrl, StoreUrlError};
+pub use config::{
+    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits, StoreUrl, StoreUrlError,
+};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{Opened, StoreOpenError};
 pub use units::{Size, UnitError, parse_duration};

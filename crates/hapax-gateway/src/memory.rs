@@ -10,62 +10,47 @@ pub(crate) struct Shares {
     pub(crate) bodies: usize,
     /// Outcomes for a store that is away.
     pub(crate) held_back: usize,
-    /// The store: its pages and its queue, or all of its records.
+    /// The store: its pages, its queue and its answers, or all of its records.
     pub(crate) store: usize,
 }
 
-/// More than this makes neither a store nor an outage better.
-const MOST_STORE: usize = 128 << 20;
-const MOST_HELD_BACK: usize = 64 << 20;
+/// A record beside its body: heads, and what the engine needs.
+const HEADS: usize = 64 << 10;
 
-/// What [`Shares::split`] gives to bodies, as a part of what there is to split.
-const BODIES: (usize, usize) = (5, 8);
+/// The parts that [`Shares::split`] makes, and what is worth splitting.
+const PARTS: usize = 8;
+const LEAST: usize = 32 << 20;
 
 impl Limits {
-    /// What the program itself takes: its code, its threads, what counts and what is logged.
-    pub const PROGRAM: usize = 24 << 20;
-    /// What a connection may take: the head of a request and that of its response, both on either
-    /// side, buffers, and bodies of up to 16 KiB.
-    pub const PER_CONNECTION: usize = 128 << 10;
+    /// What the program itself takes: its code, its threads, what counts and what is logged, and
+    /// operators.
+    pub const PROGRAM: usize = 32 << 20;
+    /// What a connection may take: heads of requests and responses and buffers, on either side, and
+    /// bodies of up to 16 KiB.
+    pub const PER_CONNECTION: usize = 192 << 10;
 
-    /// Shares that are enough for the largest bodies; `records` if all records are in memory too.
-    pub(crate) fn shares(
-        &self,
-        largest: &LargestBodies,
-        records: bool,
-    ) -> Result<Shares, ConfigError> {
-        let taken =
-            Self::PROGRAM.saturating_add(self.connections.saturating_mul(Self::PER_CONNECTION));
-        let shares = Shares::split(self.memory.saturating_sub(taken), records);
-        if shares.bodies >= largest.need() {
-            return Ok(shares);
+    /// The shares, if they are enough for the largest bodies.
+    pub(crate) fn shares(&self, largest: LargestBodies) -> Result<Shares, ConfigError> {
+        let connections = self.connections.saturating_mul(Self::PER_CONNECTION);
+        let taken = Self::PROGRAM.saturating_add(connections);
+        let needed = largest.rest();
+        if self.memory.saturating_sub(taken) >= needed {
+            return Ok(Shares::split(self.memory - taken));
         }
-        let (part, whole) = BODIES;
-        let needed = taken.saturating_add(largest.need().saturating_mul(whole).div_ceil(part));
-        let mebibytes = needed.div_ceil(1 << 20);
+        let needed = taken.saturating_add(needed).div_ceil(1 << 20).saturating_mul(1 << 20);
         Err(ConfigError::Memory {
             memory: Size(self.memory),
             connections: self.connections,
-            needed: Size(mebibytes << 20),
+            needed: Size(needed),
         })
     }
 }
 
 impl Shares {
-    const fn split(rest: usize, records: bool) -> Self {
-        let (part, whole) = BODIES;
-        let held_back = min(rest / 8, MOST_HELD_BACK);
-        let store = rest / 4;
-        if records {
-            return Self { bodies: rest / whole * part, held_back, store };
-        }
-        let store = min(store, MOST_STORE);
-        Self { bodies: rest - held_back - store, held_back, store }
+    const fn split(rest: usize) -> Self {
+        let part = rest / PARTS;
+        Self { bodies: rest - 4 * part, held_back: part, store: 3 * part }
     }
-}
-
-const fn min(a: usize, b: usize) -> usize {
-    if a < b { a } else { b }
 }
 
 /// The largest bodies that are held, in bytes.
@@ -76,10 +61,15 @@ pub(crate) struct LargestBodies {
 }
 
 impl LargestBodies {
-    /// So that the largest still fits its part: half for requests, and a quarter for responses that
-    /// are being recorded, each three times.
-    fn need(self) -> usize {
-        self.request.saturating_mul(2).max(self.response.saturating_mul(12))
+    /// So that each purpose has room for what it is for: bodies for three of the largest requests
+    /// and sixteen of the largest responses (see
+    /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory)), a store for a record
+    /// sealed and opened.
+    fn rest(self) -> usize {
+        let bodies = self.request.saturating_mul(3).max(self.response.saturating_mul(16));
+        let told = self.response.saturating_add(HEADS).saturating_mul(2 * PARTS);
+        // The division loses a few bytes.
+        bodies.saturating_mul(2).max(told).saturating_add(PARTS).max(LEAST)
     }
 }
 
@@ -87,30 +77,42 @@ impl LargestBodies {
 mod tests {
     use super::*;
 
-    const LARGEST: LargestBodies = LargestBodies { request: 1 << 20, response: 1 << 20 };
+    const MIB: usize = 1 << 20;
+    const LARGEST: LargestBodies = LargestBodies { request: MIB, response: MIB };
 
     #[test]
     fn the_shares_are_the_whole() {
-        let limits = Limits::default();
-        for memory in [320 << 20, 512 << 20, 8 << 30] {
-            let limits = Limits { memory, ..limits };
+        for memory in [400 * MIB, 512 * MIB, 8 << 30] {
+            let limits = Limits { memory, ..Limits::default() };
             let taken = Limits::PROGRAM + limits.connections * Limits::PER_CONNECTION;
-            for records in [false, true] {
-                let Shares { bodies, held_back, store } = limits.shares(&LARGEST, records).unwrap();
-                assert!(taken + bodies + held_back + store <= memory);
-                assert!(bodies >= (memory - taken) / 8 * 5);
-            }
+            let Shares { bodies, held_back, store } = limits.shares(LARGEST).unwrap();
+            assert_eq!(taken + bodies + held_back + store, memory);
+            assert!(bodies >= (memory - taken) / 2);
         }
     }
 
     #[test]
     fn what_is_named_as_needed_is_enough() {
-        let little = Limits { memory: 1 << 20, ..Limits::default() };
-        let error = little.shares(&LARGEST, false).unwrap_err();
+        for response in [4 << 10, MIB, 64 * MIB] {
+            let largest = LargestBodies { request: MIB, response };
+            let little = Limits { memory: MIB, ..Limits::default() };
+            let error = little.shares(largest).unwrap_err();
+            let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
+            let enough = Limits { memory: needed.0, ..little };
+            let Shares { bodies, held_back, store } = enough.shares(largest).unwrap();
+            assert!(bodies >= 16 * response && bodies >= 2 * MIB);
+            assert!(held_back >= response && store / 3 >= 2 * (response + HEADS));
+            // It is rounded up to whole mebibytes.
+            let short = Limits { memory: needed.0 - 2 * MIB, ..little };
+            assert!(short.shares(largest).is_err());
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_all_memory_are_refused() {
+        let largest = LargestBodies { request: usize::MAX, response: usize::MAX };
+        let error = Limits::default().shares(largest).unwrap_err();
         let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
-        let enough = Limits { memory: needed.0, ..little };
-        assert!(enough.shares(&LARGEST, false).is_ok());
-        let short = Limits { memory: needed.0 - (1 << 20), ..little };
-        assert!(short.shares(&LARGEST, false).is_err());
+        assert!(needed.0 > usize::MAX - MIB);
     }
 }

@@ -4,7 +4,7 @@
 //! paths are never labels.
 
 use std::fmt::{self, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax_http::classify::Class;
@@ -14,6 +14,9 @@ use hapax_http::server::{Event, Observer, Recorded};
 /// Upper bounds of the time an execution takes, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
 
+/// Upper bounds of the time an auth answer takes, in milliseconds.
+const AUTH_MS: [u64; 9] = [1, 5, 10, 25, 50, 100, 500, 1_000, 5_000];
+
 /// Upper bounds of the part of its retention that had passed when an outcome was replayed, in
 /// per cent. Replays near the end say that clients retry for longer than the window.
 const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
@@ -21,6 +24,22 @@ const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
 const CLASSES: [Class; 3] = [Class::Final, Class::Retryable, Class::Unknown];
 const RECORDED: [(Recorded, &str); 3] =
     [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
+const AUTHORISED: [(Authorised, &str); 3] = [
+    (Authorised::Allowed, "allowed"),
+    (Authorised::Denied, "denied"),
+    (Authorised::Unavailable, "unavailable"),
+];
+
+/// What came of asking whether a request is allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Authorised {
+    /// It is.
+    Allowed,
+    /// The client was given the answer.
+    Denied,
+    /// Nobody said.
+    Unavailable,
+}
 
 /// Counts of one gateway since it was started.
 #[derive(Debug)]
@@ -34,6 +53,9 @@ pub(crate) struct Metrics {
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
+    authorised: [AtomicU64; AUTHORISED.len()],
+    auth_silent: AtomicBool,
+    auth_took: Histogram<{ AUTH_MS.len() }>,
     took: Histogram<{ TOOK_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
@@ -60,6 +82,9 @@ impl Metrics {
             not_retained: AtomicU64::default(),
             invalid_override: AtomicU64::default(),
             asked: AtomicU64::default(),
+            authorised: Default::default(),
+            auth_silent: AtomicBool::default(),
+            auth_took: Histogram::default(),
             took: Histogram::default(),
             age: Histogram::default(),
             reaped: AtomicU64::default(),
@@ -73,6 +98,20 @@ impl Metrics {
         }
     }
 
+    /// It was asked whether a request is allowed, and this came of it.
+    pub(crate) fn authorised(&self, outcome: Authorised, took: Duration) {
+        if let Some(index) = AUTHORISED.iter().position(|(it, _)| *it == outcome) {
+            add(&self.authorised[index]);
+        }
+        self.auth_silent.store(outcome == Authorised::Unavailable, Relaxed);
+        self.auth_took.observe(&AUTH_MS, millis(took));
+    }
+
+    /// Whether the auth URL answered when it was last asked, or never was.
+    pub(crate) fn auth_is_up(&self) -> bool {
+        !self.auth_silent.load(Relaxed)
+    }
+
     /// Executions whose outcomes are unknown, replays, and all executions: for the API.
     pub(crate) fn totals(&self) -> serde_json::Value {
         let class = |index: usize| self.executed[index].iter().map(|it| it.load(Relaxed)).sum();
@@ -82,12 +121,18 @@ impl Metrics {
             .zip(&self.refused)
             .map(|(code, count)| (code.as_str().to_owned(), count.load(Relaxed).into()))
             .collect();
+        let authorised: serde_json::Map<_, _> = AUTHORISED
+            .iter()
+            .zip(&self.authorised)
+            .map(|((_, outcome), count)| ((*outcome).to_owned(), count.load(Relaxed).into()))
+            .collect();
         serde_json::json!({
             "executed": { "final": done, "retryable": released, "unknown": unknown },
             "replayed": self.replayed.load(Relaxed),
             "refused": refused,
             "unprotected": self.unprotected.load(Relaxed),
             "asked": self.asked.load(Relaxed),
+            "authorised": authorised,
             "reaped": self.reaped.load(Relaxed),
         })
     }
@@ -115,6 +160,11 @@ impl Metrics {
         for (code, count) in Code::ALL.iter().zip(&self.refused) {
             let (code, count) = (code.as_str(), count.load(Relaxed));
             writeln!(out, "hapax_refusals_total{{code=\"{code}\"}} {count}")?;
+        }
+        let name = "hapax_auth_questions_total";
+        head(out, name, "counter", "Whether requests are allowed, by what the auth URL said.")?;
+        for ((_, outcome), count) in AUTHORISED.iter().zip(&self.authorised) {
+            writeln!(out, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Relaxed))?;
         }
         for (name, help, count) in [
             ("hapax_reexecutions_total", "Executions after the first of a record.", &self.retried),
@@ -151,6 +201,11 @@ impl Metrics {
             ("hapax_held_back_bytes", "Bytes of them.", gauges.engine.held_back_bytes),
             ("hapax_requests", "Requests that are being answered.", gauges.requests),
             ("hapax_store_up", "Whether the store answers.", usize::from(gauges.store_up)),
+            (
+                "hapax_auth_up",
+                "Whether the auth URL answered when last asked.",
+                usize::from(self.auth_is_up()),
+            ),
         ] {
             head(out, name, "gauge", help)?;
             writeln!(out, "{name} {value}")?;
@@ -158,6 +213,9 @@ impl Metrics {
         let name = "hapax_execution_seconds";
         head(out, name, "histogram", "How long executions take.")?;
         self.took.write(out, name, &TOOK_MS, 1000)?;
+        let name = "hapax_auth_seconds";
+        head(out, name, "histogram", "How long auth answers take.")?;
+        self.auth_took.write(out, name, &AUTH_MS, 1000)?;
         let name = "hapax_replay_age_ratio";
         head(out, name, "histogram", "Part of the retention that had passed at a replay.")?;
         self.age.write(out, name, &AGE_PERCENT, 100)
@@ -174,8 +232,7 @@ impl Observer for Metrics {
                 if attempt > 1 {
                     add(&self.retried);
                 }
-                let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-                self.took.observe(&TOOK_MS, took_ms);
+                self.took.observe(&TOOK_MS, millis(took));
             }
             Event::Replayed { expires_in } => {
                 add(&self.replayed);
@@ -198,6 +255,10 @@ impl Observer for Metrics {
 
 fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
+}
+
+fn millis(took: Duration) -> u64 {
+    u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
@@ -266,6 +327,8 @@ mod tests {
         );
         metrics.observe("", Event::Refused(Code::KeyReused));
         metrics.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
+        metrics.authorised(Authorised::Denied, Duration::from_millis(7));
+        metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));
         let gauges = Gauges { requests: 3, store_up: true, ..Gauges::default() };
         let text = metrics.render(gauges);
         for line in [
@@ -276,6 +339,13 @@ mod tests {
             "hapax_replays_total 1",
             "hapax_requests 3",
             "hapax_store_up 1",
+            "hapax_auth_questions_total{outcome=\"allowed\"} 0",
+            "hapax_auth_questions_total{outcome=\"denied\"} 1",
+            "hapax_auth_questions_total{outcome=\"unavailable\"} 1",
+            "hapax_auth_up 0",
+            "hapax_auth_seconds_bucket{le=\"0.005\"} 0",
+            "hapax_auth_seconds_bucket{le=\"0.01\"} 1",
+            "hapax_auth_seconds_sum 2.007",
             "hapax_execution_seconds_bucket{le=\"0.025\"} 0",
             "hapax_execution_seconds_bucket{le=\"0.05\"} 1",
             "hapax_execution_seconds_bucket{le=\"+Inf\"} 1",

@@ -74,8 +74,11 @@ impl Opened {
                 Ok(Self::new(Arc::new(store), secret))
             }
             StoreUrl::File(path) => {
-                let half = memory / 2;
-                let mut options = Options::new(path).cache_bytes(half).queue(QUEUED_REQUESTS, half);
+                let third = memory / 3;
+                let mut options = Options::new(path)
+                    .cache_bytes(third)
+                    .queue(QUEUED_REQUESTS, third)
+                    .reading_bytes(third);
                 if let Some(secret_file) = secret_file {
                     // One is made at the store's own place only. A file that somebody names is
                     // there, or its name is a mistake.

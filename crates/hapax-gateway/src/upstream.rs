@@ -40,7 +40,7 @@ use pool::Pool;
 use wire::Wire;
 
 /// The most bytes of a response head, and that hyper buffers of a body.
-const MAX_BUFFER: usize = 64 * 1024;
+const MAX_BUFFER: usize = 128 * 1024;
 
 /// Why requests under way are cut off.
 const ENDING: &str = "the gateway is ending";

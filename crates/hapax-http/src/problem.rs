@@ -43,6 +43,8 @@ pub enum Code {
     KeyReused,
     /// `store-unavailable`, 503: nothing can be promised now.
     StoreUnavailable,
+    /// `auth-unavailable`, 503: whoever decides whether this caller may have an answer gave none.
+    AuthUnavailable,
     /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store, or cannot be
     /// sent now. Asking again is safe.
     OutcomePending,
@@ -62,7 +64,7 @@ pub enum Code {
 
 impl Code {
     /// All of them, in the order of their documentation.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::InvalidKey,
         Self::MissingKey,
         Self::MissingScope,
@@ -75,6 +77,7 @@ impl Code {
         Self::BodyTooLarge,
         Self::KeyReused,
         Self::StoreUnavailable,
+        Self::AuthUnavailable,
         Self::OutcomePending,
         Self::Draining,
         Self::Overloaded,
@@ -111,9 +114,11 @@ impl Code {
             | Self::ResponseNotRetained => StatusCode::CONFLICT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::StoreUnavailable | Self::OutcomePending | Self::Draining | Self::Overloaded => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::StoreUnavailable
+            | Self::AuthUnavailable
+            | Self::OutcomePending
+            | Self::Draining
+            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::HandlerFailed => StatusCode::INTERNAL_SERVER_ERROR,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
@@ -138,6 +143,9 @@ impl Code {
             Self::BodyTooLarge => ("body-too-large", "The request body is too large"),
             Self::KeyReused => ("key-reused", "The key was used for another request"),
             Self::StoreUnavailable => ("store-unavailable", "Idempotency cannot be ensured now"),
+            Self::AuthUnavailable => {
+                ("auth-unavailable", "Whether this is allowed cannot be told now")
+            }
             Self::OutcomePending => ("outcome-pending", "The outcome cannot be given yet"),
             Self::Draining => ("draining", "The server is shutting down"),
             Self::Overloaded => ("overloaded", "Too much is under way"),

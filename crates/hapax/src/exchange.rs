@@ -409,6 +409,16 @@ pub enum Wrote {
     Contended,
 }
 
+/// What came of an operator's write, and of what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolved {
+    /// What came of it.
+    pub wrote: Wrote,
+    /// What was decided about: what [`Wrote::Recorded`] replaced, unless it was so already; or else
+    /// what stood against it.
+    pub was: Snapshot,
+}
+
 /// A write under way: a holder's or an operator's.
 #[derive(Debug)]
 pub struct Writing {
@@ -442,6 +452,12 @@ impl Writing {
         let mut this = Self { key, event, sent: None, seen, conflicts: 0 };
         let next = this.decide(entropy)?;
         Ok((this, next))
+    }
+
+    /// What the last decision was about: what the last swap replaces, however often it was sent.
+    #[must_use]
+    pub fn into_seen(self) -> Snapshot {
+        self.seen
     }
 
     /// The definite answer to the swap that was sent.

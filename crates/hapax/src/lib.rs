@@ -109,5 +109,5 @@ pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
 pub use scope::{Scope, StoreKey};
 pub use seal::{SealError, Sealer};
-pub use secret::Secret;
+pub use secret::{KeyRing, KeyRingError, Secret};
 pub use store::{Inspect, Notify, Store, StoreError, Transactional};

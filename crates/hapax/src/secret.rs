@@ -1,6 +1,10 @@
 //! The secret behind keyed hashing and sealing.
 
+mod ring;
+
 use std::fmt;
+
+pub use ring::{KeyRing, KeyRingError};
 
 /// 32 secret bytes from which every key of the system is derived.
 ///

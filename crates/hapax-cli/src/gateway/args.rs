@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Callers, Config, Limits, Size, StoreUrl, parse_duration};
+use hapax_gateway::{Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration};
 use hapax_http::classify::Profile;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, StoreOutage};
@@ -74,6 +74,30 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
     scope_missing: Option<Missing>,
 
+    /// Asked by GET whether a request with a key is allowed, before it is executed or answered from
+    /// the store: with its headers, and X-Forwarded-Method, -Uri, -Host, -Proto and -For. 2xx: it
+    /// goes on; 3xx and 4xx are what the client gets; anything else is 503. Requests without a key
+    /// are not asked about: your service authenticates them itself [default: a replay checks no
+    /// credentials]
+    #[arg(long, env = "HAPAX_AUTH_URL", value_name = "URL")]
+    auth_url: Option<Uri>,
+
+    /// Within which time --auth-url must have answered
+    #[arg(
+        long, env = "HAPAX_AUTH_TIMEOUT", value_name = "DUR", default_value = "2s",
+        value_parser = parse_duration
+    )]
+    auth_timeout: Duration,
+
+    /// Headers of the auth answer whose values together say who the caller is, instead of --scope; an
+    /// answer without one of them is 503. They are copied like those of --auth-copy
+    #[arg(long, env = "HAPAX_AUTH_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
+    auth_scope: Vec<HeaderName>,
+
+    /// Headers of the auth answer that your service gets; from clients it gets none of these names
+    #[arg(long, env = "HAPAX_AUTH_COPY", value_name = "HEADER,…", value_delimiter = ',')]
+    auth_copy: Vec<HeaderName>,
+
     /// How long a dead process blocks its key
     #[arg(
         long, env = "HAPAX_LEASE", value_name = "DUR", default_value = "30s",
@@ -127,14 +151,14 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE", default_value = "1MiB")]
     max_response_body: Size,
 
-    /// The memory that the process may take in all: 128 KiB for each of --max-connections, 24 MiB
+    /// The memory that the process may take in all: 192 KiB for each of --max-connections, 32 MiB
     /// for the program, and the rest for the store, outcomes held back, and bodies
     #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE", default_value = "512MiB")]
     max_memory: Size,
 
     /// Connections of clients; further ones wait to be accepted
     #[arg(
-        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 2048,
+        long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 1024,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     max_connections: u32,
@@ -179,8 +203,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", value_parser = FalseyValueParser::new())]
     replay_set_cookie: bool,
 
-    /// On SIGTERM: how long work in hand may take to finish; a second SIGTERM, a second later or
-    /// more, ends at once
+    /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
+    /// later or more, ends at once
     #[arg(
         long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR", default_value = "25s",
         value_parser = parse_duration
@@ -223,6 +247,19 @@ impl GatewayArgs {
             Missing::Reject => MissingScope::Reject,
             Missing::Shared => MissingScope::Shared,
         });
+        config.auth = match self.auth_url {
+            Some(url) => Some(ForwardAuth {
+                url,
+                timeout: self.auth_timeout,
+                scope: self.auth_scope,
+                copy: self.auth_copy,
+            }),
+            None if self.auth_scope.is_empty() && self.auth_copy.is_empty() => None,
+            None => {
+                let reason = "--auth-scope and --auth-copy need --auth-url: there is no answer";
+                return Err(Failure::usage(reason));
+            }
+        };
         config.lease = self.lease;
         config.retention = self.retention;
         config.in_flight = match self.in_flight {

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::args::{Named, ScopeText};
+use super::render;
 use crate::exit::Failure;
 
 /// How long an answer may take, and how large it may be.
@@ -25,6 +26,25 @@ const MAX_ANSWER: usize = 16 << 20;
 #[derive(serde::Deserialize)]
 struct Decided {
     was: Was,
+}
+
+/// What it did not do.
+struct Refused {
+    failure: Failure,
+    /// Why, as the API names it; empty if the API did not say.
+    code: String,
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Self {
+        Self { failure, code: String::new() }
+    }
+}
+
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Self {
+        refused.failure
+    }
 }
 
 /// A gateway's admin listener.
@@ -56,11 +76,11 @@ impl Remote {
         if let Some(after) = list.after {
             path.push_str(&format!("&after={after}"));
         }
-        self.ask(Method::GET, &path, None).await
+        Ok(self.ask(Method::GET, &path, None).await?)
     }
 
     pub(super) async fn look(&self, named: Named) -> Result<KeyView, Failure> {
-        match named {
+        let found = match named {
             Named::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
             Named::Key(key, scope) => {
                 let scope = match scope {
@@ -71,12 +91,16 @@ impl Remote {
                 let lookup = json!({ "key": key.as_str(), "scope": scope });
                 self.ask(Method::POST, "/api/keys/lookup", Some(lookup)).await
             }
-        }
+        };
+        Ok(found?)
     }
 
     pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<Was, Failure> {
         let path = format!("/api/keys/{id}/resolve");
-        let Decided { was } = self.ask(Method::POST, &path, Some(json!(decision))).await?;
+        let decided = self.ask(Method::POST, &path, Some(json!(decision))).await;
+        let Decided { was } = decided.map_err(|Refused { failure, code }| {
+            failure.and(render::all_the_same(&code, decision.outcome))
+        })?;
         Ok(was)
     }
 
@@ -85,7 +109,7 @@ impl Remote {
         method: Method,
         path: &str,
         body: Option<Value>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Refused> {
         let asked = timeout(PATIENCE, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
             Failure::unavailable(format!("the gateway at {}: {error}", self.address))
@@ -93,18 +117,19 @@ impl Remote {
         let (status, answer) =
             asked.map_err(|_| failed(&"no answer in time"))?.map_err(|error| failed(&error))?;
         if status.is_success() {
-            return serde_json::from_slice(&answer).map_err(|error| failed(&error));
+            return serde_json::from_slice(&answer).map_err(|error| failed(&error).into());
         }
         let said: Value = serde_json::from_slice(&answer).unwrap_or_default();
         let reason = said["error"].as_str().unwrap_or("it gave no reason");
-        Err(match status {
+        let failure = match status {
             StatusCode::UNAUTHORIZED => {
                 Failure::usage(format!("the gateway at {} wants its --admin-token", self.address))
             }
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::no(reason),
             StatusCode::BAD_REQUEST => Failure::usage(reason),
             _ => failed(&format!("{status}: {reason}")),
-        })
+        };
+        Err(Refused { failure, code: said["code"].as_str().unwrap_or_default().to_owned() })
     }
 
     async fn send(

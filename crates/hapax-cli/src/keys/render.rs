@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hapax_gateway::keys::{KeyState, KeyView, Listed, ResponseView, Was};
+use hapax_gateway::keys::{Became, KeyState, KeyView, Listed, ResponseView, Was};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -38,7 +38,7 @@ fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
     }
     for key in &listed.keys {
         let KeyView { id, attempt, began, keep_until, .. } = key;
-        let (state, expires) = (state(key.state), keep_until.as_deref().unwrap_or("never"));
+        let (state, expires) = (key.state.as_str(), keep_until.as_deref().unwrap_or("never"));
         writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
     }
     for (id, reason) in &listed.damaged {
@@ -61,7 +61,7 @@ fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
     let expires = view.keep_until.as_deref().unwrap_or("never");
     for (name, value) in [
         ("id", view.id.as_str()),
-        ("state", state(view.state)),
+        ("state", view.state.as_str()),
         ("fence", &view.fence.to_string()),
         ("attempt", &view.attempt.to_string()),
         ("on unknown", &view.on_unknown),
@@ -108,12 +108,11 @@ pub(super) fn although(was: &Was) -> String {
     }
 }
 
-const fn state(state: KeyState) -> &'static str {
-    match state {
-        KeyState::InFlight => "in-flight",
-        KeyState::Done => "done",
-        KeyState::Unknown => "unknown",
-        KeyState::Released => "released",
-        KeyState::Expired => "expired",
+/// What to say so that it is done all the same, after the reason why a decision was refused.
+pub(super) fn all_the_same(code: &str, wanted: Became) -> &'static str {
+    match (code, wanted) {
+        ("in-flight", _) => " (--force)",
+        ("done", Became::DidNotHappen) => " (--forget)",
+        _ => "",
     }
 }

@@ -145,7 +145,7 @@ fn what_is_in_flight_needs_force() {
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
     let release = [&["keys", "release", "k"], &at[..]].concat();
     let (code, line) = refused(&release);
-    assert!(code == 1 && line.contains("force"), "{code} {line}");
+    assert!(code == 1 && line.ends_with("(--force)"), "{code} {line}");
     let (code, _) = refused(&[&release[..], &["--force", "--fence", "1"]].concat());
     assert_eq!(code, 1);
     ok(&[&release[..], &["--force"]].concat());

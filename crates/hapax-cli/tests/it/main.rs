@@ -6,6 +6,7 @@
     reason = "a failure here is a failed test"
 )]
 
+mod auth;
 mod demo;
 mod gateway;
 mod help;

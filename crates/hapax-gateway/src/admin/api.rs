@@ -217,23 +217,21 @@ fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
         Ok(value) => return Json(value).into_response(),
         Err(refused) => refused,
     };
-    let (status, code) = match &refused {
-        KeysError::NotFound => (StatusCode::NOT_FOUND, "not-found"),
-        KeysError::InFlight => (StatusCode::CONFLICT, "in-flight"),
-        KeysError::Released { .. } => (StatusCode::CONFLICT, "released"),
-        KeysError::Done { .. } => (StatusCode::CONFLICT, "done"),
-        KeysError::Changed { .. } => (StatusCode::CONFLICT, "changed"),
-        KeysError::Contended => (StatusCode::CONFLICT, "contended"),
-        KeysError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad-request"),
+    let status = match &refused {
+        KeysError::NotFound => StatusCode::NOT_FOUND,
+        KeysError::InFlight
+        | KeysError::Released { .. }
+        | KeysError::Done { .. }
+        | KeysError::Changed { .. }
+        | KeysError::Contended => StatusCode::CONFLICT,
+        KeysError::Invalid(_) => StatusCode::BAD_REQUEST,
         KeysError::Store(StoreError::Corrupt(_))
         | KeysError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, "corrupt")
+            StatusCode::INTERNAL_SERVER_ERROR
         }
-        KeysError::Store(_) | KeysError::Engine(_) => {
-            (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable")
-        }
+        KeysError::Store(_) | KeysError::Engine(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
-    error(status, code, &refused.to_string())
+    error(status, refused.code(), &refused.to_string())
 }
 
 fn bad_id() -> Response {

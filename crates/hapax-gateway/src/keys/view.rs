@@ -1,5 +1,7 @@
 //! A record as operators see it.
 
+use std::fmt;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::Cell;
@@ -26,6 +28,26 @@ pub enum KeyState {
     Released,
     /// It is past its retention; the next request executes.
     Expired,
+}
+
+impl KeyState {
+    /// Its name, as in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Done => "done",
+            Self::Unknown => "unknown",
+            Self::Released => "released",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl fmt::Display for KeyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// What is known of a record. Neither key nor scope is: the store does not have them.
@@ -74,10 +96,14 @@ pub struct Was {
     pub status: Option<u16>,
 }
 
-impl From<KeyView> for Was {
-    fn from(view: KeyView) -> Self {
-        let status = view.response.map(|response| response.status);
-        Self { state: view.state, ended: view.ended, status }
+impl Was {
+    pub(super) fn of(cell: &Cell, now: Timestamp) -> Self {
+        let status =
+            outcome(cell).and_then(|outcome| match Stored::from_outcome(outcome).ok()? {
+                Stored::NotRetained { status } => Some(status.as_u16()),
+                Stored::Whole(whole) => Some(whole.status.as_u16()),
+            });
+        Self { state: state(cell, now), ended: ended(cell).map(rfc3339), status }
     }
 }
 
@@ -101,22 +127,17 @@ pub struct ResponseView {
 }
 
 impl KeyView {
+    /// With what it is answered with.
     pub(super) fn of(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
+        Self { response: outcome(cell).and_then(ResponseView::of), ..Self::named(id, cell, now) }
+    }
+
+    /// Without it: nothing that is large is copied.
+    pub(super) fn named(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
         let record = &cell.record;
-        let state = match &record.state {
-            _ if cell.keep_until.is_some_and(|until| until <= now) => KeyState::Expired,
-            State::InFlight if now < cell.lease_until => KeyState::InFlight,
-            State::InFlight | State::Unknown { .. } => KeyState::Unknown,
-            State::Done(_) => KeyState::Done,
-            State::Released => KeyState::Released,
-        };
-        let outcome = match &record.state {
-            State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => Some(outcome),
-            State::InFlight | State::Unknown { .. } | State::Released => None,
-        };
         Self {
             id: id.to_string(),
-            state,
+            state: state(cell, now),
             fence: cell.fence.get(),
             attempt: record.attempt,
             on_unknown: match record.terms.on_unknown {
@@ -132,7 +153,7 @@ impl KeyView {
             ended: ended(cell).map(rfc3339),
             lease_until: rfc3339(cell.lease_until),
             keep_until: cell.keep_until.map(rfc3339),
-            response: outcome.and_then(ResponseView::of),
+            response: None,
         }
     }
 }
@@ -168,6 +189,24 @@ impl ResponseView {
                 })
             }
         }
+    }
+}
+
+fn state(cell: &Cell, now: Timestamp) -> KeyState {
+    match &cell.record.state {
+        _ if cell.keep_until.is_some_and(|until| until <= now) => KeyState::Expired,
+        State::InFlight if now < cell.lease_until => KeyState::InFlight,
+        State::InFlight | State::Unknown { .. } => KeyState::Unknown,
+        State::Done(_) => KeyState::Done,
+        State::Released => KeyState::Released,
+    }
+}
+
+/// What it is answered with, or what was seen of an unknown outcome.
+const fn outcome(cell: &Cell) -> Option<&Outcome> {
+    match &cell.record.state {
+        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => Some(outcome),
+        State::InFlight | State::Unknown { .. } | State::Released => None,
     }
 }
 

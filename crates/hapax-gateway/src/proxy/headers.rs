@@ -4,16 +4,19 @@ use std::net::{IpAddr, SocketAddr};
 
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
-use http::Method;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
-    HeaderName, HeaderValue, TE, TRANSFER_ENCODING, VIA,
+    HeaderName, HeaderValue, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, VIA,
 };
+use http::request::Parts;
 use http::uri::{Authority, Uri};
+use http::{Method, Response};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
 /// Makes a client's fields what the upstream is to get. `authority` stands in for a `Host` that an
 /// HTTP/1.0 client did not send.
@@ -40,6 +43,57 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
     }
     forwarded(headers, peer);
     headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+}
+
+/// The fields of a question about a request: its own, and what the request is.
+///
+/// Left out is what describes its body, which is not sent; what would make another question of it
+/// (conditions, ranges); and whatever a client may say about what its request is. `authority` is that
+/// of whoever is asked.
+pub(crate) fn question(
+    request: &Parts,
+    peer: SocketAddr,
+    authority: &Authority,
+) -> Result<HeaderMap, InvalidHeaderValue> {
+    let mut headers = request.headers.clone();
+    drop_own(&mut headers, true);
+    name_host(&mut headers, &request.uri);
+    drop_hop_by_hop(&mut headers);
+    let believed = peer.ip().to_canonical().is_loopback();
+    drop_where(&mut headers, |name| {
+        let plain = plain(name);
+        is_of_the_message(&plain)
+            || plain.starts_with("x-original-")
+            || matches!(plain.as_str(), "x-forwarded-method" | "x-forwarded-uri")
+            || (plain.starts_with("x-forwarded-") && !believed)
+    });
+    forwarded(&mut headers, peer);
+    let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
+    headers.insert(X_FORWARDED_METHOD, HeaderValue::from_str(request.method.as_str())?);
+    headers.insert(X_FORWARDED_URI, HeaderValue::from_bytes(target.as_bytes())?);
+    headers.insert(HOST, HeaderValue::from_str(authority.as_str())?);
+    headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+    Ok(headers)
+}
+
+/// Whether a field speaks of the body, or of which answer is wanted.
+fn is_of_the_message(plain: &str) -> bool {
+    plain.starts_with("if-")
+        || matches!(
+            plain,
+            "content-length" | "content-type" | "content-encoding" | "expect" | "range" | "trailer"
+        )
+}
+
+/// Makes an answer of somebody else, read whole, what the client is to get.
+pub(crate) fn from_another<B>(response: &mut Response<B>) {
+    let headers = response.headers_mut();
+    drop_hop_by_hop(headers);
+    drop_own(headers, false);
+    // Written anew from the body.
+    headers.remove(CONTENT_LENGTH);
+    headers.remove(TRAILER);
+    *response.version_mut() = http::Version::HTTP_11;
 }
 
 /// Says of an empty body that it is empty, where that goes without saying no more: servers answer a
@@ -76,18 +130,21 @@ pub(super) fn to_client(headers: &mut HeaderMap) {
 ///
 /// An underscore counts as a hyphen: CGI and its heirs cannot tell them apart.
 pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
-    let own: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| plain(name).starts_with("idempotency-"))
-        .filter(|name| !(keep_key && **name == IDEMPOTENCY_KEY))
-        .cloned()
-        .collect();
-    for name in own {
+    drop_where(headers, |name| {
+        plain(name).starts_with("idempotency-") && !(keep_key && *name == IDEMPOTENCY_KEY)
+    });
+}
+
+/// Removes every field whose name is meant.
+pub(crate) fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName) -> bool) {
+    let meant: Vec<HeaderName> = headers.keys().filter(|name| is_meant(name)).cloned().collect();
+    for name in meant {
         headers.remove(name);
     }
 }
 
-fn plain(name: &HeaderName) -> String {
+/// A name as CGI and its heirs tell it from others.
+pub(crate) fn plain(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
@@ -112,12 +169,9 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
 
 fn forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
     // Spelled with underscores they are nobody's but of one who wants to be believed.
-    let posing =
-        |name: &&HeaderName| name.as_str().contains('_') && plain(name).starts_with("x-forwarded-");
-    let posing: Vec<HeaderName> = headers.keys().filter(posing).cloned().collect();
-    for name in posing {
-        headers.remove(name);
-    }
+    drop_where(headers, |name| {
+        name.as_str().contains('_') && plain(name).starts_with("x-forwarded-")
+    });
     let ip = peer.ip().to_canonical();
     if !ip.is_loopback() {
         headers.remove(FORWARDED);
@@ -231,6 +285,44 @@ mod tests {
         assert_eq!(headers["x-forwarded-proto"], "http");
         assert_eq!(headers["x-forwarded-host"], "shop.example");
         assert!(!headers.contains_key("forwarded"));
+    }
+
+    #[test]
+    fn a_question_says_what_the_request_is_whatever_its_sender_says() {
+        let mut request = http::Request::new(()).into_parts().0;
+        request.method = Method::PATCH;
+        request.uri = "http://shop.example/a%20b?c".parse().unwrap();
+        request.headers = map(&[
+            ("host", "other.example"),
+            ("connection", "x-forwarded-uri, authorization"),
+            ("authorization", "Bearer a"),
+            ("x-forwarded-uri", "/public"),
+            ("x_forwarded_method", "GET"),
+            ("x-forwarded-user", "root"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("x-original-uri", "/public"),
+            ("content-length", "3"),
+            ("if-match", "*"),
+        ]);
+        let asked = |peer: &str| {
+            let auth = Authority::from_static("auth:1");
+            let mut headers = question(&request, peer.parse().unwrap(), &auth).unwrap();
+            let user = headers.remove("x-forwarded-user");
+            (headers, user)
+        };
+        let common = [
+            ("host", "auth:1"),
+            ("via", "1.1 hapax"),
+            ("x-forwarded-host", "shop.example"),
+            ("x-forwarded-method", "PATCH"),
+            ("x-forwarded-proto", "http"),
+            ("x-forwarded-uri", "/a%20b?c"),
+        ];
+        let anyone = [&common[..], &[("x-forwarded-for", "198.51.100.9")]].concat();
+        assert_eq!(asked("198.51.100.9:1"), (map(&anyone), None));
+        // A proxy on the same machine is believed what it says of its client, not of the request.
+        let proxy = [&common[..], &[("x-forwarded-for", "10.0.0.1, 127.0.0.1")]].concat();
+        assert_eq!(asked("127.0.0.1:1"), (map(&proxy), Some(HeaderValue::from_static("root"))));
     }
 
     #[test]

@@ -7,11 +7,14 @@ use tokio::task::JoinSet;
 
 use crate::world::{Raw, Upstream, config, post, request, start, text};
 
-/// Room for so many bytes of bodies.
-fn room(config: &mut Config, bodies: usize) {
+/// As little room as can be; how large bodies are of which so many have room at a time.
+fn room(config: &mut Config, at_a_time: usize) -> usize {
     config.limits.connections = 16;
-    config.limits.memory = Limits::PROGRAM + 16 * Limits::PER_CONNECTION + bodies.div_ceil(5) * 8;
+    config.limits.memory = Limits::PROGRAM + 16 * Limits::PER_CONNECTION + (32 << 20) + 8;
     config.max_response_body = 64 << 10;
+    // Bodies have half of it, requests three eighths of that.
+    config.max_request_body = (6 << 20) / at_a_time;
+    config.max_request_body
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -19,10 +22,9 @@ async fn bodies_wait_for_room_and_all_get_through() {
     let upstream =
         Upstream::start(|seen| async move { text(200, seen.body.len().to_string()) }).await;
     let mut config = config(upstream.url());
-    // Two requests at a time.
-    room(&mut config, 4 << 20);
+    let size = room(&mut config, 2);
     let gateway = start(config).await;
-    let body = "x".repeat(1 << 20);
+    let body = "x".repeat(size);
     let mut clients = JoinSet::new();
     for key in 0..12 {
         let (address, body) = (gateway.local_addr(), body.clone());
@@ -30,7 +32,7 @@ async fn bodies_wait_for_room_and_all_get_through() {
     }
     while let Some(answer) = clients.join_next().await {
         let answer = answer.unwrap();
-        assert_eq!((answer.status, answer.text().as_str()), (200, "1048576"));
+        assert_eq!((answer.status, answer.text().as_str()), (200, size.to_string().as_str()));
     }
     assert_eq!(upstream.seen().len(), 12);
 }
@@ -39,14 +41,14 @@ async fn bodies_wait_for_room_and_all_get_through() {
 async fn who_trickles_does_not_hold_memory_for_ever() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
-    // One request.
-    room(&mut config, 2 << 20);
+    // A little less than all, or the gateway would be refused.
+    let size = room(&mut config, 1) - (1 << 20);
+    config.max_request_body = size;
     config.limits.stall = Duration::from_millis(300);
     let gateway = start(config).await;
     let mut slow = Raw::connect(gateway.local_addr()).await;
     slow.send(format!(
-        "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: slow\r\ncontent-length: {}\r\n\r\n",
-        1 << 20
+        "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: slow\r\ncontent-length: {size}\r\n\r\n"
     ))
     .await;
     let trickle = tokio::spawn(async move {
@@ -60,7 +62,7 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
     assert_eq!(plain.answer().await.status, 201);
     assert!(!trickle.is_finished());
     // With one it waits, until the slow one is given up.
-    let large = "x".repeat(1 << 20);
+    let large = "x".repeat(size);
     assert_eq!(post(gateway.local_addr(), "/", "k", &large).await.status, 201);
     trickle.await.unwrap();
     assert_eq!(upstream.seen().len(), 2);

@@ -8,10 +8,12 @@
 
 mod admin;
 mod ambiguous;
+mod auth;
 mod copies;
 mod drain;
 mod failures;
 mod load;
+mod operators;
 mod proxy;
 mod reconcile;
 mod refused;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Callers, Config, Gateway, StartError, StoreUrl};
+use hapax_gateway::{Callers, Config, ForwardAuth, Gateway, StartError, StoreUrl};
 use hapax_http::server::{MissingScope, StoreOutage};
 use http::Method;
 use http::header::{AUTHORIZATION, CONNECTION, HeaderName};
@@ -75,6 +75,50 @@ async fn contradictions_do_not_start() {
         assert!(matches!(error, StartError::Config(_)), "{error:?}");
         assert!(error.to_string().contains(says), "{says:?} is not in {error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contradictions_about_whom_to_ask_do_not_start() {
+    type Change = fn(&mut Config, &mut ForwardAuth);
+    let user = || vec![HeaderName::from_static("x-user")];
+    let cases: [(&str, Change); 10] = [
+        ("--auth-url must be", |_, auth| auth.url = "/check".parse().unwrap()),
+        ("--auth-url must be", |_, auth| auth.url = "https://a/check".parse().unwrap()),
+        ("--auth-url must be", |_, auth| auth.url = "http://u:p@a/check".parse().unwrap()),
+        ("would ask itself", |config, auth| {
+            config.listen = "127.0.0.1:82".parse().unwrap();
+            auth.url = "http://localhost:82/check".parse().unwrap();
+        }),
+        ("--auth-timeout is zero", |_, auth| auth.timeout = Duration::ZERO),
+        ("contradicts --scope:", |config, _| config.scope = Some(Callers::Everyone)),
+        ("contradicts --scope-missing", |config, _| {
+            config.scope_missing = Some(MissingScope::Shared);
+        }),
+        ("--auth-scope cannot be `set-cookie`", |_, auth| {
+            auth.scope.push(HeaderName::from_static("set-cookie"));
+        }),
+        ("--auth-copy cannot be `authorization`", |_, auth| auth.copy.push(AUTHORIZATION)),
+        ("--auth-copy cannot be `idempotency_fence`", |_, auth| {
+            auth.copy.push(HeaderName::from_static("idempotency_fence"));
+        }),
+    ];
+    for (says, change) in cases {
+        let mut config = config("http://127.0.0.1:1".parse().unwrap());
+        let mut auth = ForwardAuth::new("http://127.0.0.1:2/check".parse().unwrap());
+        auth.scope = user();
+        change(&mut config, &mut auth);
+        config.auth = Some(auth);
+        let error = Gateway::start(config).await.unwrap_err();
+        assert!(matches!(error, StartError::Config(_)), "{error:?}");
+        assert!(error.to_string().contains(says), "{says:?} is not in {error}");
+    }
+    // Where the answer says who the caller is, nothing else need be said of it.
+    let mut config = config("http://127.0.0.1:1".parse().unwrap());
+    config.listen = "0.0.0.0:0".parse().unwrap();
+    let mut auth = ForwardAuth::new("http://127.0.0.1:2/check".parse().unwrap());
+    auth.scope = user();
+    config.auth = Some(auth);
+    start(config).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

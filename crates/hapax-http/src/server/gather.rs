@@ -39,7 +39,7 @@ pub(super) async fn gather(
     }
     let upper = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
     let most = upper.map_or(limit, |upper| upper.min(limit));
-    // Known lengths are read without growing, which would take up to twice as much.
+    // What has a share is read without growing, which would take up to twice as much.
     let length = body.size_hint().exact().map_or(0, |length| length as usize);
     let mut read = Read { first: Bytes::new(), more: BytesMut::new(), length };
     let mut trailers = None;
@@ -48,6 +48,7 @@ pub(super) async fn gather(
         if known > SMALL && share.is_none() {
             let Some(taken) = pool.share(most, patience).await else { return Gathered::NoRoom };
             share = taken;
+            read.length = most;
         }
         let Some(frame) = body.frame().await else { break };
         let frame = match frame {
@@ -72,7 +73,7 @@ pub(super) async fn gather(
 struct Read {
     first: Bytes,
     more: BytesMut,
-    /// Of the whole body, where it is known; not above the limit.
+    /// Of the whole body, or the most that it can be; not above the limit.
     length: usize,
 }
 
@@ -86,8 +87,10 @@ impl Read {
             self.first = data;
             return;
         }
+        if self.more.capacity() < self.length {
+            self.more.reserve(self.length - self.more.len());
+        }
         if !self.first.is_empty() {
-            self.more.reserve(self.length);
             self.more.extend_from_slice(&std::mem::take(&mut self.first));
         }
         self.more.extend_from_slice(&data);

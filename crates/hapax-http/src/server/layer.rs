@@ -75,18 +75,20 @@ impl IdempotencyLayer {
     /// How many bytes of bodies are held in memory at one time, those of up to 16 KiB not counted.
     /// Default: no bound but the limits of each.
     ///
-    /// 1. Half of it is for requests: one for which there is no room waits before it claims, up
+    /// 1. Three eighths are for requests: one for which there is no room waits before it claims, up
     ///    to 30 s, and then gets 503 `overloaded`.
-    /// 2. A quarter is for responses that are being read and recorded, where each is in memory
-    ///    three times: one for which there is no room waits for others to be recorded, never for
-    ///    clients.
-    /// 3. A quarter is for answers on their way to clients. One for which there is no room because
+    /// 2. A quarter is for responses until they are recorded, also while they are held back: one for
+    ///    which there is no room waits for others to be recorded, never for clients. Of a response
+    ///    that does not say its length, the limit counts until it is read.
+    /// 3. An eighth is for the copies of it while it is recorded.
+    /// 4. A quarter is for answers on their way to clients. One for which there is no room because
     ///    clients read slowly is recorded and not sent: 503 `outcome-pending`, and the client asks
     ///    again; a replay gets 503 `overloaded`. What could not be asked for again, being too large
     ///    to be kept, gets 409 `response-not-retained`.
     ///
     /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
-    /// twelve times the largest response and twice the largest request to be held to it.
+    /// sixteen times the largest response and thrice the largest request to be held to it. What
+    /// replays take before they are answers is for [`hapax::Limits::claims`] and the store to bound.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = Memory::bounded(bytes);

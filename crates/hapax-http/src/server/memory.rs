@@ -1,22 +1,23 @@
 //! A bound on the memory that bodies take, over all requests.
 //!
 //! What is small is not counted: it is part of what a connection takes. Of what is larger there
-//! are three pools, and what holds a share of one may wait for the next, never the other way round,
+//! are four pools, and what holds a share of one may wait for the next, never the other way round,
 //! so that nobody waits for each other. A share is taken whole, for the same reason.
 //!
 //! 1. *Requests*: from the first byte of a body until the handler has let go of it. Waiting here,
 //!    a request has claimed and executed nothing.
-//! 2. *Recording*: from a response's head until its outcome is recorded. This wait comes after the
-//!    effect, so that what holds a share must depend on handlers and the store only. A body counts
-//!    [`COPIES`] times here.
-//! 3. *Answers*: from there until the client has read it, which may be never. Nobody waits here:
+//! 2. *Responses*: from a response's head until its outcome is recorded, also while it is held back
+//!    for a store that is away. This wait comes after the effect, so that what holds a share must
+//!    depend on handlers and the store only.
+//! 3. *Recording*: while a response is recorded it is there [`COPIES`] times more: for the client,
+//!    and sealed.
+//! 4. *Answers*: from there until the client has read it, which may be never. Nobody waits here:
 //!    an outcome that is recorded has lost nothing, so that the client for whose answer there is
-//!    no room is told to ask again. One pool for 2 and 3 would let a client that does not read
-//!    keep the payments of others from being recorded.
+//!    no room is told to ask again. One pool with those before would let a client that does not
+//!    read keep the payments of others from being recorded.
 //!
 //! To reserve an answer's room before the handler runs would need no such refusal. But it would be
-//! room for the largest answer, for as long as the handler takes: with the gateway's defaults, 128
-//! executions at one time.
+//! room for the largest answer, for as long as the handler takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,11 +33,12 @@ const UNIT: usize = 1024;
 pub(super) const SMALL: usize = 16 * 1024;
 
 /// What is being recorded is there as it was read, as it is kept, and sealed.
-const COPIES: usize = 3;
+const COPIES: usize = 2;
 
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     pub(super) requests: Pool,
+    pub(super) responses: Pool,
     pub(super) recording: Pool,
     pub(super) answers: Pool,
 }
@@ -54,20 +56,22 @@ struct Bounded {
 }
 
 impl Memory {
-    pub(super) const fn unbounded() -> Self {
-        Self { requests: Pool(None), recording: Pool(None), answers: Pool(None) }
+    pub(super) fn unbounded() -> Self {
+        let none = || Pool(None);
+        Self { requests: none(), responses: none(), recording: none(), answers: none() }
     }
 
     pub(super) fn bounded(bytes: usize) -> Self {
-        let quarter = bytes.max(2 << 20) / 4;
+        let eighth = bytes.max(2 << 20) / 8;
         let pool = |bytes, copies| {
             let units = units(bytes);
             Pool(Some(Bounded { free: Arc::new(Semaphore::new(units as usize)), units, copies }))
         };
         Self {
-            requests: pool(quarter * 2, 1),
-            recording: pool(quarter, COPIES),
-            answers: pool(quarter, 1),
+            requests: pool(eighth * 3, 1),
+            responses: pool(eighth * 2, 1),
+            recording: pool(eighth, COPIES),
+            answers: pool(eighth * 2, 1),
         }
     }
 }

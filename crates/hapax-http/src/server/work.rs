@@ -17,7 +17,7 @@ use super::execution::{Execution, Said};
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
-use super::memory::Share;
+use super::memory::{SMALL, Share};
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
@@ -55,8 +55,8 @@ struct Given {
     /// What is in memory of the body.
     read: Bytes,
     rest: Rest,
-    /// Of the memory for responses that are being recorded.
-    share: Share,
+    /// Of the memory for responses, and for their copies.
+    shares: [Share; 2],
 }
 
 enum Rest {
@@ -149,12 +149,15 @@ impl Work {
         let mut body = erase(WithoutTrailers { body, drop: is_ours });
         if options.stream || is_event_stream(&head.headers) {
             let rest = Rest::Coming(body);
-            return Ok(Given { head, read: Bytes::new(), rest, share: Share::none() });
+            return Ok(Given {
+                head,
+                read: Bytes::new(),
+                rest,
+                shares: [Share::none(), Share::none()],
+            });
         }
-        let limit = options.max_response_body;
-        let (read, rest, share) = match gather(&mut body, limit, &self.layer.memory.recording, None)
-            .await
-        {
+        let (limit, memory) = (options.max_response_body, &self.layer.memory);
+        let (read, rest, share) = match gather(&mut body, limit, &memory.responses, None).await {
             Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
             Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
             // It waits as long as it takes.
@@ -166,12 +169,17 @@ impl Work {
                 return Err(Broken);
             }
         };
-        Ok(Given { head, read, rest, share })
+        let copied = matches!(rest, Rest::Trailers(_)) && read.len() > SMALL;
+        let copies = match copied {
+            true => memory.recording.share(read.len(), None).await.unwrap_or_else(Share::none),
+            false => Share::none(),
+        };
+        Ok(Given { head, read, rest, shares: [share, copies] })
     }
 
     /// What a response means for its key; and the response as the client gets it.
     fn judge(&self, said: Said, given: Given) -> (Ending, Given) {
-        let Given { mut head, read, rest, share } = given;
+        let Given { mut head, read, rest, shares } = given;
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
                 // A length that is not the body's would break off this answer and every replay.
@@ -198,7 +206,7 @@ impl Work {
         };
         header::strip(&mut head.headers);
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-        (ending, Given { head, read, rest, share })
+        (ending, Given { head, read, rest, shares })
     }
 
     /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
@@ -282,9 +290,9 @@ impl Work {
 
     /// From the memory for what is recorded to that for what clients read, without waiting.
     fn deliver(&self, class: Class, given: Given) -> Result<Response<Body>, Problem> {
-        let Given { head, read, rest, share } = given;
+        let Given { head, read, rest, shares } = given;
         let held = self.layer.memory.answers.hold_now(read);
-        drop(share);
+        drop(shares);
         let body = match (held, rest) {
             (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
             (Some(read), Rest::Coming(body)) => Body::resumed(read, body),

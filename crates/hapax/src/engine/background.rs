@@ -64,6 +64,12 @@ impl Backlog {
         let _ = self.size.subscribe().wait_for(quiet).await;
     }
 
+    /// Resolves when no more than so many bytes are held back.
+    pub(super) async fn room(&self, bytes: usize) {
+        // The sender is `self`: it outlives the wait, so that this cannot fail.
+        let _ = self.size.subscribe().wait_for(|size| size.bytes <= bytes).await;
+    }
+
     /// Counts a conversation until the guard is dropped.
     pub(super) fn talking(self: &Arc<Self>) -> Talking {
         self.size.send_if_modified(|size| {
@@ -140,7 +146,7 @@ pub(super) struct Held {
 
 impl Held {
     /// What it keeps in memory beyond its own size.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         match &self.act {
             Act::Complete { outcome, .. } => outcome.bytes().len(),
             Act::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use super::background::Talking;
 use super::carry::{self, Stuck};
@@ -138,10 +139,7 @@ impl Idempotency {
                 continue;
             };
             // Nothing is held across this await but a place in the crowd.
-            let inner = &self.inner;
-            let changed =
-                waiter.changed(&*inner.store, inner.notify.as_deref(), inner.patience, deadline);
-            match changed.await {
+            match waiter.changed(&self.inner, deadline).await {
                 // What is told now counts as known; what is told from here on wakes again.
                 Ok(news) => seen = news.map(|news| Snapshot::clone(&news)),
                 Err(_) => return Ok(claimed),
@@ -184,14 +182,26 @@ async fn converse(
     mut next: Next<Claimed>,
     request: &dyn Request,
 ) -> Result<Claim, ClaimError> {
+    let deadline = inner.deadline();
+    // Kept until the caller has what it was told: dropped before, or after, nothing is owned by it.
+    let turn = timeout_at(deadline, Arc::clone(&inner.turns).acquire_owned()).await;
+    // A turn that comes with the deadline is none: nothing is sent that nobody waits for.
+    let Some(mut turn) = turn.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
+    else {
+        let error = StoreError::unavailable("the claims before it were not answered in time");
+        let known = claiming.knows_a_record();
+        return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
+    };
     loop {
         let (reply, heard) = oneshot::channel();
         // Dropping this future from here on drops `heard`; the task goes on, and what it then
         // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
         let talking = inner.backlog.talking();
-        inner.runtime.spawn(talk(Arc::clone(inner), claiming, next, reply, talking));
+        let said = Said { claiming, next, deadline, turn };
+        inner.runtime.spawn(talk(Arc::clone(inner), said, reply, talking));
         let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
-        let (back, claimed) = talked?;
+        let (back, claimed, again) = talked?;
+        turn = again;
         match claimed {
             Settled::Owned(handover) => return Ok(Claim::Execute(handover.accept())),
             Settled::Told(Claimed::Rehash(scheme)) => {
@@ -225,24 +235,26 @@ enum Settled {
     Told(Claimed),
 }
 
-type Talked = Result<(Claiming, Settled), ClaimError>;
+type Talked = Result<(Claiming, Settled, OwnedSemaphorePermit), ClaimError>;
+
+/// What a conversation begins with.
+struct Said {
+    claiming: Claiming,
+    next: Next<Claimed>,
+    deadline: Instant,
+    turn: OwnedSemaphorePermit,
+}
 
 /// One conversation, to its end, whether or not anybody still listens.
-async fn talk(
-    inner: Arc<Inner>,
-    mut claiming: Claiming,
-    next: Next<Claimed>,
-    reply: oneshot::Sender<Talked>,
-    _talking: Talking,
-) {
-    let result =
-        carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut claiming, next).await;
+async fn talk(inner: Arc<Inner>, said: Said, reply: oneshot::Sender<Talked>, _talking: Talking) {
+    let Said { mut claiming, next, deadline, turn } = said;
+    let result = carry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
     let talked = match result {
         Ok(Claimed::Execute(holding)) => {
             let lease = Lease::new(&inner, holding);
-            Ok((claiming, Settled::Owned(Handover(Some(lease)))))
+            Ok((claiming, Settled::Owned(Handover(Some(lease))), turn))
         }
-        Ok(claimed) => Ok((claiming, Settled::Told(claimed))),
+        Ok(claimed) => Ok((claiming, Settled::Told(claimed), turn)),
         Err(Stuck::Store { swap, error, may_land }) => {
             let known = claiming.knows_a_record();
             if may_land {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::background::Backlog;
@@ -12,7 +13,7 @@ use super::carry::{self, Stuck};
 use super::claim::ClaimError;
 use super::waiters::Waiters;
 use crate::entropy::{Entropy, SystemEntropy};
-use crate::exchange::{Writing, Wrote};
+use crate::exchange::{Resolved, Writing, Wrote};
 use crate::key::Key;
 use crate::machine::Resolve;
 use crate::scope::{Scope, StoreKey};
@@ -28,8 +29,13 @@ pub struct Limits {
     pub waiters: usize,
     /// Writes held back while the store is away; at that many, claims are refused. Default 10,000.
     pub held_back: usize,
-    /// Bytes of outcomes held back; at that many, claims are refused. Default 64 MiB.
+    /// Bytes of outcomes held back; at that many, claims are refused, and executions that end wait
+    /// before they are told that theirs is. Default 64 MiB.
     pub held_back_bytes: usize,
+    /// Claims that talk to the store at one time; further ones wait for their turn, in order, within
+    /// the time-out of the store. What each may be told is an outcome of any size, so that this
+    /// bounds memory. At least 1. Default 1,024.
+    pub claims: usize,
 }
 
 impl Default for Limits {
@@ -39,6 +45,7 @@ impl Default for Limits {
             waiters: 10_000,
             held_back: 10_000,
             held_back_bytes: 64 * 1024 * 1024,
+            claims: 1024,
         }
     }
 }
@@ -75,6 +82,8 @@ pub(super) struct Inner {
     pub(super) limits: Limits,
     pub(super) waiters: Arc<Waiters>,
     pub(super) backlog: Arc<Backlog>,
+    /// Whose turn it is to be told something by the store.
+    pub(super) turns: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
     pub(super) runtime: Handle,
 }
@@ -136,11 +145,12 @@ impl Idempotency {
     }
 
     /// An operator's decision about a record, on a task of its own: it goes on when the caller
-    /// is dropped, and those who wait for the key hear of it.
+    /// is dropped, and those who wait for the key hear of it. Returns also what it replaced, or was
+    /// refused for.
     ///
     /// # Errors
     /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
-    pub async fn resolve(&self, key: StoreKey, resolve: Resolve) -> Result<Wrote, ClaimError> {
+    pub async fn resolve(&self, key: StoreKey, resolve: Resolve) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let talking = inner.backlog.talking();
         let task = inner.runtime.clone().spawn(async move {
@@ -159,7 +169,7 @@ impl Idempotency {
                     if let Wrote::Recorded(seen) = &wrote {
                         inner.waiters.wake(&key, Some(seen.clone()));
                     }
-                    Ok(wrote)
+                    Ok(Resolved { wrote, was: writing.into_seen() })
                 }
                 Err(Stuck::Store { error, may_land: true, .. }) => {
                     Err(StoreError::ambiguous(error).into())
@@ -239,6 +249,7 @@ impl IdempotencyBuilder {
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 backlog: Arc::new(Backlog::new()),
+                turns: Arc::new(Semaphore::new(limits.claims.clamp(1, Semaphore::MAX_PERMITS))),
                 in_flight: AtomicUsize::new(0),
                 runtime: Handle::current(),
             }),

@@ -30,7 +30,8 @@ pub enum FinishError {
     /// The record of this execution is gone. Nobody can tell whether it was recorded.
     #[error("the record of this execution is gone")]
     Gone,
-    /// The store did not take it yet. It is held back in this process and written as soon as the
+    /// The store did not take it yet. It is held back in this process (this is said once there is
+    /// room for it, see [`Limits::held_back_bytes`](crate::Limits)) and written as soon as the
     /// store returns (or given up with an error in the log, should its record be damaged); copies
     /// that reach this process are answered from it.
     #[error("the store did not take the outcome yet: it is held back")]
@@ -309,7 +310,13 @@ impl Shared {
                 Act::Complete { outcome, .. } => self.held_outcome(&stuck.holding, outcome),
                 _ => None,
             };
+            let counted = stuck.bytes() > 0;
             inner.hold_back(stuck, outcome);
+            // Whoever ends an execution keeps what it holds until there is room for one more: this
+            // is what bounds outcomes held back, however many executions were under way.
+            if counted {
+                inner.backlog.room(inner.limits.held_back_bytes).await;
+            }
             Err(FinishError::Pending)
         });
         task.await.unwrap_or(Err(FinishError::Pending))

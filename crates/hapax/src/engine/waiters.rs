@@ -14,9 +14,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::idempotency::Inner;
 use crate::record::State;
 use crate::scope::StoreKey;
-use crate::store::{BoxFuture, Notify, Snapshot, Store};
+use crate::store::{BoxFuture, Notify, Snapshot};
 
 /// How often a process looks at a key for which copies wait.
 const POLL_EVERY: Duration = Duration::from_millis(250);
@@ -108,14 +109,13 @@ impl Waiter {
     /// Dropping it is safe: it holds nothing but its place and perhaps the poller's lock.
     pub(super) async fn changed(
         &mut self,
-        store: &dyn Store,
-        notify: Option<&dyn Notify>,
-        patience: Duration,
+        inner: &Inner,
         deadline: Instant,
     ) -> Result<News, TooLate> {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
             let _turn = poller.lock().await;
+            let notify = inner.notify.as_deref();
             let mut written = watch_cell(notify, key);
             loop {
                 tokio::select! {
@@ -126,7 +126,12 @@ impl Waiter {
                     () = sleep(POLL_EVERY) => {}
                 }
                 // No answer, or an error, is no news.
-                let Ok(Ok(seen)) = timeout(patience, store.load(key)).await else { continue };
+                let look = async {
+                    // Closed, it would bound nothing, and looking does no harm.
+                    let _turn = inner.turns.acquire().await;
+                    inner.store.load(key).await
+                };
+                let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
                 if !is_live(&seen) {
                     return seen;
                 }

@@ -3,6 +3,8 @@
 mod faults;
 mod ghosts;
 mod leases;
+mod limits;
+mod operators;
 mod waiting;
 
 use std::sync::Arc;

@@ -1,0 +1,94 @@
+//! Forward authorisation, as it is configured.
+
+use std::time::Duration;
+
+use hapax_http::stored::hop_by_hop;
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderName, Uri};
+
+use super::{Config, ConfigError, authority, is_self};
+
+/// Who is asked whether a request with a key may have an answer, and what of the answer counts.
+/// [`ForwardAuth::new`] has the defaults.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForwardAuth {
+    /// Where: `http://HOST[:PORT]/PATH`.
+    pub url: Uri,
+    /// Within which time there must be a whole answer. Default 2 s.
+    pub timeout: Duration,
+    /// Headers of the answer whose values together say who the caller is, in place of
+    /// [`Config::scope`]. They are copied as well. Default: none.
+    pub scope: Vec<HeaderName>,
+    /// Headers of the answer that the upstream gets. Clients' own of these names are dropped from
+    /// every request. Default: none.
+    pub copy: Vec<HeaderName>,
+}
+
+impl ForwardAuth {
+    /// Asks at `url`, and takes from the answer only its status.
+    #[must_use]
+    pub const fn new(url: Uri) -> Self {
+        Self { url, timeout: Duration::from_secs(2), scope: Vec::new(), copy: Vec::new() }
+    }
+
+    /// The headers that only the answer can set, each once.
+    pub(crate) fn given(&self) -> Vec<HeaderName> {
+        let mut given = self.scope.clone();
+        for name in &self.copy {
+            if !given.contains(name) {
+                given.push(name.clone());
+            }
+        }
+        given
+    }
+
+    pub(super) fn target(&self, config: &Config) -> Result<(Authority, PathAndQuery), ConfigError> {
+        let authority = authority(&self.url).ok_or(ConfigError::AuthTarget)?;
+        if is_self(&authority, config.listen) {
+            return Err(ConfigError::AuthLoop(config.listen));
+        }
+        if self.timeout.is_zero() {
+            return Err(ConfigError::ZeroTimeout("--auth-timeout"));
+        }
+        if !self.scope.is_empty() {
+            if config.scope.is_some() {
+                return Err(ConfigError::TwoScopes);
+            }
+            if config.scope_missing.is_some() {
+                return Err(ConfigError::CallerIsNamed);
+            }
+        }
+        for (flag, names) in [("--auth-scope", &self.scope), ("--auth-copy", &self.copy)] {
+            if let Some(name) = names.iter().find(|name| is_not_the_answers(name)) {
+                return Err(ConfigError::AuthHeader { flag, name: name.clone() });
+            }
+        }
+        let path = self.url.path_and_query().cloned();
+        Ok((authority, path.unwrap_or_else(|| PathAndQuery::from_static("/"))))
+    }
+}
+
+/// What an answer cannot say about a caller: what concerns its own sending and content, what the
+/// proxy sets itself, and the credentials that clients send, without which requests that are not
+/// asked about would reach the upstream.
+fn is_not_the_answers(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    hop_by_hop(name)
+        || plain.starts_with("idempotency-")
+        || plain.starts_with("content-")
+        || matches!(
+            plain.as_str(),
+            "authorization"
+                | "cookie"
+                | "date"
+                | "expect"
+                | "forwarded"
+                | "host"
+                | "set-cookie"
+                | "trailer"
+                | "via"
+                | "x-forwarded-for"
+                | "x-forwarded-host"
+                | "x-forwarded-proto"
+        )
+}

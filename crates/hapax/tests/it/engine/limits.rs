@@ -1,0 +1,82 @@
+//! How much a process takes on at one time.
+
+use std::time::Duration;
+
+use hapax::{Claim, ClaimError, FinishError, Key, Limits, Policy, Scope, StoreError};
+use tokio::time::{Instant, timeout};
+
+use super::faults::Mode;
+use super::{Text, World, outcome, own, replayed, settle};
+
+#[tokio::test(start_paused = true)]
+async fn claims_talk_to_the_store_in_turns() {
+    let world = World::new();
+    let process = world.limited(Limits { claims: 2, ..Limits::default() });
+    let claim = |at: usize| {
+        let process = process.clone();
+        tokio::spawn(async move {
+            let key = Key::new(format!("k-{at}")).unwrap();
+            process.claim(&Scope::shared(), &key, &Text("a"), &Policy::default()).await
+        })
+    };
+    world.store.set(Mode::Silent);
+    let began = Instant::now();
+    let claims: Vec<_> = (0..5).map(claim).collect();
+    settle().await;
+    assert_eq!(world.store.swaps(), 2);
+    for claim in claims {
+        let refused = claim.await.unwrap();
+        assert!(matches!(refused, Err(ClaimError::Store(_))), "{refused:?}");
+    }
+    // Nobody waits for a turn, and then as long again for an answer.
+    assert_eq!(began.elapsed(), Duration::from_secs(2));
+
+    world.store.set(Mode::Well);
+    world.store.deliver().await;
+    process.drain().await;
+    // A caller that goes away gives its turn to the next, waiting or talking.
+    world.store.set(Mode::Silent);
+    let gone: Vec<_> = (5..9).map(claim).collect();
+    settle().await;
+    gone.iter().for_each(tokio::task::JoinHandle::abort);
+    world.store.set(Mode::Well);
+    world.store.deliver().await;
+    process.drain().await;
+    let turns: Vec<_> = (9..14).map(claim).collect();
+    for claim in turns {
+        assert!(matches!(claim.await.unwrap(), Ok(Claim::Execute(_))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
+    let world = World::new();
+    let process = world.limited(Limits { claims: 0, ..Limits::default() });
+    world.store.set(Mode::Silent);
+    let (scope, policy) = (Scope::shared(), Policy::default());
+    let (key, other) = (super::key(), Key::new("first").unwrap());
+    let (_, refused) = tokio::join!(
+        process.claim(&scope, &other, &Text("a"), &policy),
+        process.claim(&scope, &key, &Text("a"), &policy)
+    );
+    assert!(matches!(refused, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{refused:?}");
+    assert_eq!(process.stats().held_back, 1, "only the first may land");
+}
+
+#[tokio::test(start_paused = true)]
+async fn executions_end_as_there_is_room_for_their_outcomes() {
+    let world = World::new();
+    let process = world.limited(Limits { held_back_bytes: 4, ..Limits::default() });
+    let lease = own(&process, &Policy::default()).await;
+    world.store.set(Mode::Away);
+    let mut ending = tokio::spawn(lease.complete(outcome("large"), None));
+    let hour = Duration::from_secs(3600);
+    assert!(timeout(hour, &mut ending).await.is_err(), "it was held back without room");
+    // It is as safe as any: counted, replayed from here, and written later.
+    assert_eq!(process.stats().held_back_bytes, 5);
+    assert_eq!(replayed(&process).await, outcome("large"));
+    world.store.set(Mode::Well);
+    assert_eq!(ending.await.unwrap(), Err(FinishError::Pending));
+    process.drain().await;
+    assert_eq!(replayed(&world.process()).await, outcome("large"));
+}

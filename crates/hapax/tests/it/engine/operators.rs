@@ -1,0 +1,73 @@
+//! What operators decide, and what they are told that it was.
+
+use hapax::exchange::{Next, Resolved, Writing, Wrote};
+use hapax::machine::{Resolution, Resolve};
+use hapax::store::Swapped;
+use hapax::{FencingToken, Policy, Scope, State, Store, StoreKey, SystemEntropy};
+
+use super::faults::Mode;
+use super::{World, key, outcome, own};
+
+fn store_key(world: &World) -> StoreKey {
+    world.process().store_key(&Scope::shared(), &key())
+}
+
+const fn whatever_it_is(expected: FencingToken) -> Resolve {
+    Resolve { expected, force: true, forget: true, resolution: Resolution::DidNotHappen }
+}
+
+fn was(resolved: Resolved) -> State {
+    resolved.was.cell.unwrap().record.state
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    let fence = lease.fence();
+    lease.complete(outcome("done"), None).await.unwrap();
+    let (store_key, sent) = (store_key(&world), world.store.swaps());
+    world.store.set(Mode::LosesReplies);
+    let resolving =
+        tokio::spawn(
+            async move { process.resolve(store_key, whatever_it_is(fence)).await.unwrap() },
+        );
+    world.store.asked(sent + 2).await;
+    world.store.set(Mode::Well);
+    let resolved = resolving.await.unwrap();
+    assert!(matches!(resolved.wrote, Wrote::Recorded(_)));
+    assert_eq!(was(resolved), State::Done(outcome("done")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
+    let world = World::new();
+    let lease = own(&world.process(), &Policy::default()).await;
+    let (key, fence) = (store_key(&world), lease.fence());
+    let seen = world.store.load(&key).await.unwrap();
+    let resolve = whatever_it_is(fence);
+    let (mut writing, next) = Writing::resolve(key, seen, resolve, &SystemEntropy).unwrap();
+    let Next::Send(swap) = next else { panic!("{next:?}") };
+    lease.complete(outcome("just now"), None).await.unwrap();
+    let conflict = world.store.swap(swap).await.unwrap();
+    assert!(matches!(conflict, Swapped::Conflict(_)));
+    let Next::Send(swap) = writing.heard(conflict, &SystemEntropy).unwrap() else { panic!() };
+    let stored = world.store.swap(swap).await.unwrap();
+    let Next::Ready(wrote) = writing.heard(stored, &SystemEntropy).unwrap() else { panic!() };
+    assert!(matches!(wrote, Wrote::Recorded(_)));
+    let replaced = was(Resolved { wrote, was: writing.into_seen() });
+    assert_eq!(replaced, State::Done(outcome("just now")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_is_told_for_what() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
+    let resolved = process.resolve(store_key(&world), resolve).await.unwrap();
+    assert_eq!(resolved.wrote, Wrote::Refused);
+    assert_eq!(was(resolved), State::InFlight);
+    assert_eq!(lease.complete(outcome("done"), None).await, Ok(()));
+}
