@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Config, Gateway, Running, StartError, StoreOpenError, StoreUrl};
+use hapax_gateway::{Config, Gateway, Running, StartError, StoreOpenError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
@@ -58,10 +58,6 @@ fn ready(gateway: &Running, told: &Config) {
         OnUnknown::Block => "block",
         OnUnknown::Reconcile => "reconcile",
     };
-    let store = match &told.store {
-        StoreUrl::Memory => "memory:".to_owned(),
-        StoreUrl::File(path) => format!("file:{}", path.display()),
-    };
     // Without its query, which may be secret.
     let auth = told.auth.as_ref().map(|auth| {
         let authority = auth.url.authority().map_or("", |authority| authority.as_str());
@@ -71,7 +67,8 @@ fn ready(gateway: &Running, told: &Config) {
         listen = %gateway.local_addr(),
         admin = gateway.admin_addr().map(tracing::field::display),
         upstream = %told.upstream,
-        store,
+        store = %told.store,
+        cache = told.cache.as_ref().map(tracing::field::display),
         auth,
         on_unknown,
         in_flight,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
 use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed, Was};
-use hapax_gateway::{Opened, StoreOpenError, StoreUrl};
+use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
 use crate::exit::Failure;
@@ -23,9 +23,6 @@ use gateway::Remote;
 
 /// How long the store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What a store that is opened here may take, in bytes.
-const STORE_MEMORY: usize = 64 << 20;
 
 /// The largest body that a response can be given.
 const MAX_BODY: u64 = 1 << 20;
@@ -106,16 +103,26 @@ impl Records {
         if let Some(admin) = at.admin {
             return Ok(Self::There(Remote::new(admin, at.admin_token.clone())));
         }
-        let StoreUrl::File(path) = &at.store else {
-            return Err(Failure::usage(
-                "a `memory:` store is inside of its gateway: name its --admin address",
-            ));
-        };
-        // To look at a store is no reason to make one.
-        if !path.exists() {
-            return Err(Failure::unavailable(format!("there is no store at {}", path.display())));
+        match &at.store {
+            StoreUrl::Memory => {
+                return Err(Failure::usage(
+                    "a `memory:` store is inside of its gateway: name its --admin address",
+                ));
+            }
+            // To look at a store is no reason to make one.
+            StoreUrl::File(path) if !path.exists() => {
+                let none = format!("there is no store at {}", path.display());
+                return Err(Failure::unavailable(none));
+            }
+            _ => {}
         }
-        match Opened::open(&at.store, at.secret_file.as_deref(), None, STORE_MEMORY).await {
+        let opening = Opening {
+            secret_file: at.secret_file.clone(),
+            timeout: PATIENCE,
+            make: false,
+            ..Opening::new(at.store.clone())
+        };
+        match opening.open().await {
             Ok(opened) => {
                 let store = Arc::clone(&opened.store) as Arc<dyn Store>;
                 let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);

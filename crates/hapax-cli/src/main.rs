@@ -1,6 +1,7 @@
 //! The program `hapax`.
 
 mod demo;
+mod doctor;
 mod exit;
 mod gateway;
 mod keys;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Gateway(Box<gateway::GatewayArgs>),
     Keys(keys::KeysArgs),
+    Doctor(doctor::DoctorArgs),
     /// See it work: a flaky payments service, clients that retry, and four set-ups between them
     Demo(demo::DemoArgs),
 }
@@ -53,6 +55,7 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
         Command::Keys(args) => Box::pin(keys::run(args)).await,
+        Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use hapax::StoreError;
+use hapax::{KeyRingError, StoreError};
 use redb::StorageError;
 
 use crate::queue::Refused;
@@ -33,11 +33,13 @@ pub enum OpenError {
         /// Where it was expected.
         path: PathBuf,
     },
-    /// The file holds no secret.
-    #[error("{} holds no secret: 64 hexadecimal digits were expected", path.display())]
+    /// The file holds no secrets.
+    #[error("{} holds no secret: {source}", path.display())]
     SecretUnreadable {
         /// Which file.
         path: PathBuf,
+        /// What is wrong with it.
+        source: KeyRingError,
     },
     /// The database was written under another secret, or under none while one is given, or the
     /// other way round.

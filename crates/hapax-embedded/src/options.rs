@@ -4,17 +4,31 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax::{Clock, Entropy, Secret, SystemClock, SystemEntropy};
+use hapax::{Clock, Entropy, KeyRing, Secret, SystemClock, SystemEntropy};
 
 /// Where the secret of a database comes from.
 #[derive(Clone, Debug)]
 pub enum SecretSource {
-    /// A file: read if it exists, made (mode 0600) if neither it nor the database does.
+    /// A file, as [`KeyRing`] has it: read if it exists, made (mode 0600, one secret) if neither it
+    /// nor the database does.
     File(PathBuf),
     /// This one.
     Given(Secret),
+    /// These, of which the one that seals can be replaced.
+    Ring(KeyRing),
     /// There is none: names can be guessed, and records read, by whoever reads the file.
     None,
+}
+
+impl SecretSource {
+    /// The secrets, where they are not in a file.
+    pub(crate) fn ring(&self) -> Option<KeyRing> {
+        match self {
+            Self::Given(secret) => Some(KeyRing::new(secret.clone())),
+            Self::Ring(ring) => Some(ring.clone()),
+            Self::File(_) | Self::None => None,
+        }
+    }
 }
 
 /// How to open an [`EmbeddedStore`](crate::EmbeddedStore). Each method returns it changed.

@@ -1,27 +1,29 @@
-//! The secret beside the database.
+//! The secrets beside the database.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-use hapax::{Entropy, Secret};
+use hapax::{Entropy, KeyRing, KeyRingError, Secret};
 
 use crate::backing::{owner_only, sync_directory};
 use crate::error::OpenError;
 use crate::files::with_suffix;
 
-/// The longest content that is read: 64 digits and white space around them.
-const MAX_LEN: u64 = 4096;
+/// The longest content that is read: a ring and some comments.
+const MAX_LEN: u64 = 16 * 1024;
 
-/// Reads the secret at `path`. Makes one if there is none, but never for a database that exists:
+/// Reads the secrets at `path`. Makes one if there is none, but never for a database that exists:
 /// its records are named and sealed under the secret that is missing.
 pub(crate) fn read_or_make(
     path: &Path,
     database_exists: bool,
     entropy: &dyn Entropy,
-) -> Result<Secret, OpenError> {
+) -> Result<KeyRing, OpenError> {
     match read(path) {
-        Ok(secret) => secret.ok_or_else(|| OpenError::SecretUnreadable { path: path.into() }),
+        Ok(ring) => {
+            ring.map_err(|source| OpenError::SecretUnreadable { path: path.into(), source })
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound && database_exists => {
             Err(OpenError::SecretMissing { path: path.into() })
         }
@@ -32,15 +34,15 @@ pub(crate) fn read_or_make(
                 .map_err(|error| OpenError::io(path, io::Error::other(error)))?;
             let secret = Secret::new(bytes);
             make(path, &secret).map_err(|error| OpenError::io(path, error))?;
-            Ok(secret)
+            Ok(KeyRing::new(secret))
         }
         Err(error) => Err(OpenError::io(path, error)),
     }
 }
 
-fn read(path: &Path) -> io::Result<Option<Secret>> {
+fn read(path: &Path) -> io::Result<Result<KeyRing, KeyRingError>> {
     let text = io::read_to_string(io::Read::take(File::open(path)?, MAX_LEN))?;
-    Ok(Secret::from_hex(&text))
+    Ok(KeyRing::parse(&text))
 }
 
 /// Writes it whole under another name, then renames: after a crash there is a secret or none,

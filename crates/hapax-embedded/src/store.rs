@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Entropy, Inspect, Key, Scope, Sealer, Secret, Store, StoreError, StoreKey};
+use hapax::{Entropy, Inspect, Key, KeyRing, Scope, Sealer, Secret, Store, StoreError, StoreKey};
 
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
@@ -80,17 +80,16 @@ impl EmbeddedStore {
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
         let backing = FileBacking::existing(&path);
         let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
-        let secret = match &options.secret {
+        let ring = match &options.secret {
             SecretSource::File(file) => {
                 Some(secret_file::read_or_make(file, exists, &*options.entropy)?)
             }
-            SecretSource::Given(secret) => Some(secret.clone()),
-            SecretSource::None => None,
+            given => given.ring(),
         };
         if !exists {
-            create(&path, secret.as_ref(), options.cache_bytes)?;
+            create(&path, ring.as_ref().map(KeyRing::naming), options.cache_bytes)?;
         }
-        Self::start(Arc::new(backing), secret, Some(Arc::new(lock)), options)
+        Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)
     }
 
     /// Opens a database that is somewhere else than in a file, for tests: no lock, and no file
@@ -100,14 +99,11 @@ impl EmbeddedStore {
     /// [`OpenError`].
     #[doc(hidden)]
     pub fn open_on(backing: Arc<dyn Backing>, options: Options) -> Result<Self, OpenError> {
-        let secret = match &options.secret {
-            SecretSource::Given(secret) => Some(secret.clone()),
-            SecretSource::File(_) | SecretSource::None => None,
-        };
-        Self::start(backing, secret, None, options)
+        let ring = options.secret.ring();
+        Self::start(backing, ring, None, options)
     }
 
-    /// The secret that names and seals its records: give it to the engine as well.
+    /// The secret that names its records: for the engine.
     #[must_use]
     pub const fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
@@ -161,10 +157,11 @@ impl EmbeddedStore {
 
     fn start(
         backing: Arc<dyn Backing>,
-        secret: Option<Secret>,
+        ring: Option<KeyRing>,
         lock: Option<Arc<LockFile>>,
         options: Options,
     ) -> Result<Self, OpenError> {
+        let secret = ring.as_ref().map(|ring| ring.naming().clone());
         let mut database =
             database::open(&*backing, options.cache_bytes).map_err(OpenError::database)?;
         if options.verify {
@@ -177,7 +174,7 @@ impl EmbeddedStore {
         let threads = |error| OpenError::io(&options.path, error);
         // Dropped on an early return: the threads started so far then end.
         let store = Self {
-            sealer: Sealer::new(secret.as_ref()),
+            sealer: ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer),
             reading: Room::new(options.reading_bytes),
             shared,
             backing,

@@ -27,6 +27,7 @@ use tokio::net::TcpListener;
 
 use crate::config::AdminToken;
 use crate::keys::Keys;
+use crate::store::Opened;
 use crate::metrics::{Gauges, Metrics};
 use crate::work::{Phase, Work};
 
@@ -50,6 +51,8 @@ pub(crate) struct Admin {
     pub(crate) token: Option<AdminToken>,
     /// The headers that name the caller.
     pub(crate) scope: Vec<HeaderName>,
+    /// The store, for what it counts.
+    pub(crate) opened: Opened,
     /// Whether the store answered when last asked.
     pub(crate) store_up: AtomicBool,
 }
@@ -102,7 +105,7 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
     };
     admin.store_up.store(gauges.store_up, Ordering::Relaxed);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(CONTENT_TYPE, kind)], admin.metrics.render(gauges)).into_response()
+    ([(CONTENT_TYPE, kind)], admin.metrics.render(gauges, &admin.opened)).into_response()
 }
 
 async fn guard(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {

@@ -5,7 +5,6 @@ mod auth;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use hapax::machine::Hook;
@@ -18,6 +17,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderName, Method, Uri};
 
 use crate::memory::{LargestBodies, Shares};
+use crate::store::{CacheUrl, StoreUrl};
 use crate::units::Size;
 pub use auth::ForwardAuth;
 
@@ -34,7 +34,10 @@ pub struct Config {
     pub admin_token: Option<AdminToken>,
     /// Where records are kept. Default `file:./hapax.db`.
     pub store: StoreUrl,
-    /// The file of the secret, 64 hexadecimal digits. A `file:` store makes its own beside it.
+    /// What is kept in front of the store, so that replays need not ask it.
+    pub cache: Option<CacheUrl>,
+    /// The file of the secrets, as [`KeyRing`](hapax::KeyRing) has it. A `file:` store makes its own
+    /// beside it.
     pub secret_file: Option<PathBuf>,
     /// Whether protected methods need a key. Default: optional.
     pub key: KeyRule,
@@ -130,6 +133,7 @@ impl Config {
             admin: Some((Ipv4Addr::LOCALHOST, 9090).into()),
             admin_token: None,
             store: StoreUrl::File("./hapax.db".into()),
+            cache: None,
             secret_file: None,
             key: KeyRule::Optional,
             methods: vec![Method::POST, Method::PATCH],
@@ -310,44 +314,6 @@ pub(crate) struct Settled {
     pub(crate) missing: MissingScope,
     pub(crate) policy: Policy,
     pub(crate) memory: Shares,
-}
-
-/// Where records are kept.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum StoreUrl {
-    /// `memory:`: forgotten when the process ends.
-    Memory,
-    /// `file:PATH`: a durable file of one process.
-    File(PathBuf),
-}
-
-impl FromStr for StoreUrl {
-    type Err = StoreUrlError;
-
-    fn from_str(text: &str) -> Result<Self, StoreUrlError> {
-        match text.split_once(':') {
-            Some(("memory", "")) => Ok(Self::Memory),
-            Some(("file", path)) if !path.is_empty() => {
-                Ok(Self::File(path.strip_prefix("//").unwrap_or(path).into()))
-            }
-            Some((scheme @ ("redis" | "rediss" | "postgres" | "postgresql"), _)) => {
-                Err(StoreUrlError::NotInThisBuild(scheme.into()))
-            }
-            _ => Err(StoreUrlError::Unknown),
-        }
-    }
-}
-
-/// Not a store that can be opened.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreUrlError {
-    /// A kind of store that this program was built without.
-    #[error("`{0}:` stores are not in this build; there are `memory:` and `file:PATH`")]
-    NotInThisBuild(Box<str>),
-    /// No kind of store.
-    #[error("a store is `memory:` or `file:PATH`")]
-    Unknown,
 }
 
 /// Who the caller is.

@@ -27,7 +27,7 @@ use crate::memory::Shares;
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
-use crate::store::{Opened, StoreOpenError};
+use crate::store::{Measured, Opened, Opening, StoreOpenError};
 use crate::upstream::Upstream;
 use crate::work::{Phase, Work};
 
@@ -103,10 +103,16 @@ impl Gateway {
     pub async fn start(config: Config) -> Result<Running, StartError> {
         let settled = config.settle()?;
         let listeners = Listeners::bind(&config).await?;
-        let secret_file = config.secret_file.as_deref();
-        let opened =
-            Opened::open(&config.store, secret_file, listeners.admin_addr()?, settled.memory.store)
-                .await?;
+        let opening = Opening {
+            store: config.store.clone(),
+            cache: config.cache.clone(),
+            secret_file: config.secret_file.clone(),
+            admin: listeners.admin_addr()?,
+            memory: settled.memory.store,
+            timeout: config.store_timeout,
+            make: true,
+        };
+        let opened = opening.open().await?;
         run(&config, settled, listeners, opened)
     }
 
@@ -233,7 +239,8 @@ fn run(
     listeners: Listeners,
     opened: Opened,
 ) -> Result<Running, StartError> {
-    let engine = engine(config, settled.memory, &opened);
+    let metrics = Arc::new(Metrics::new(config.retention));
+    let engine = engine(config, settled.memory, &opened, &metrics);
     let scope_headers = settled.callers.headers().to_vec();
     let asker = settled.reconcile.map(|target| {
         let timeout = config.upstream_timeout;
@@ -241,7 +248,6 @@ fn run(
     });
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
-    let metrics = Arc::new(Metrics::new(config.retention));
     let auth = settled.auth.zip(config.auth.as_ref());
     let auth = auth.map(|(target, told)| Auth::new(target, told, Arc::clone(&metrics)));
     let auth = auth.map(Arc::new);
@@ -289,6 +295,7 @@ fn run(
     let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
     let admin = Arc::new(Admin {
         keys,
+        opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
         work: work.clone(),
@@ -317,17 +324,24 @@ fn run(
     })
 }
 
-fn engine(config: &Config, memory: Shares, opened: &Opened) -> Idempotency {
-    let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-    let limits = hapax::Limits {
+fn engine(config: &Config, memory: Shares, opened: &Opened, metrics: &Metrics) -> Idempotency {
+    let store = Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls));
+    let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
         held_back_bytes: memory.held_back,
         ..hapax::Limits::default()
     };
+    if opened.is_server() {
+        // A file bounds what it tells by itself.
+        limits.claims = memory.claims(config.max_response_body);
+    }
     let mut builder =
-        Idempotency::builder(store).store_timeout(config.store_timeout).limits(limits);
+        Idempotency::builder(Arc::new(store)).store_timeout(config.store_timeout).limits(limits);
     if let Some(secret) = &opened.secret {
         builder = builder.secret(secret.clone());
+    }
+    if let Some(notify) = &opened.notify {
+        builder = builder.notify(Arc::clone(notify));
     }
     builder.build()
 }

@@ -54,8 +54,11 @@ mod upstream;
 mod work;
 
 pub use config::{
-    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits, StoreUrl, StoreUrlError,
+    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits,
 };
 pub use gateway::{Ended, Gateway, Running, StartError};
-pub use store::{Opened, StoreOpenError};
+pub use store::{
+    CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
+    StoreUrlError,
+};
 pub use units::{Size, UnitError, parse_duration};

@@ -46,7 +46,18 @@ impl Limits {
     }
 }
 
+/// Claims at one time that are worth having: fewer would starve a group commit, more make nothing
+/// faster.
+const CLAIMS: (usize, usize) = (64, 1024);
+
 impl Shares {
+    /// How many claims may be told an outcome by a server at one time: each is there as it came,
+    /// sealed, and opened.
+    pub(crate) fn claims(&self, largest_response: usize) -> usize {
+        let one = largest_response.saturating_add(HEADS).saturating_mul(2);
+        (self.store / 2 / one.max(1)).clamp(CLAIMS.0, CLAIMS.1)
+    }
+
     const fn split(rest: usize) -> Self {
         let part = rest / PARTS;
         Self { bodies: rest - 4 * part, held_back: part, store: 3 * part }

@@ -4,12 +4,15 @@
 //! paths are never labels.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax_http::classify::Class;
 use hapax_http::problem::Code;
 use hapax_http::server::{Event, Observer, Recorded};
+
+use crate::store::{Calls, Opened};
 
 /// Upper bounds of the time an execution takes, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
@@ -59,6 +62,8 @@ pub(crate) struct Metrics {
     took: Histogram<{ TOOK_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
+    /// What the store was asked.
+    pub(crate) calls: Arc<Calls>,
 }
 
 /// What is true at the moment, beside what was counted.
@@ -88,6 +93,7 @@ impl Metrics {
             took: Histogram::default(),
             age: Histogram::default(),
             reaped: AtomicU64::default(),
+            calls: Arc::default(),
         }
     }
 
@@ -137,12 +143,23 @@ impl Metrics {
         })
     }
 
-    /// All of it as text.
-    pub(crate) fn render(&self, gauges: Gauges) -> String {
+    /// All of it as text, with what is counted of the store.
+    pub(crate) fn render(&self, gauges: Gauges, store: &Opened) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
-        let _ = self.write(&mut text, gauges);
+        let _ = self.write(&mut text, gauges).and_then(|()| self.write_store(&mut text, store));
         text
+    }
+
+    fn write_store(&self, out: &mut String, store: &Opened) -> fmt::Result {
+        self.calls.write(out)?;
+        for (name, help, value) in store.counts() {
+            let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+            let name = format!("hapax_store_{name}");
+            head(out, &name, kind, help)?;
+            writeln!(out, "{name} {value}")?;
+        }
+        Ok(())
     }
 
     fn write(&self, out: &mut String, gauges: Gauges) -> fmt::Result {
@@ -257,17 +274,17 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-fn millis(took: Duration) -> u64 {
+pub(crate) fn millis(took: Duration) -> u64 {
     u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
 /// Counts by upper bound, in whole units.
 #[derive(Debug)]
-struct Histogram<const N: usize> {
+pub(crate) struct Histogram<const N: usize> {
     within: [AtomicU64; N],
     count: AtomicU64,
     sum: AtomicU64,
@@ -284,7 +301,7 @@ impl<const N: usize> Default for Histogram<N> {
 }
 
 impl<const N: usize> Histogram<N> {
-    fn observe(&self, bounds: &[u64; N], value: u64) {
+    pub(crate) fn observe(&self, bounds: &[u64; N], value: u64) {
         if let Some(index) = bounds.iter().position(|bound| value <= *bound) {
             add(&self.within[index]);
         }
@@ -293,7 +310,13 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// With units of a `per`-th.
-    fn write(&self, out: &mut String, name: &str, bounds: &[u64; N], per: u64) -> fmt::Result {
+    pub(crate) fn write(
+        &self,
+        out: &mut String,
+        name: &str,
+        bounds: &[u64; N],
+        per: u64,
+    ) -> fmt::Result {
         let mut below = 0;
         for (bound, count) in bounds.iter().zip(&self.within) {
             below += count.load(Relaxed);
@@ -329,8 +352,9 @@ mod tests {
         metrics.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
         metrics.authorised(Authorised::Denied, Duration::from_millis(7));
         metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));
+        let opened = Opened::new(Arc::new(hapax::MemoryStore::default()), None);
         let gauges = Gauges { requests: 3, store_up: true, ..Gauges::default() };
-        let text = metrics.render(gauges);
+        let text = metrics.render(gauges, &opened);
         for line in [
             "hapax_executions_total{class=\"unknown\",recorded=\"pending\"} 1",
             "hapax_executions_total{class=\"final\",recorded=\"stored\"} 0",

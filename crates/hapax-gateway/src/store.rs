@@ -1,16 +1,50 @@
 //! Opening a store by its URL.
 
+mod doctor;
+mod measured;
+mod url;
+
+use std::error::Error;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use hapax::{Inspect, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax::store::Notify;
+use hapax::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource};
+use hapax_postgres::PostgresStore;
+use hapax_redis::{RedisCache, RedisStore};
+use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
-use crate::config::StoreUrl;
+pub use doctor::{Finding, Severity};
+pub(crate) use measured::{Calls, Measured};
+pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError};
 
-/// Requests that may wait for a file. Their bytes are the tighter limit where they are large.
+/// Requests that may wait for a store. Their bytes are the tighter limit where they are large.
 const QUEUED_REQUESTS: usize = 4096;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// Where it is.
+    pub store: StoreUrl,
+    /// What is kept in front of it.
+    pub cache: Option<CacheUrl>,
+    /// The file of its secrets, as [`KeyRing`] has it. A `file:` store makes its own beside it; the
+    /// others go without.
+    pub secret_file: Option<PathBuf>,
+    /// Where its records can be asked about: for the lock of a file.
+    pub admin: Option<SocketAddr>,
+    /// Bytes that it may take: for pages, its cache and what waits for it, or for its records if they
+    /// are nowhere else.
+    pub memory: usize,
+    /// How long a server may be silent.
+    pub timeout: Duration,
+    /// Whether what is missing on a server is made: tables.
+    pub make: bool,
+}
 
 /// A store that is open.
 #[derive(Clone, Debug)]
@@ -19,7 +53,28 @@ pub struct Opened {
     pub store: Arc<dyn Inspect>,
     /// The secret that names its records: the engine needs the same.
     pub secret: Option<Secret>,
-    file: Option<Arc<EmbeddedStore>>,
+    /// Who tells when a record was written elsewhere.
+    pub notify: Option<Arc<dyn Notify>>,
+    kind: Kind,
+    cache: Option<Tiers>,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Other,
+    File(Arc<EmbeddedStore>),
+    Redis(Arc<RedisStore>),
+    Postgres(Arc<PostgresStore>),
+}
+
+/// What a cache did.
+#[derive(Clone)]
+struct Tiers(Arc<dyn Fn() -> TieredStats + Send + Sync>);
+
+impl fmt::Debug for Tiers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0().fmt(f)
+    }
 }
 
 /// Why a store did not open.
@@ -42,88 +97,247 @@ pub enum StoreOpenError {
         /// What is wrong with it.
         source: OpenError,
     },
+    /// The server of the store, or of its cache.
+    #[error("{url}: {source}")]
+    Server {
+        /// Which, without what is secret in it.
+        url: String,
+        /// What is wrong with it.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The runtime is shutting down.
     #[error("the runtime is shutting down")]
     Shutdown,
+}
+
+impl Opening {
+    /// The store at `store`, with 64 MiB, and servers that may be silent for 2 s.
+    #[must_use]
+    pub const fn new(store: StoreUrl) -> Self {
+        Self {
+            store,
+            cache: None,
+            secret_file: None,
+            admin: None,
+            memory: 64 << 20,
+            timeout: Duration::from_secs(2),
+            make: true,
+        }
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`StoreOpenError`].
+    pub async fn open(&self) -> Result<Opened, StoreOpenError> {
+        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        // A cache in this process is a store's as well.
+        let memory = match self.cache {
+            Some(CacheUrl::Memory) => self.memory / 2,
+            _ => self.memory,
+        };
+        match &self.store {
+            StoreUrl::Memory => {
+                let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
+                let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
+                let secret = ring.as_ref().map(|ring| ring.naming().clone());
+                self.tiered(store, None, secret, ring, Kind::Other).await
+            }
+            StoreUrl::File(path) => {
+                let store = self.file(path, memory).await?;
+                let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
+                self.tiered(store, None, secret, ring, kind).await
+            }
+            StoreUrl::Redis(url) => {
+                let store = RedisStore::connect(self.redis(url, memory, ring.as_ref())).await;
+                let store = Arc::new(store.map_err(|error| server(url, error))?);
+                let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
+                let notify = Arc::clone(&store) as Arc<dyn Notify>;
+                self.tiered(store, Some(notify), secret, ring, kind).await
+            }
+            StoreUrl::Postgres(url) => {
+                let options = self.postgres(url, memory, ring.as_ref())?;
+                let store = PostgresStore::connect(options).await;
+                let store = Arc::new(store.map_err(|error| server(url, error))?);
+                let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
+                let notify = Arc::clone(&store) as Arc<dyn Notify>;
+                self.tiered(store, Some(notify), secret, ring, kind).await
+            }
+        }
+    }
+
+    /// How a Redis is opened.
+    pub(crate) fn redis(
+        &self,
+        url: &ServerUrl,
+        memory: usize,
+        ring: Option<&KeyRing>,
+    ) -> hapax_redis::Options {
+        let options = hapax_redis::Options::new(url.as_str())
+            .timeout(self.timeout)
+            .queue(QUEUED_REQUESTS, memory / 2);
+        match ring {
+            Some(ring) => options.key_ring(ring.clone()),
+            None => options,
+        }
+    }
+
+    /// How a Postgres is opened.
+    pub(crate) fn postgres(
+        &self,
+        url: &ServerUrl,
+        memory: usize,
+        ring: Option<&KeyRing>,
+    ) -> Result<hapax_postgres::Options, StoreOpenError> {
+        let options: hapax_postgres::Options =
+            url.as_str().parse().map_err(|error: hapax_postgres::ConnectError| server(url, error))?;
+        let options =
+            options.timeout(self.timeout).queue(QUEUED_REQUESTS, memory / 2).listen(true).migrate(self.make);
+        Ok(match ring {
+            Some(ring) => options.key_ring(ring.clone()),
+            None => options,
+        })
+    }
+
+    async fn file(&self, path: &Path, memory: usize) -> Result<Arc<EmbeddedStore>, StoreOpenError> {
+        let third = memory / 3;
+        let mut options = Options::new(path)
+            .cache_bytes(third)
+            .queue(QUEUED_REQUESTS, third)
+            .reading_bytes(third);
+        if let Some(secret_file) = &self.secret_file {
+            // One is made at the store's own place only. A file that somebody names is there, or
+            // its name is a mistake.
+            options = options.secret(SecretSource::File(secret_file.clone()));
+        }
+        if let Some(admin) = self.admin {
+            options = options.admin(admin);
+        }
+        // It blocks on the disk.
+        let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(options)).await;
+        let store = opened
+            .map_err(|_| StoreOpenError::Shutdown)?
+            .map_err(|source| secret_or_file(path, source))?;
+        Ok(Arc::new(store))
+    }
+
+    /// The store with its cache in front, if it is to have one.
+    async fn tiered<S: Inspect>(
+        &self,
+        store: Arc<S>,
+        notify: Option<Arc<dyn Notify>>,
+        secret: Option<Secret>,
+        ring: Option<KeyRing>,
+        kind: Kind,
+    ) -> Result<Opened, StoreOpenError> {
+        let cache: Arc<dyn Cache> = match &self.cache {
+            None => return Ok(Opened { store, secret, notify, kind, cache: None }),
+            Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(self.memory / 2)),
+            Some(CacheUrl::Redis(url)) => {
+                let cache = RedisCache::connect(self.redis(url, self.memory, None)).await;
+                Arc::new(cache.map_err(|error| server(url, error))?)
+            }
+        };
+        let mut options = hapax_tiered::Options::default();
+        // A file that made its own secret seals its cache by it.
+        if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
+            options = options.key_ring(&ring);
+        }
+        let tiered = Arc::new(Tiered::with(store, cache, options));
+        let counts = Arc::clone(&tiered);
+        let cache = Some(Tiers(Arc::new(move || counts.stats())));
+        Ok(Opened { store: tiered, secret, notify, kind, cache })
+    }
 }
 
 impl Opened {
     /// Any store, such as one that a test made.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
-        Self { store, secret, file: None }
+        Self { store, secret, notify: None, kind: Kind::Other, cache: None }
     }
 
-    /// Opens the store at `url`, which may take `memory` bytes: for pages and what waits to be
-    /// written, or for its records if they are nowhere else. A file's lock will name `admin` as
-    /// where its records can be asked about.
-    ///
-    /// # Errors
-    /// [`StoreOpenError`].
-    pub async fn open(
-        url: &StoreUrl,
-        secret_file: Option<&Path>,
-        admin: Option<SocketAddr>,
-        memory: usize,
-    ) -> Result<Self, StoreOpenError> {
-        match url {
-            StoreUrl::Memory => {
-                let secret = secret_file.map(read_secret).transpose()?;
-                let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
-                let store = MemoryStore::new(Arc::new(SystemClock), capacity);
-                Ok(Self::new(Arc::new(store), secret))
+    /// Whether it is on a server, which tells as much as it is asked for.
+    pub(crate) const fn is_server(&self) -> bool {
+        matches!(self.kind, Kind::Redis(_) | Kind::Postgres(_))
+    }
+
+    /// What the store counts, by the names of its metrics and what they mean. Those that end in
+    /// `_total` only grow.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let mut counts = match &self.kind {
+            Kind::Other => Vec::new(),
+            Kind::File(store) => {
+                let stats = store.stats();
+                vec![
+                    ("batches_total", "Transactions made durable.", stats.commits),
+                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
+                    ("reopened_total", "Times that the file was opened again.", stats.reopened),
+                    ("queued", "Requests that wait for the disk.", stats.queued as u64),
+                    ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
+                    ("disk_free_bytes", "What is free.", stats.free_bytes.unwrap_or(0)),
+                ]
             }
-            StoreUrl::File(path) => {
-                let third = memory / 3;
-                let mut options = Options::new(path)
-                    .cache_bytes(third)
-                    .queue(QUEUED_REQUESTS, third)
-                    .reading_bytes(third);
-                if let Some(secret_file) = secret_file {
-                    // One is made at the store's own place only. A file that somebody names is
-                    // there, or its name is a mistake.
-                    read_secret(secret_file)?;
-                    options = options.secret(SecretSource::File(secret_file.into()));
-                }
-                if let Some(admin) = admin {
-                    options = options.admin(admin);
-                }
-                // It blocks on the disk.
-                let opened =
-                    tokio::task::spawn_blocking(move || EmbeddedStore::open(options)).await;
-                let store = opened
-                    .map_err(|_| StoreOpenError::Shutdown)?
-                    .map_err(|source| secret_or_file(path, source))?;
-                let store = Arc::new(store);
-                Ok(Self {
-                    secret: store.secret().cloned(),
-                    store: Arc::clone(&store) as Arc<dyn Inspect>,
-                    file: Some(store),
-                })
+            Kind::Redis(store) => {
+                let stats = store.stats();
+                vec![
+                    ("connections_total", "Connections made.", stats.connections),
+                    ("queued", "Requests that wait for an answer.", stats.waiting as u64),
+                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                ]
             }
+            Kind::Postgres(store) => {
+                let stats = store.stats();
+                vec![
+                    ("batches_total", "Transactions with swaps that were sent.", stats.batches),
+                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
+                    ("again_total", "Swaps sent again because of a race.", stats.again),
+                    ("alone_total", "Swaps that went alone.", stats.alone),
+                    ("connections_total", "Connections made.", stats.connections),
+                    ("queued", "Swaps that wait.", stats.queued as u64),
+                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                ]
+            }
+        };
+        if let Some(Tiers(stats)) = &self.cache {
+            let stats = stats();
+            counts.extend([
+                ("cache_hits_total", "Replays answered by the cache.", stats.hits),
+                ("cache_misses_total", "Looks into the cache in vain.", stats.misses),
+                ("cache_failures_total", "Times that the cache did not answer.", stats.failures),
+            ]);
         }
+        counts
     }
 
-    /// Closes it, so that another process can open it at once.
+    /// Closes it, so that another process can open it at once, and what is queued is written.
     pub async fn close(&self) {
-        if let Some(file) = &self.file {
-            file.close().await;
+        match &self.kind {
+            Kind::File(file) => file.close().await,
+            Kind::Postgres(store) => store.close().await,
+            Kind::Redis(_) | Kind::Other => {}
         }
     }
+}
+
+fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreOpenError {
+    StoreOpenError::Server { url: url.to_string(), source: source.into() }
 }
 
 /// What is wrong with the secret is for whoever configures it to mend.
 fn secret_or_file(file: &Path, source: OpenError) -> StoreOpenError {
     let path = match &source {
-        OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path } => path.clone(),
+        OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path, .. } => {
+            path.clone()
+        }
         OpenError::OtherSecret => file.into(),
         _ => return StoreOpenError::File { path: file.into(), source },
     };
     StoreOpenError::Secret { path, reason: source.to_string() }
 }
 
-fn read_secret(path: &Path) -> Result<Secret, StoreOpenError> {
+fn read_ring(path: &Path) -> Result<KeyRing, StoreOpenError> {
     let wrong = |reason: String| StoreOpenError::Secret { path: path.into(), reason };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    Secret::from_hex(&text).ok_or_else(|| wrong("64 hexadecimal digits were expected".into()))
+    KeyRing::parse(&text).map_err(|error| wrong(error.to_string()))
 }

@@ -1,5 +1,5 @@
 //! Clients: each asks for one operation after the other, and retries it with its key until it
-//! gets an answer. Now and then one sends copies at once, or asks again for an old answer.
+//! gets an answer, from any gateway. Now and then one sends copies at once, or asks again for an old answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dice::Dice;
@@ -49,8 +50,12 @@ pub(crate) async fn run(world: Arc<World>, number: u64, mut dice: Dice) {
         let key = format!("{}-{number}-{count}", world.policy());
         lock(world.ledger()).asked_for(&key);
         if dice.once_in(4) {
-            let mut other = dice.split();
-            tokio::join!(operate(&world, &key, &mut dice), operate(&world, &key, &mut other));
+            let mut copies = JoinSet::new();
+            for _ in 0..world.copies() {
+                let (world, key, mut dice) = (world.clone(), key.clone(), dice.split());
+                copies.spawn(async move { operate(&world, &key, &mut dice).await });
+            }
+            while copies.join_next().await.is_some() {}
         } else {
             operate(&world, &key, &mut dice).await;
         }
@@ -70,7 +75,7 @@ pub(crate) async fn operate(world: &World, key: &str, dice: &mut Dice) {
     loop {
         let answered = lock(world.ledger()).is_answered(key);
         lock(world.ledger()).counts.requests += 1;
-        let reply = timeout(ATTEMPT, send(world, key)).await;
+        let reply = timeout(ATTEMPT, send(world.port(dice), key)).await;
         // A time-out or an error: the gateway is dead, or was killed before it answered.
         let reply = reply.unwrap_or(Ok(Reply::NotYet)).unwrap_or(Reply::NotYet);
         if settles(world, key, reply, answered) {
@@ -99,8 +104,11 @@ fn settles(world: &World, key: &str, reply: Reply, answered: bool) -> bool {
     true
 }
 
-async fn send(world: &World, key: &str) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
-    let stream = TcpStream::connect(("127.0.0.1", world.port())).await?;
+async fn send(
+    port: u16,
+    key: &str,
+) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let driver = tokio::spawn(connection);

@@ -16,6 +16,9 @@ use crate::{Fault, Policy};
 /// How long a gateway may take to open its file and listen.
 const START: Duration = Duration::from_secs(20);
 
+/// Long enough for the pauses of a busy machine, and short enough to outlive many in one run.
+const LEASE: &str = "4s";
+
 /// How to start a gateway; the same for each of its lives but for the upstream's port.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -23,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) store: String,
     pub(crate) policy: Policy,
     pub(crate) port: u16,
+    /// Others have the same store: leases do not end with this process.
+    pub(crate) shared: bool,
     /// Where standard error goes: the last life's alone.
     pub(crate) log: PathBuf,
 }
@@ -46,6 +51,9 @@ impl Plan {
             .stdout(Stdio::null())
             .stderr(File::create(&self.log)?)
             .kill_on_drop(true);
+        if self.shared {
+            command.args(["--lease", LEASE]);
+        }
         match self.policy {
             Policy::Reexecute => {
                 command.args(["--in-flight", "wait", "--wait-for", "2s"]);
@@ -108,14 +116,21 @@ impl Gateway {
     }
 }
 
-/// A port below those that the system gives to clients: while the gateway is dead, nobody else is
+/// Ports below those that the system gives to clients: while a gateway is dead, nobody else is
 /// given its port, and no client connects to itself.
-pub(crate) fn free_port(dice: &mut Dice) -> Result<u16, Fault> {
-    let port = || 20_000 + (dice.below(10_000) as u16);
-    std::iter::repeat_with(port)
-        .take(100)
-        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .ok_or_else(|| Fault("no free port between 20000 and 30000".into()))
+pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, Fault> {
+    let mut ports = Vec::new();
+    for _ in 0..100 {
+        let port = 20_000 + (dice.below(10_000) as u16);
+        let free = std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if free && !ports.contains(&port) {
+            ports.push(port);
+        }
+        if ports.len() as u64 == count {
+            return Ok(ports);
+        }
+    }
+    Err(Fault("no free ports between 20000 and 30000".into()))
 }
 
 /// `file:` and the path of a new file in `folder`.

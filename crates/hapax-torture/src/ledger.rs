@@ -2,13 +2,14 @@
 //!
 //! 1. An answer that a client received is replayed, byte for byte, ever after.
 //! 2. Nothing executes once an answer was received.
-//! 3. Within one life of the gateway, a key executes again only after a retryable answer.
+//! 3. While the gateway that began an execution lives, its key executes again only after a retryable
+//!    answer.
 //! 4. Under `block`, the same over all lives: no key has an effect twice, or may have.
 //! 5. Under `reconcile`, no key has an effect twice.
 //! 6. Fences of a key grow from execution to execution.
 //! 7. `outcome-unknown` is never said after an answer, nor under `reexecute`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::Policy;
 use crate::effect::Effect;
@@ -19,12 +20,12 @@ mod tests;
 /// More violations than this say nothing new.
 const SHOWN: usize = 5;
 
-/// Everything the upstream and the clients of one gateway saw.
+/// Everything the upstream and the clients of one world saw.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     policy: Policy,
-    /// Lives of the gateway that are over.
-    lives: u64,
+    /// Lives of gateways that are over.
+    dead: HashSet<u64>,
     keys: HashMap<String, Log>,
     violations: Vec<String>,
     pub(crate) counts: Counts,
@@ -106,7 +107,7 @@ pub(crate) struct Answer {
 impl Ledger {
     pub(crate) fn new(policy: Policy) -> Self {
         let counts = Counts::default();
-        Self { policy, lives: 0, keys: HashMap::new(), violations: Vec::new(), counts }
+        Self { policy, dead: HashSet::new(), keys: HashMap::new(), violations: Vec::new(), counts }
     }
 
     pub(crate) fn asked_for(&mut self, key: &str) {
@@ -114,12 +115,13 @@ impl Ledger {
         self.keys.entry(key.to_owned()).or_default();
     }
 
-    /// The upstream got a request in the gateway's life `life`.
+    /// The upstream got a request in a gateway's life `life`.
     pub(crate) fn begin(&mut self, key: &str, fence: u64, life: u64) {
         self.counts.executions += 1;
         let policy = self.policy;
         // Its gateway is dead, and its successor may have been faster.
-        let late = life < self.lives;
+        let dead = |life: u64| self.dead.contains(&life);
+        let late = dead(life);
         let Some(log) = self.keys.get_mut(key) else {
             return self.violation(key, "executed without having been asked for");
         };
@@ -134,8 +136,10 @@ impl Ledger {
             if again && policy == Policy::Block {
                 wrong.push("executed again under block".into());
             }
-            let mut same_life = log.executions.iter().filter(|other| other.life == life);
-            if policy != Policy::Reconcile && !same_life.all(clean) {
+            // Its own gateway's, and those of others that live, unless it comes from the past.
+            let counts = |other: &&Execution| other.life == life || !(late || dead(other.life));
+            let mut begun = log.executions.iter().filter(counts);
+            if policy != Policy::Reconcile && !begun.all(clean) {
                 wrong.push("executed again though the gateway lived".into());
             }
             self.counts.executed_again += u64::from(again);
@@ -257,11 +261,11 @@ impl Ledger {
         (having(|log| log.answered.is_some()), having(|log| log.unknown))
     }
 
-    /// The gateway was killed in its life `life`.
+    /// A gateway was killed in its life `life`.
     pub(crate) fn killed(&mut self, life: u64, was_ready: bool) {
         let working = |one: &Execution| one.life == life && one.stage == Stage::Working;
         let executing = self.keys.values().any(|log| log.executions.iter().any(working));
-        self.lives = life + 1;
+        self.dead.insert(life);
         self.counts.kills += 1;
         self.counts.kills_in_execution += u64::from(executing);
         self.counts.kills_in_start += u64::from(!was_ready);

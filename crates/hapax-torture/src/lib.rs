@@ -1,8 +1,9 @@
-//! Kills a gateway again and again under load, and checks that no promise breaks.
+//! Kills gateways again and again under load, and checks that no promise breaks.
 //!
-//! For each `on_unknown` policy there is a world of its own: a real gateway process on a file, an
-//! upstream that counts executions by key and fence, and clients that retry with the same key.
-//! The gateway gets SIGKILL at random instants, some of them while it recovers from the last one.
+//! For each `on_unknown` policy there is a world of its own: a real gateway process on a file, or
+//! several on a server, an upstream that counts executions by key and fence, and clients that retry
+//! with the same key, at any of them.
+//! Gateways get SIGKILL at random instants, some of them while they recover from the last one.
 //! At the end every answer that a client ever received is asked for again.
 //!
 //! What must hold is listed in `ledger.rs`. What SIGKILL cannot show is what a power failure
@@ -33,9 +34,13 @@ pub struct Options {
     pub kills: u64,
     /// From which the instants and the clients' choices follow.
     pub seed: u64,
-    /// Concurrent clients of each gateway.
+    /// Concurrent clients of each world.
     pub clients: u64,
-    /// A store other than a new file for each gateway: `memory:`, to see this fail.
+    /// In how many copies one in four requests is sent at once.
+    pub copies: u64,
+    /// Gateways of each world, at least one; a file can have only one.
+    pub gateways: u64,
+    /// A store other than a new file for each world: a server; or `memory:`, to see this fail.
     pub store: Option<String>,
 }
 

@@ -18,10 +18,16 @@ struct Cli {
     /// Seed of the instants and of the clients' choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Concurrent clients of each gateway
+    /// Concurrent clients for each policy
     #[arg(long, default_value_t = 12)]
     clients: u64,
-    /// Another store than a file: `memory:`, to see this fail
+    /// In how many copies one in four requests is sent at once
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    copies: u64,
+    /// Gateways for each policy, on one store
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=16))]
+    gateways: u64,
+    /// Another store than a file, redis://… or postgres://…; or `memory:`, to see this fail
     #[arg(long)]
     store: Option<String>,
 }
@@ -49,7 +55,7 @@ const ROWS: [Row; 16] = [
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let Cli { gateway, kills, seed, clients, store } = Cli::parse();
+    let Cli { gateway, kills, seed, clients, copies, gateways, store } = Cli::parse();
     let beside = || std::env::current_exe().map(|this| this.with_file_name("hapax"));
     let gateway = match gateway.map_or_else(beside, Ok) {
         Ok(gateway) => gateway,
@@ -59,7 +65,7 @@ async fn main() -> ExitCode {
         }
     };
     println!("seed {seed}, {kills} kills, {clients} clients for each policy");
-    let report = match run(&Options { gateway, kills, seed, clients, store }).await {
+    let report = match run(&Options { gateway, kills, seed, clients, copies, gateways, store }).await {
         Ok(report) => report,
         Err(fault) => {
             eprintln!("BROKEN: {fault}");

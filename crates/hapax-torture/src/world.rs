@@ -1,7 +1,7 @@
-//! One gateway on one file, its upstream, its clients, and whoever kills it.
+//! Gateways on one store, their upstream, their clients, and whoever kills them.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::task::JoinSet;
@@ -17,8 +17,11 @@ use crate::{Fault, Options, Policy, lock};
 /// What clients know of their world.
 pub(crate) struct World {
     policy: Policy,
-    port: u16,
+    ports: Vec<u16>,
+    copies: u64,
     ledger: Arc<Mutex<Ledger>>,
+    /// Lives of gateways that were begun.
+    lives: AtomicU64,
     over: AtomicBool,
 }
 
@@ -27,8 +30,14 @@ impl World {
         self.policy
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.port
+    /// Any gateway.
+    pub(crate) fn port(&self, dice: &mut Dice) -> u16 {
+        self.ports[dice.below(self.ports.len() as u64) as usize]
+    }
+
+    /// How many copies a request is sent in, now and then.
+    pub(crate) fn copies(&self) -> u64 {
+        self.copies
     }
 
     pub(crate) fn ledger(&self) -> &Mutex<Ledger> {
@@ -51,36 +60,70 @@ pub(crate) async fn run(
     let folder: PathBuf = folder.join(policy.to_string());
     std::fs::create_dir(&folder)?;
     let ledger = Arc::new(Mutex::new(Ledger::new(policy)));
-    let port = gateway::free_port(&mut dice)?;
+    let ports = gateway::free_ports(options.gateways, &mut dice)?;
     let store = options.store.clone().unwrap_or_else(|| gateway::store_in(&folder));
-    let log = folder.join("stderr");
-    let plan = Plan { program: options.gateway.clone(), store, policy, port, log };
-    let world = Arc::new(World { policy, port, ledger, over: AtomicBool::new(false) });
+    let plans = ports.iter().map(|&port| Plan {
+        program: options.gateway.clone(),
+        store: store.clone(),
+        policy,
+        port,
+        shared: options.gateways > 1,
+        log: folder.join(format!("stderr-{port}")),
+    });
+    let plans: Vec<_> = plans.collect();
+    let (lives, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let world = Arc::new(World { policy, ports, copies: options.copies, ledger, lives, over });
 
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
         clients.spawn(client::run(world.clone(), number, dice.split()));
     }
     let seed = dice.roll();
-    for life in 0..kills {
-        let upstream = Upstream::start(world.ledger.clone(), life, seed).await?;
-        let gateway = plan.start(upstream.port)?;
-        live_and_die(&world, gateway, life, &mut dice).await?;
+    let mut seats = JoinSet::new();
+    for (seat, plan) in plans.into_iter().enumerate() {
+        // Those that are left over are the first one's.
+        let share = kills / options.gateways;
+        let kills = if seat == 0 { kills - share * (options.gateways - 1) } else { share };
+        seats.spawn(sit(world.clone(), plan, kills, seed, dice.split()));
     }
-
-    let upstream = Upstream::start(world.ledger.clone(), kills, seed).await?;
-    let mut gateway = plan.start(upstream.port)?;
-    gateway.ready().await?;
+    let mut last = Vec::new();
+    while let Some(seat) = seats.join_next().await {
+        last.push(seat.map_err(|error| Fault(error.to_string()))??);
+    }
     world.over.store(true, Ordering::Relaxed);
     while clients.join_next().await.is_some() {}
     ask_for_everything(&world, &mut dice).await;
-    gateway.terminate().await?;
-
-    drop(upstream);
+    for (gateway, upstream) in last {
+        gateway.terminate().await?;
+        drop(upstream);
+    }
     Ok(lock(&world.ledger).verdict())
 }
 
-/// One life of the gateway. One in five ends while it starts, or soon after: recovery is then
+/// The lives of one gateway, one after the other; the last one goes on.
+async fn sit(
+    world: Arc<World>,
+    plan: Plan,
+    kills: u64,
+    seed: u64,
+    mut dice: Dice,
+) -> Result<(Gateway, Upstream), Fault> {
+    let born = async || {
+        let life = world.lives.fetch_add(1, Ordering::Relaxed);
+        let upstream = Upstream::start(world.ledger.clone(), life, seed).await?;
+        let gateway = plan.start(upstream.port)?;
+        Ok::<_, Fault>((life, upstream, gateway))
+    };
+    for _ in 0..kills {
+        let (life, _upstream, gateway) = born().await?;
+        live_and_die(&world, gateway, life, &mut dice).await?;
+    }
+    let (_, upstream, mut gateway) = born().await?;
+    gateway.ready().await?;
+    Ok((gateway, upstream))
+}
+
+/// One life of a gateway. One in five ends while it starts, or soon after: recovery is then
 /// interrupted by the next crash.
 async fn live_and_die(
     world: &World,

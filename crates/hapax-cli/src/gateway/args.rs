@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration};
+use hapax_gateway::{CacheUrl, Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration};
 use hapax_http::classify::Profile;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, StoreOutage};
@@ -44,11 +44,21 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     admin_token: Option<String>,
 
-    /// Where records are kept: `file:PATH`, or `memory:` (forgotten at the end)
-    #[arg(long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db")]
+    /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
+    /// memory: (forgotten at the end)
+    #[arg(
+        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        hide_env_values = true
+    )]
     store: StoreUrl,
 
-    /// 64 hexadecimal digits that hide keys and seal records [default: made beside a `file:` store]
+    /// What answers replays in front of the store: memory:, redis://HOST or rediss://HOST. What an
+    /// operator releases may be replayed from it for another minute
+    #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
+    cache: Option<CacheUrl>,
+
+    /// The secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of them
+    /// [default: made beside a file: store; for others there are none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
 
@@ -236,6 +246,7 @@ impl GatewayArgs {
         config.admin = self.admin.0;
         config.admin_token = self.admin_token.map(Into::into);
         config.store = self.store;
+        config.cache = self.cache;
         config.secret_file = self.secret_file;
         config.key = match self.key {
             Key::Optional => KeyRule::Optional,

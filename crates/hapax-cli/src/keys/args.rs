@@ -93,10 +93,13 @@ pub(super) enum KeysCommand {
 /// Which store.
 #[derive(Debug, Args)]
 pub(super) struct Where {
-    /// The store: `file:PATH`
-    #[arg(long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db")]
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
+    #[arg(
+        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        hide_env_values = true
+    )]
     pub(super) store: StoreUrl,
-    /// The file of its secret [default: PATH.secret]
+    /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     pub(super) secret_file: Option<PathBuf>,
     /// Ask the gateway whose admin address this is, whatever its store

@@ -15,6 +15,7 @@ fn help_is_as_it_was_written() {
         ("keys-show", &["keys", "show", "--help"]),
         ("keys-release", &["keys", "release", "--help"]),
         ("keys-resolve", &["keys", "resolve", "--help"]),
+        ("doctor", &["doctor", "--help"]),
         ("demo", &["demo", "--help"]),
     ] {
         let said = ok(arguments);

@@ -13,5 +13,6 @@ mod help;
 mod keys;
 mod load;
 mod session;
+mod shared;
 mod torture;
 mod world;

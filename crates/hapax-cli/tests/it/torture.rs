@@ -8,6 +8,8 @@ fn options(store: Option<&str>) -> Options {
         kills: 12,
         seed: 1,
         clients: 8,
+        copies: 2,
+        gateways: 1,
         store: store.map(String::from),
     }
 }

@@ -65,7 +65,10 @@ impl Gateway {
 
     fn start_with(upstream: SocketAddr, folder: &Path, more: &[&str], err: Stdio) -> Self {
         let (url, store) = (format!("http://{upstream}"), store(folder));
-        let mut arguments = vec!["gateway", "--upstream", &url, "--store", &store];
+        let mut arguments = vec!["gateway", "--upstream", &url];
+        if !more.contains(&"--store") {
+            arguments.extend(["--store", &store]);
+        }
         if !more.contains(&"--listen") {
             arguments.extend(["--listen", "127.0.0.1:0"]);
         }

@@ -1,0 +1,55 @@
+//! `hapax doctor`: does a store keep what it promises?
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use hapax_gateway::{CacheUrl, Opening, Severity, StoreUrl};
+
+use crate::exit::Failure;
+
+/// Look for what would silently break a store's promise
+///
+/// One line for each finding, with what to do about it. Nothing in the store is changed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
+store cannot be reached.")]
+pub(crate) struct DoctorArgs {
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
+    #[arg(
+        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        hide_env_values = true
+    )]
+    store: StoreUrl,
+    /// The cache in front of it
+    #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
+    cache: Option<CacheUrl>,
+    /// The file of its secrets [default: PATH.secret of a file, else none]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    secret_file: Option<PathBuf>,
+    /// One JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
+    let opening = Opening {
+        cache: args.cache,
+        secret_file: args.secret_file,
+        make: false,
+        ..Opening::new(args.store)
+    };
+    let findings = opening.diagnose().await.map_err(Failure::unavailable)?;
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(&findings).map_err(Failure::unavailable)?;
+        json + "\n"
+    } else {
+        findings.iter().map(|finding| format!("{finding}\n")).collect()
+    };
+    // Nobody reads on: the exit code says it as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
+    Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,274 @@
+//! Several gateways on one server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_testkit::servers::{PostgresServer, RedisServer};
+use hapax_torture::{Options, Policy, run as torture};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::world::{Gateway, Upstream, ok, post, receive, run, send};
+
+/// A server that can be frozen.
+trait Server {
+    fn store(&self) -> String;
+    fn freeze(&self);
+    fn thaw(&self);
+}
+
+impl Server for RedisServer {
+    fn store(&self) -> String {
+        self.url()
+    }
+
+    fn freeze(&self) {
+        self.pause();
+    }
+
+    fn thaw(&self) {
+        self.resume();
+    }
+}
+
+impl Server for PostgresServer {
+    fn store(&self) -> String {
+        self.url("postgres")
+    }
+
+    fn freeze(&self) {
+        self.pause();
+    }
+
+    fn thaw(&self) {
+        self.resume();
+    }
+}
+
+mod redis {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn copies_over_gateways_that_are_killed_execute_once() {
+        super::copies_over_gateways_that_are_killed_execute_once(&RedisServer::start().await).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_sleeps_past_its_lease_is_superseded() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn operators_see_and_decide() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::operators_see_and_decide(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_doctor_finds_a_server_that_evicts() {
+        let server = RedisServer::start().await;
+        server.command("CONFIG SET maxmemory 100mb").await;
+        server.command("CONFIG SET maxmemory-policy allkeys-lru").await;
+        blocking(server, |server| {
+            let found = run(&["doctor", "--store", &server.store()]);
+            let text = String::from_utf8(found.stdout).unwrap();
+            assert_eq!(found.status.code(), Some(1), "{text}");
+            assert!(text.contains("broken   maxmemory-policy: "), "{text}");
+            let url = server.store();
+            let started = run(&["gateway", "--upstream", "http://127.0.0.1:1", "--store", &url]);
+            let said = String::from_utf8(started.stderr).unwrap();
+            assert_eq!(started.status.code(), Some(69), "{said}");
+            assert!(said.contains("evict"), "{said}");
+        })
+        .await;
+    }
+}
+
+mod postgres {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn copies_over_gateways_that_are_killed_execute_once() {
+        let server = PostgresServer::start().await;
+        super::copies_over_gateways_that_are_killed_execute_once(&server).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_sleeps_past_its_lease_is_superseded() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn operators_see_and_decide() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| super::operators_see_and_decide(&server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_doctor_finds_a_database_that_forgets_and_one_without_tables() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| {
+            let found = run(&["doctor", "--store", &server.store(), "--json"]);
+            let findings: Value = serde_json::from_slice(&found.stdout).unwrap();
+            assert_eq!(found.status.code(), Some(1), "{findings}");
+            let broken = |finding: &&Value| finding["severity"] == "broken";
+            let broken = findings.as_array().unwrap().iter().find(broken).unwrap();
+            assert_eq!(broken["subject"], "migrations", "{findings}");
+            // Looking made no tables; a gateway does.
+            let upstream = Upstream::start();
+            let folder = tempfile::tempdir().unwrap();
+            let gateway =
+                Gateway::start(upstream.address, folder.path(), &["--store", &server.store()]);
+            drop(gateway);
+            let text = ok(&["doctor", "--store", &server.store()]);
+            assert!(!text.contains("broken"), "{text}");
+        })
+        .await;
+    }
+}
+
+/// Programs and sockets that wait, off the threads that serve the server.
+async fn blocking<S: Send + Sync + 'static>(
+    server: S,
+    test: impl FnOnce(Arc<S>) + Send + 'static,
+) {
+    let server = Arc::new(server);
+    let given = Arc::clone(&server);
+    let done = tokio::task::spawn_blocking(move || test(given)).await;
+    if let Err(failed) = done {
+        std::panic::resume_unwind(failed.into_panic());
+    }
+}
+
+async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server) {
+    let options = Options {
+        gateway: env!("CARGO_BIN_EXE_hapax").into(),
+        kills: 18,
+        seed: 1,
+        clients: 4,
+        copies: 20,
+        gateways: 2,
+        store: Some(server.store()),
+    };
+    let report = torture(&options).await.expect("every gateway comes up again");
+    assert_eq!(report.violations, [""; 0]);
+    for (policy, counts) in report.counts {
+        assert!(counts.kills >= 6 && counts.replays > 0, "{policy}: {counts:?}");
+        if policy != Policy::Reexecute {
+            assert_eq!(counts.duplicates, 0, "{policy}");
+        }
+    }
+}
+
+fn who_sleeps_past_its_lease_is_superseded(server: &impl Server) {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let store = server.store();
+    let more = ["--store", &*store, "--lease", "1s", "--in-flight", "wait", "--wait-for", "30s"];
+    let [first, second] = [1, 2].map(|_| Gateway::start(upstream.address, folder.path(), &more));
+    let slept = send(first.address, "key", "x");
+    let begun = upstream.next();
+    first.signal(Signal::STOP);
+    // The second waits for the first one's lease to lapse, and takes over.
+    let took_over = send(second.address, "key", "x");
+    let again = upstream.next();
+    assert_ne!(begun.header("idempotency-fence"), again.header("idempotency-fence"));
+    again.answer("201 Created", "second");
+    assert_eq!(receive(&took_over).unwrap().body, "second");
+    // Only now is the first one answered, and goes on.
+    begun.answer("201 Created", "first");
+    first.signal(Signal::CONT);
+    let told = receive(&slept).unwrap();
+    assert_eq!((told.status, &*told.code()), (409, "superseded"));
+    for gateway in [&first, &second] {
+        let replay = post(gateway.address, "key", "x");
+        assert_eq!((replay.status, &*replay.body), (201, "second"));
+        assert_eq!(replay.header("idempotency-replayed"), "true");
+    }
+    assert!(upstream.is_idle());
+}
+
+fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let store = server.store();
+    let more = ["--store", &*store, "--on-unknown", "block"];
+    let gateway = Gateway::start(upstream.address, folder.path(), &more);
+    let key = |at: usize| format!("key-{at}");
+    server.freeze();
+    // Half of the clients go away, the others hear within the time-out that the store does.
+    let clients: Vec<_> = (0..40).map(|at| send(gateway.address, &key(at), "x")).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = std::time::Instant::now();
+    for (at, client) in clients.into_iter().enumerate() {
+        if at % 2 == 0 {
+            let told = receive(&client).unwrap();
+            assert_eq!((told.status, &*told.code()), (503, "store-unavailable"));
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(upstream.is_idle(), "something was executed without a record");
+    server.thaw();
+    // Every key is free again, though some claims had landed: under `block` a claim that was left
+    // behind would be in doubt for ever.
+    for at in 0..40 {
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let asked = send(gateway.address, &key(at), "x");
+            if let Some(request) = upstream.next_within(Duration::from_millis(200)) {
+                request.answer("201 Created", "done");
+            }
+            let told = receive(&asked).unwrap();
+            if told.status == 201 {
+                break;
+            }
+            assert!(["in-flight", "store-unavailable"].contains(&&*told.code()), "{told:?}");
+            assert!(std::time::Instant::now() < deadline, "{} is wedged: {told:?}", key(at));
+        }
+    }
+}
+
+fn operators_see_and_decide(server: &impl Server) {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let (store, secret) = (server.store(), folder.path().join("secret"));
+    std::fs::write(&secret, "11".repeat(32)).unwrap();
+    let secret = secret.to_str().unwrap();
+    let more = ["--store", &*store, "--secret-file", secret, "--on-unknown", "block"];
+    let gateway = Gateway::start(upstream.address, folder.path(), &more);
+    for (key, status) in [("done", "201 Created"), ("unknown", "500 Oh")] {
+        let asked = send(gateway.address, key, "x");
+        upstream.next().answer(status, "hello");
+        receive(&asked).unwrap();
+    }
+    let at = ["--store", &store, "--secret-file", secret, "--scope", "Bearer a"];
+    let keys = |words: &[&str]| ok(&[&["keys"], words, &at].concat());
+    let shown = keys(&["show", "done"]);
+    assert!(shown.contains("201") && shown.contains("hello"), "{shown}");
+    let resolve = ["resolve", "unknown", "--outcome", "happened", "--status", "202"];
+    keys(&resolve);
+    assert_eq!(post(gateway.address, "unknown", "x").status, 202);
+    let listed = ok(&["keys", "list", "--store", &store, "--secret-file", secret, "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["keys"].as_array().unwrap().len(), 2);
+    // The secret that seals may be replaced while the gateway runs: the one that names stays.
+    let ring = format!("name {}\nseal {}\nopen {}\n", "11".repeat(32), "22".repeat(32), "11".repeat(32));
+    std::fs::write(secret, ring).unwrap();
+    assert!(keys(&["show", "done"]).contains("hello"));
+    // Another one names other keys: that is refused, not taken for an empty store.
+    std::fs::write(secret, "33".repeat(32)).unwrap();
+    let other = run(&["keys", "list", "--store", &store, "--secret-file", secret]);
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert!(!other.status.success() && said.contains("another secret"), "{said}");
+}

@@ -1,0 +1,219 @@
+//! What would silently break a store's promise.
+
+use std::fmt;
+use std::fs::File;
+use std::path::Path;
+
+use hapax::SystemClock;
+use hapax_embedded::OpenError;
+
+use super::url::{CacheUrl, ServerUrl, StoreUrl};
+use super::{Opening, StoreOpenError, read_ring, server};
+
+/// How much of a promise is at stake.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Nothing to do.
+    Fine,
+    /// It cannot be told from here.
+    Unknown,
+    /// It holds until something happens that does happen: a crash, a failover.
+    Risk,
+    /// It does not hold.
+    Broken,
+}
+
+/// Something that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was looked at, in a word.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty where nothing is to be done.
+    pub fix: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { severity, subject, found, fix } = self;
+        let severity = match severity {
+            Severity::Fine => "fine",
+            Severity::Unknown => "unknown",
+            Severity::Risk => "risk",
+            Severity::Broken => "broken",
+        };
+        write!(f, "{severity:<7}  {subject}: {found}")?;
+        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
+    }
+}
+
+impl Finding {
+    fn new(severity: Severity, subject: &str, found: impl Into<String>, fix: &str) -> Self {
+        Self { severity, subject: subject.into(), found: found.into(), fix: fix.into() }
+    }
+}
+
+/// Free bytes below which a `file:` store refuses new keys soon, or already.
+const LITTLE: u64 = 1 << 30;
+const TOO_LITTLE: u64 = 64 << 20;
+
+impl Opening {
+    /// Looks at the store without changing what is in it; at a server also where it would not be
+    /// opened.
+    ///
+    /// # Errors
+    /// [`StoreOpenError`] where nothing can be looked at.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
+        let mut findings = vec![self.secret()];
+        match &self.store {
+            StoreUrl::Memory => findings.push(Finding::new(
+                Severity::Risk,
+                "memory",
+                "records are forgotten when the process ends",
+                "keep what matters in a file or in Postgres",
+            )),
+            StoreUrl::File(path) => findings.extend(self.file_findings(path).await?),
+            StoreUrl::Redis(url) => findings.extend(self.redis_findings(url).await?),
+            StoreUrl::Postgres(url) => {
+                let options = self.postgres(url, self.memory, None)?;
+                let found = hapax_postgres::diagnose(&options, &SystemClock).await;
+                let found = found.map_err(|error| server(url, error))?;
+                findings.extend(found.into_iter().map(|it| Finding {
+                    severity: match it.severity {
+                        hapax_postgres::Severity::Fine => Severity::Fine,
+                        hapax_postgres::Severity::Risk => Severity::Risk,
+                        hapax_postgres::Severity::Broken => Severity::Broken,
+                    },
+                    subject: it.subject.into(),
+                    found: it.found,
+                    fix: it.fix.into(),
+                }));
+            }
+        }
+        if let Some(CacheUrl::Redis(url)) = &self.cache {
+            let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
+            findings.push(match up {
+                Ok(_) => Finding::new(Severity::Fine, "cache", "it answers", ""),
+                Err(error) => Finding::new(
+                    Severity::Risk,
+                    "cache",
+                    error.to_string(),
+                    "without it replays are slower, and nothing else",
+                ),
+            });
+        }
+        Ok(findings)
+    }
+
+    fn secret(&self) -> Finding {
+        match (&self.secret_file, &self.store) {
+            (Some(path), _) => match read_ring(path) {
+                Ok(_) => Finding::new(Severity::Fine, "secret", "it is readable", ""),
+                Err(error) => Finding::new(
+                    Severity::Broken,
+                    "secret",
+                    error.to_string(),
+                    "put the secret of this store there",
+                ),
+            },
+            (None, StoreUrl::File(_)) => {
+                Finding::new(Severity::Fine, "secret", "the store's own, beside it", "")
+            }
+            (None, _) => Finding::new(
+                Severity::Risk,
+                "secret",
+                "there is none: whoever reads the store reads responses and can guess keys",
+                "make one (openssl rand -hex 32), and name it by --secret-file everywhere",
+            ),
+        }
+    }
+
+    async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<Finding>, StoreOpenError> {
+        let options = self.redis(url, self.memory, None);
+        let found = hapax_redis::diagnose(&options, &SystemClock).await;
+        let found = found.map_err(|error| server(url, error))?;
+        let findings = found.into_iter().map(|it| Finding {
+            severity: match it.severity {
+                hapax_redis::Severity::Fine => Severity::Fine,
+                hapax_redis::Severity::Unknown => Severity::Unknown,
+                hapax_redis::Severity::Risk => Severity::Risk,
+                hapax_redis::Severity::Broken => Severity::Broken,
+            },
+            found: match &it.server {
+                Some(server) => format!("{} ({server})", it.found),
+                None => it.found,
+            },
+            subject: it.subject.into(),
+            fix: it.fix.into(),
+        });
+        Ok(findings.collect())
+    }
+
+    async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
+        let mut findings = Vec::new();
+        if !path.exists() {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            findings.push(writable(folder.unwrap_or(Path::new("."))));
+            return Ok(findings);
+        }
+        match self.open().await {
+            Ok(opened) => {
+                findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
+                let free = opened.counts().into_iter().find(|(name, ..)| *name == "disk_free_bytes");
+                findings.push(disk(free.map_or(0, |(_, _, bytes)| bytes)));
+                opened.close().await;
+            }
+            // Whoever has it open could.
+            Err(StoreOpenError::File { source: OpenError::InUse { pid, .. }, .. }) => {
+                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                findings.push(Finding::new(
+                    Severity::Fine,
+                    "file",
+                    format!("it is open in {who}"),
+                    "",
+                ));
+            }
+            Err(error) => findings.push(Finding::new(
+                Severity::Broken,
+                "file",
+                error.to_string(),
+                "no gateway can use it as it is",
+            )),
+        }
+        Ok(findings)
+    }
+}
+
+/// Whether a file can be made in `folder`.
+fn writable(folder: &Path) -> Finding {
+    let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
+    match File::create_new(&probe).and_then(|file| file.sync_all()) {
+        Ok(()) => {
+            let _ = std::fs::remove_file(&probe);
+            Finding::new(Severity::Fine, "file", "there is none yet; it can be made", "")
+        }
+        Err(error) => Finding::new(
+            Severity::Broken,
+            "file",
+            format!("there is none, and none can be made: {error}"),
+            "give the process a folder that it can write to",
+        ),
+    }
+}
+
+fn disk(free: u64) -> Finding {
+    let found = format!("{} MiB are free", free >> 20);
+    match free {
+        0..TOO_LITTLE => {
+            Finding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
+        }
+        TOO_LITTLE..LITTLE => {
+            Finding::new(Severity::Risk, "disk", found, "make room before new keys are refused")
+        }
+        LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
+    }
+}

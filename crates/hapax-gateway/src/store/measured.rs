@@ -1,0 +1,202 @@
+//! What the store is asked, counted and timed.
+
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::{Inspect, Store, StoreError, StoreKey};
+use tokio::time::Instant;
+
+use crate::metrics::{Histogram, head, millis};
+
+/// Upper bounds of the time that an answer takes, in milliseconds.
+const TOOK_MS: [u64; 10] = [1, 2, 5, 10, 25, 50, 100, 500, 1_000, 2_000];
+
+/// How a question to the store ended.
+const ENDINGS: [&str; 6] = ["stored", "conflict", "unavailable", "ambiguous", "corrupt", "silent"];
+const SILENT: usize = 5;
+
+/// What a store was asked.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    swaps: [AtomicU64; ENDINGS.len()],
+    loads: [AtomicU64; ENDINGS.len()],
+    swap_took: Histogram<{ TOOK_MS.len() }>,
+    load_took: Histogram<{ TOOK_MS.len() }>,
+}
+
+impl Calls {
+    pub(crate) fn write(&self, out: &mut String) -> fmt::Result {
+        for (name, help, counts) in [
+            (
+                "hapax_store_swaps_total",
+                "Swaps by what came of them; one without a definite answer is sent again.",
+                &self.swaps,
+            ),
+            ("hapax_store_loads_total", "Loads by what came of them.", &self.loads),
+        ] {
+            head(out, name, "counter", help)?;
+            for (ending, count) in ENDINGS.iter().zip(counts) {
+                let count = count.load(Relaxed);
+                fmt::Write::write_fmt(
+                    out,
+                    format_args!("{name}{{answer=\"{ending}\"}} {count}\n"),
+                )?;
+            }
+        }
+        for (name, help, took) in [
+            ("hapax_store_swap_seconds", "How long answered swaps take.", &self.swap_took),
+            ("hapax_store_load_seconds", "How long answered loads take.", &self.load_took),
+        ] {
+            head(out, name, "histogram", help)?;
+            took.write(out, name, &TOOK_MS, 1000)?;
+        }
+        Ok(())
+    }
+}
+
+/// A store that is counted.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    store: Arc<dyn Inspect>,
+    calls: Arc<Calls>,
+}
+
+impl Measured {
+    pub(crate) const fn new(store: Arc<dyn Inspect>, calls: Arc<Calls>) -> Self {
+        Self { store, calls }
+    }
+}
+
+/// Counts an answer; dropped before there was one, its absence.
+struct Timed<'a> {
+    counts: &'a [AtomicU64; ENDINGS.len()],
+    took: &'a Histogram<{ TOOK_MS.len() }>,
+    begun: Instant,
+    answered: bool,
+}
+
+impl<'a> Timed<'a> {
+    fn new(
+        counts: &'a [AtomicU64; ENDINGS.len()],
+        took: &'a Histogram<{ TOOK_MS.len() }>,
+    ) -> Self {
+        Self { counts, took, begun: Instant::now(), answered: false }
+    }
+
+    async fn count<T>(
+        mut self,
+        asked: impl Future<Output = Result<T, StoreError>>,
+        ending: impl FnOnce(&T) -> usize,
+    ) -> Result<T, StoreError> {
+        let answer = asked.await;
+        let ending = match &answer {
+            Ok(answer) => ending(answer),
+            Err(StoreError::Unavailable(_)) => 2,
+            Err(StoreError::Ambiguous(_)) => 3,
+            Err(StoreError::Corrupt(_)) => 4,
+        };
+        self.answered = true;
+        self.counts[ending].fetch_add(1, Relaxed);
+        self.took.observe(&TOOK_MS, millis(self.begun.elapsed()));
+        answer
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.counts[SILENT].fetch_add(1, Relaxed);
+        }
+    }
+}
+
+// Dropping any of these futures drops the store's own: what that means is for the store to say.
+impl Store for Measured {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        let timed = Timed::new(&self.calls.swaps, &self.calls.swap_took);
+        Box::pin(timed.count(self.store.swap(swap), |swapped| match swapped {
+            Swapped::Stored(_) => 0,
+            Swapped::Conflict(_) => 1,
+        }))
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        let timed = Timed::new(&self.calls.loads, &self.calls.load_took);
+        Box::pin(timed.count(self.store.load(key), |_| 0))
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+}
+
+impl Inspect for Measured {
+    fn page(
+        &self,
+        after: Option<StoreKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.store.page(after, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax::{MemoryStore, StoreKey};
+    use tokio::time::{Duration, timeout};
+
+    use super::*;
+
+    /// Never answers.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Store for Silent {
+        fn swap(&self, _: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn load<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn reap(&self, _: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    impl Inspect for Silent {
+        fn page(
+            &self,
+            _: Option<StoreKey>,
+            _: NonZeroU32,
+        ) -> BoxFuture<'_, Result<Page, StoreError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_and_silence_are_counted() {
+        let calls = Arc::new(Calls::default());
+        let key = StoreKey::from_bytes([1; 32]);
+        let well = Measured::new(Arc::new(MemoryStore::default()), Arc::clone(&calls));
+        well.load(&key).await.unwrap();
+        let silent = Measured::new(Arc::new(Silent), Arc::clone(&calls));
+        let asked = timeout(Duration::from_secs(2), silent.load(&key)).await;
+        assert!(asked.is_err());
+        let mut text = String::new();
+        calls.write(&mut text).unwrap();
+        for line in [
+            "hapax_store_loads_total{answer=\"stored\"} 1",
+            "hapax_store_loads_total{answer=\"silent\"} 1",
+            "hapax_store_load_seconds_count 1",
+            "hapax_store_swaps_total{answer=\"conflict\"} 0",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in\n{text}");
+        }
+    }
+}

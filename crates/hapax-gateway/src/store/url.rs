@@ -1,0 +1,154 @@
+//! Where records are kept, as people write it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where records are kept. As text, what is secret in it is left out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoreUrl {
+    /// `memory:`: forgotten when the process ends.
+    Memory,
+    /// `file:PATH`: a durable file of one process.
+    File(PathBuf),
+    /// `redis://…`, `rediss://…`, `redis+sentinel://…`: Redis or Valkey, shared by many processes.
+    Redis(ServerUrl),
+    /// `postgres://…`: shared by many processes.
+    Postgres(ServerUrl),
+}
+
+/// What is kept in front of a store: finished records, so that replays need not ask it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CacheUrl {
+    /// `memory:`: in this process.
+    Memory,
+    /// `redis://…`, `rediss://…`: shared by many processes; it may evict.
+    Redis(ServerUrl),
+}
+
+/// A server's URL. Neither `Debug` nor `Display` show a password, nor parameters.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServerUrl(String);
+
+impl ServerUrl {
+    /// All of it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
+        // The last one: a password that was not percent-encoded may have others.
+        let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+        write!(f, "{scheme}://{rest}")
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerUrl({self})")
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory:"),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Redis(url) | Self::Postgres(url) => url.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for CacheUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory:"),
+            Self::Redis(url) => url.fmt(f),
+        }
+    }
+}
+
+impl FromStr for StoreUrl {
+    type Err = StoreUrlError;
+
+    fn from_str(text: &str) -> Result<Self, StoreUrlError> {
+        let server = || ServerUrl(text.to_owned());
+        match text.split_once(':') {
+            Some(("memory", "")) => Ok(Self::Memory),
+            Some(("file", path)) if !path.is_empty() => {
+                Ok(Self::File(path.strip_prefix("//").unwrap_or(path).into()))
+            }
+            Some((scheme, rest)) if rest.len() > 2 && rest.starts_with("//") => match scheme {
+                "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
+                    Ok(Self::Redis(server()))
+                }
+                "postgres" | "postgresql" => Ok(Self::Postgres(server())),
+                _ => Err(StoreUrlError::Store),
+            },
+            _ => Err(StoreUrlError::Store),
+        }
+    }
+}
+
+impl FromStr for CacheUrl {
+    type Err = StoreUrlError;
+
+    fn from_str(text: &str) -> Result<Self, StoreUrlError> {
+        match text.parse() {
+            Ok(StoreUrl::Memory) => Ok(Self::Memory),
+            Ok(StoreUrl::Redis(url)) => Ok(Self::Redis(url)),
+            _ => Err(StoreUrlError::Cache),
+        }
+    }
+}
+
+/// Not a place for records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreUrlError {
+    /// No kind of store.
+    #[error(
+        "a store is `memory:`, `file:PATH`, `redis://HOST`, `rediss://HOST`, `redis+sentinel://HOST/MASTER` or `postgres://USER@HOST/DATABASE`"
+    )]
+    Store,
+    /// No kind of cache.
+    #[error("a cache is `memory:`, `redis://HOST` or `rediss://HOST`")]
+    Cache,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_secret_is_not_shown() {
+        for (url, shown) in [
+            ("redis://user:p@ss@host:1/2?token=x#y", "redis://host:1/2"),
+            ("rediss://:secret@host", "rediss://host"),
+            ("postgres://u:secret@host/db?password=secret", "postgres://host/db"),
+            ("redis+sentinel://a,b/master", "redis+sentinel://a,b/master"),
+            ("memory:", "memory:"),
+            ("file:./x.db", "file:./x.db"),
+        ] {
+            let url: StoreUrl = url.parse().unwrap();
+            assert_eq!(url.to_string(), shown);
+            assert!(!format!("{url:?}").contains("ss@") && !format!("{url:?}").contains("secret"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused() {
+        for text in ["", "x", "redis:", "redis://", "mysql://host", "memory:x", "file:", "http://a"] {
+            assert_eq!(text.parse::<StoreUrl>(), Err(StoreUrlError::Store), "{text}");
+        }
+        for text in ["file:x", "postgres://a/b", ""] {
+            assert_eq!(text.parse::<CacheUrl>(), Err(StoreUrlError::Cache), "{text}");
+        }
+        assert_eq!("memory:".parse(), Ok(CacheUrl::Memory));
+    }
+}
