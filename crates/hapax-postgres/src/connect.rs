@@ -42,7 +42,7 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Link, ConnectError> {
             look::check(link.client(), options).await?;
         }
         let schema = options.schema.as_deref();
-        agree(link.client(), schema, options.ring.last()).await?;
+        agree(link.client(), schema, options.naming_secret()).await?;
         link.prepare(setup).await
     };
     timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;

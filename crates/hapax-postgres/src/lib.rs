@@ -53,11 +53,11 @@
 //! transaction, passing by what is locked; autovacuum does the rest.
 //!
 //! # The secret
-//! Processes that share the tables must name keys by the same secret, or all by none: else the same key
-//! has two names, and nothing stops its second execution. Whoever comes with another is refused
-//! ([`ConnectError::OtherSecret`]). So a secret that is replaced ([`Options::previous_secret`]) no
-//! longer seals, but goes on naming keys; to begin with another one all the same, empty
-//! `hapax_secrets` and `hapax_cells`.
+//! Processes that share the tables must name keys by the same secret, or all by none: else the same
+//! key has two names, and nothing stops its second execution. Whoever comes with another is
+//! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
+//! ([`Options::key_ring`]), the one that names cannot; to begin with another, empty `hapax_secrets`
+//! and `hapax_cells`.
 //!
 //! # The clock
 //! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 use tokio_postgres::Config;
 
 use crate::error::ConnectError;
@@ -22,8 +22,7 @@ use crate::tls::{Connector, Plain};
 pub struct Options {
     pub(crate) config: Config,
     pub(crate) connector: Arc<dyn Connector>,
-    /// The current one first.
-    pub(crate) ring: Vec<Secret>,
+    pub(crate) ring: Option<KeyRing>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) schema: Option<String>,
     pub(crate) timeout: Duration,
@@ -45,7 +44,7 @@ impl Options {
         Self {
             config,
             connector: Arc::new(Plain),
-            ring: Vec::new(),
+            ring: None,
             entropy: Arc::new(SystemEntropy),
             schema: None,
             timeout: Duration::from_secs(2),
@@ -60,19 +59,17 @@ impl Options {
         }
     }
 
-    /// Seals records under `secret`. The engine is given
+    /// Names keys and seals records by `secret`. By default there is none. The engine is given
     /// [`PostgresStore::secret`](crate::PostgresStore::secret).
     #[must_use]
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.ring.insert(0, secret);
-        self
+    pub fn secret(self, secret: Secret) -> Self {
+        self.key_ring(KeyRing::new(secret))
     }
 
-    /// Also opens records that were sealed under `secret`, an earlier one. May be called for
-    /// several, the oldest last: that one goes on naming keys.
+    /// Names keys and seals records by these secrets, of which the one that seals can be replaced.
     #[must_use]
-    pub fn previous_secret(mut self, secret: Secret) -> Self {
-        self.ring.push(secret);
+    pub fn key_ring(mut self, ring: KeyRing) -> Self {
+        self.ring = Some(ring);
         self
     }
 
@@ -167,11 +164,11 @@ impl Options {
     }
 
     pub(crate) fn sealer(&self) -> Sealer {
-        let (current, previous) = match self.ring.split_first() {
-            Some((current, previous)) => (Some(current), previous),
-            None => (None, &[][..]),
-        };
-        previous.iter().fold(Sealer::new(current), Sealer::previously)
+        self.ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer)
+    }
+
+    pub(crate) fn naming_secret(&self) -> Option<&Secret> {
+        self.ring.as_ref().map(KeyRing::naming)
     }
 }
 

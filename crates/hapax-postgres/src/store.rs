@@ -91,10 +91,10 @@ impl PostgresStore {
         Ok(Self { shared, sealer, upkeep, listener, finished })
     }
 
-    /// The secret that names keys, the oldest that it was given: for the engine.
+    /// The secret that names keys: give it to the engine.
     #[must_use]
     pub fn secret(&self) -> Option<&Secret> {
-        self.shared.setup.options.ring.last()
+        self.shared.setup.options.naming_secret()
     }
 
     /// What it did and what it holds up.

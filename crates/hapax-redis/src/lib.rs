@@ -69,10 +69,10 @@
 //! the script stamps them: whoever can write to the server can end a lease, as they can delete a
 //! key, but can neither read a record nor make one.
 //!
-//! Processes that share records must name keys by the same secret, or all by none: else the same key
-//! has two names, and nothing stops its second execution. Whoever comes with another is refused
-//! ([`ConnectError::OtherSecret`]). So a secret that is replaced ([`Options::previous_secret`]) no
-//! longer seals, but goes on naming keys; to begin with another one all the same, delete
+//! Processes that share records must name keys by the same secret, or all by none: else the same
+//! key has two names, and nothing stops its second execution. Whoever comes with another is
+//! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
+//! ([`Options::key_ring`]), the one that names cannot; to begin with another, delete
 //! `hapax:secret` and every record.
 //!
 //! # Features

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 
 use crate::error::ConnectError;
 use crate::target::Target;
@@ -33,8 +33,7 @@ use crate::target::Target;
 pub struct Options {
     pub(crate) url: String,
     pub(crate) prefix: String,
-    secret: Option<Secret>,
-    previous: Vec<Secret>,
+    ring: Option<KeyRing>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) timeout: Duration,
     pub(crate) allow_eviction: bool,
@@ -62,8 +61,7 @@ impl Options {
         Self {
             url: url.into(),
             prefix: "hapax:".into(),
-            secret: None,
-            previous: Vec::new(),
+            ring: None,
             entropy: Arc::new(SystemEntropy),
             timeout: Duration::from_secs(2),
             allow_eviction: false,
@@ -83,19 +81,18 @@ impl Options {
         self
     }
 
-    /// Seals records under this secret. By default there is none: whoever reads the server then
-    /// reads outcomes. The engine is given [`RedisStore::secret`](crate::RedisStore::secret).
+    /// Names keys and seals records by this secret. By default there is none: whoever reads the
+    /// server then reads outcomes. The engine is given
+    /// [`RedisStore::secret`](crate::RedisStore::secret).
     #[must_use]
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.secret = Some(secret);
-        self
+    pub fn secret(self, secret: Secret) -> Self {
+        self.key_ring(KeyRing::new(secret))
     }
 
-    /// Also opens records that were sealed under `secret`, an earlier one. May be called for
-    /// several, the oldest last: that one goes on naming keys.
+    /// Names keys and seals records by these secrets, of which the one that seals can be replaced.
     #[must_use]
-    pub fn previous_secret(mut self, secret: Secret) -> Self {
-        self.previous.push(secret);
+    pub fn key_ring(mut self, ring: KeyRing) -> Self {
+        self.ring = Some(ring);
         self
     }
 
@@ -147,20 +144,12 @@ impl Options {
         self
     }
 
-    pub(crate) fn sealer(&self) -> Result<Sealer, ConnectError> {
-        let Some(secret) = &self.secret else {
-            // Else the first of the earlier ones would silently become the current one.
-            return match self.previous.is_empty() {
-                true => Ok(Sealer::checksum()),
-                false => Err(ConnectError::Option("there are earlier secrets and none in force")),
-            };
-        };
-        Ok(self.previous.iter().fold(Sealer::keyed(secret), Sealer::previously))
+    pub(crate) fn sealer(&self) -> Sealer {
+        self.ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer)
     }
 
-    /// The secret that names keys: the oldest.
     pub(crate) fn naming_secret(&self) -> Option<&Secret> {
-        self.previous.last().or(self.secret.as_ref())
+        self.ring.as_ref().map(KeyRing::naming)
     }
 
     /// What the URL says, and whether the rest goes with it.

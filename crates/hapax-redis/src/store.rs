@@ -96,7 +96,7 @@ impl RedisStore {
     /// [`ConnectError`]; [`ConnectError::Unfit`] where the server evicts, is a replica or too old.
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         let target = options.target()?;
-        let sealer = options.sealer()?;
+        let sealer = options.sealer();
         let names = Names::new(&options.prefix);
         let watches = Arc::new(Watches::default());
         let entropy = Arc::clone(&options.entropy);
@@ -112,7 +112,7 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// The secret that names keys, the oldest that it was given: for the engine.
+    /// The secret that names keys: give it to the engine.
     #[must_use]
     pub const fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()

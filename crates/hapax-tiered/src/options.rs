@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, Sealer, Secret, SystemEntropy};
+use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 
 /// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
 #[derive(Clone, Debug)]
@@ -20,6 +20,14 @@ impl Options {
     #[must_use]
     pub fn secret(mut self, secret: &Secret) -> Self {
         self.sealer = Sealer::keyed(secret);
+        self
+    }
+
+    /// The same, with secrets of which the one that seals is replaced now and then: entries under
+    /// one that does not open are misses.
+    #[must_use]
+    pub fn key_ring(mut self, ring: &KeyRing) -> Self {
+        self.sealer = ring.sealer();
         self
     }
 

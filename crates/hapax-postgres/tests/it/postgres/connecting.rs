@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::{Secret, Store, StoreError, SystemClock};
+use hapax::{KeyRing, Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
     ConnectError, Finding, Forgetful, Options, PostgresStore, Severity, diagnose, migrations,
 };
@@ -150,7 +150,9 @@ async fn processes_with_different_secrets_do_not_share_tables() {
         assert!(matches!(refused, ConnectError::OtherSecret), "{refused}");
     }
     // Whoever names keys by the one in use may seal under another, beside those who do not.
-    connect(at(&server).secret(third.clone()).previous_secret(known.clone())).await.unwrap();
+    connect(at(&server).key_ring(KeyRing::new(known.clone()).sealing(third.clone())))
+        .await
+        .unwrap();
     connect(at(&server).secret(known)).await.unwrap();
     let alone = connect(at(&server).secret(third)).await.unwrap_err();
     assert!(matches!(alone, ConnectError::OtherSecret), "{alone}");

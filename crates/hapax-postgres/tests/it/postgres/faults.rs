@@ -220,7 +220,7 @@ async fn ended_connections_leave_nobody_in_the_dark() {
             count = server.sql("postgres", TERMINATE) => ended += count.parse::<u32>().unwrap(),
         }
     }
-    assert!(ended > 3 && ambiguous > 3, "{ended} ended, {ambiguous} ambiguous");
+    assert!(ended > 1 && ambiguous > 3, "{ended} ended, {ambiguous} ambiguous");
     let done = "SELECT count(*) FROM hapax_cells WHERE state = 'done'";
     assert_eq!(server.sql("postgres", done).await, "960");
 }

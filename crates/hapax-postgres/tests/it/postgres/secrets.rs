@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
+use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_postgres::PostgresStore;
 use hapax_testkit::servers::PostgresServer;
 
@@ -74,8 +74,8 @@ async fn a_retry_is_replayed_after_the_secret_was_replaced() {
     let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
     let rings = [
         at(&server).secret(first.clone()),
-        at(&server).secret(second.clone()).previous_secret(first.clone()),
-        at(&server).secret(third).previous_secret(second).previous_secret(first),
+        at(&server).key_ring(KeyRing::new(first.clone()).sealing(second.clone())),
+        at(&server).key_ring(KeyRing::new(first).sealing(second).sealing(third)),
     ];
     let key = Key::new("order-1").unwrap();
     for (round, ring) in rings.into_iter().enumerate() {
@@ -100,7 +100,7 @@ async fn secrets_change_without_losing_what_is_there() {
     let old = PostgresStore::connect(at(&server).secret(first.clone())).await.unwrap();
     let claimed = claim(1);
     stored(&old, &claimed).await;
-    let options = at(&server).secret(second.clone()).previous_secret(first);
+    let options = at(&server).key_ring(KeyRing::new(first).sealing(second));
     let new = PostgresStore::connect(options).await.unwrap();
     assert!(new.load(&key(1)).await.unwrap().cell.is_some());
     stored(&new, &complete(&claimed, 2, b"yes")).await;

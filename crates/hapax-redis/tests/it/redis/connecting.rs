@@ -119,7 +119,6 @@ async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
         nowhere().prefix("all*"),
         nowhere().prefix("x".repeat(65)),
         nowhere().timeout(Duration::ZERO),
-        nowhere().previous_secret(hapax::Secret::new([1; 32])),
     ] {
         let error = refused(options).await;
         assert!(matches!(error, ConnectError::Option(_)), "{error:?}");

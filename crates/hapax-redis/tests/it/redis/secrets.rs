@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hapax::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
+use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 
@@ -76,8 +76,8 @@ async fn a_retry_is_replayed_after_the_secret_was_replaced() {
     let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
     let rings = [
         at(server.port()).secret(first.clone()),
-        at(server.port()).secret(second.clone()).previous_secret(first.clone()),
-        at(server.port()).secret(third).previous_secret(second).previous_secret(first),
+        at(server.port()).key_ring(KeyRing::new(first.clone()).sealing(second.clone())),
+        at(server.port()).key_ring(KeyRing::new(first).sealing(second).sealing(third)),
     ];
     let key = Key::new("order-1").unwrap();
     for (round, ring) in rings.into_iter().enumerate() {
@@ -102,7 +102,7 @@ async fn secrets_change_without_losing_what_is_there() {
     let old = RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
     let claimed = claim(1);
     stored(&old, &claimed).await;
-    let options = at(server.port()).secret(second.clone()).previous_secret(first);
+    let options = at(server.port()).key_ring(KeyRing::new(first).sealing(second));
     let new = RedisStore::connect(options).await.unwrap();
     assert!(new.load(&key(1)).await.unwrap().cell.is_some());
     stored(&new, &complete(&claimed, 2, b"yes")).await;
@@ -138,7 +138,7 @@ async fn processes_with_different_secrets_do_not_share_a_server() {
     let refused = connect(at(server.port()).prefix("other:").secret(known.clone())).await;
     assert!(matches!(refused, Err(ConnectError::OtherSecret)), "{refused:?}");
     // Whoever names keys by the one in use may seal under another, beside those who do not.
-    let both = at(server.port()).secret(third.clone()).previous_secret(known.clone());
+    let both = at(server.port()).key_ring(KeyRing::new(known.clone()).sealing(third.clone()));
     connect(both).await.unwrap();
     connect(at(server.port()).secret(known)).await.unwrap();
     let alone = connect(at(server.port()).secret(third)).await;
