@@ -19,7 +19,10 @@ store cannot be reached.")]
 pub(crate) struct DoctorArgs {
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
     #[arg(
-        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        long,
+        env = "HAPAX_STORE",
+        value_name = "URL",
+        default_value = "file:./hapax.db",
         hide_env_values = true
     )]
     store: StoreUrl,

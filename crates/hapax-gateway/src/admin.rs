@@ -27,8 +27,8 @@ use tokio::net::TcpListener;
 
 use crate::config::AdminToken;
 use crate::keys::Keys;
-use crate::store::Opened;
 use crate::metrics::{Gauges, Metrics};
+use crate::store::Opened;
 use crate::work::{Phase, Work};
 
 /// What is here beside the API: method, path, what it is.

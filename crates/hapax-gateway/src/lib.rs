@@ -53,9 +53,7 @@ mod units;
 mod upstream;
 mod work;
 
-pub use config::{
-    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits,
-};
+pub use config::{AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,

@@ -189,10 +189,15 @@ impl Opening {
         memory: usize,
         ring: Option<&KeyRing>,
     ) -> Result<hapax_postgres::Options, StoreOpenError> {
-        let options: hapax_postgres::Options =
-            url.as_str().parse().map_err(|error: hapax_postgres::ConnectError| server(url, error))?;
-        let options =
-            options.timeout(self.timeout).queue(QUEUED_REQUESTS, memory / 2).listen(true).migrate(self.make);
+        let options: hapax_postgres::Options = url
+            .as_str()
+            .parse()
+            .map_err(|error: hapax_postgres::ConnectError| server(url, error))?;
+        let options = options
+            .timeout(self.timeout)
+            .queue(QUEUED_REQUESTS, memory / 2)
+            .listen(true)
+            .migrate(self.make);
         Ok(match ring {
             Some(ring) => options.key_ring(ring.clone()),
             None => options,

@@ -104,10 +104,7 @@ fn settles(world: &World, key: &str, reply: Reply, answered: bool) -> bool {
     true
 }
 
-async fn send(
-    port: u16,
-    key: &str,
-) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
+async fn send(port: u16, key: &str) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
     let stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

@@ -65,13 +65,14 @@ async fn main() -> ExitCode {
         }
     };
     println!("seed {seed}, {kills} kills, {clients} clients for each policy");
-    let report = match run(&Options { gateway, kills, seed, clients, copies, gateways, store }).await {
-        Ok(report) => report,
-        Err(fault) => {
-            eprintln!("BROKEN: {fault}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let report =
+        match run(&Options { gateway, kills, seed, clients, copies, gateways, store }).await {
+            Ok(report) => report,
+            Err(fault) => {
+                eprintln!("BROKEN: {fault}");
+                return ExitCode::FAILURE;
+            }
+        };
     print!("{:<24}", "");
     report.counts.iter().for_each(|(policy, _)| print!("{policy:>12}"));
     println!();

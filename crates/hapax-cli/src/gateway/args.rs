@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{CacheUrl, Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration};
+use hapax_gateway::{
+    CacheUrl, Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration,
+};
 use hapax_http::classify::Profile;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, StoreOutage};
@@ -47,7 +49,10 @@ pub(crate) struct GatewayArgs {
     /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
     /// memory: (forgotten at the end)
     #[arg(
-        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        long,
+        env = "HAPAX_STORE",
+        value_name = "URL",
+        default_value = "file:./hapax.db",
         hide_env_values = true
     )]
     store: StoreUrl,

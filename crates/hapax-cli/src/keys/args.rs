@@ -95,7 +95,10 @@ pub(super) enum KeysCommand {
 pub(super) struct Where {
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
     #[arg(
-        long, env = "HAPAX_STORE", value_name = "URL", default_value = "file:./hapax.db",
+        long,
+        env = "HAPAX_STORE",
+        value_name = "URL",
+        default_value = "file:./hapax.db",
         hide_env_values = true
     )]
     pub(super) store: StoreUrl,

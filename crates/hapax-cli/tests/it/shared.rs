@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_testkit::servers::{PostgresServer, RedisServer};
+use hapax_testkit::servers::{PostgresOptions, PostgresServer, RedisServer};
 use hapax_torture::{Options, Policy, run as torture};
 use rustix::process::Signal;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::world::{Gateway, Upstream, ok, post, receive, run, send};
 
@@ -56,19 +57,20 @@ mod redis {
     #[tokio::test(flavor = "multi_thread")]
     async fn who_sleeps_past_its_lease_is_superseded() {
         let server = RedisServer::start().await;
-        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&server)).await;
+        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
         let server = RedisServer::start().await;
-        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&server)).await;
+        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&*server))
+            .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn operators_see_and_decide() {
         let server = RedisServer::start().await;
-        blocking(server, |server| super::operators_see_and_decide(&server)).await;
+        blocking(server, |server| super::operators_see_and_decide(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -103,49 +105,57 @@ mod postgres {
     #[tokio::test(flavor = "multi_thread")]
     async fn who_sleeps_past_its_lease_is_superseded() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&server)).await;
+        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&server)).await;
+        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&*server))
+            .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn operators_see_and_decide() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::operators_see_and_decide(&server)).await;
+        blocking(server, |server| super::operators_see_and_decide(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_doctor_finds_a_database_that_forgets_and_one_without_tables() {
-        let server = PostgresServer::start().await;
+    async fn a_doctor_finds_a_database_that_forgets() {
+        let durable = PostgresOptions::new().set("fsync", "on");
+        let server = PostgresServer::start_with(durable.set("synchronous_commit", "off")).await;
         blocking(server, |server| {
-            let found = run(&["doctor", "--store", &server.store(), "--json"]);
-            let findings: Value = serde_json::from_slice(&found.stdout).unwrap();
-            assert_eq!(found.status.code(), Some(1), "{findings}");
+            let url = server.store();
+            let findings = || {
+                let found = run(&["doctor", "--store", &url, "--json"]);
+                let findings: Value = serde_json::from_slice(&found.stdout).unwrap();
+                assert_eq!(found.status.code(), Some(1), "{findings}");
+                findings.as_array().unwrap().clone()
+            };
             let broken = |finding: &&Value| finding["severity"] == "broken";
-            let broken = findings.as_array().unwrap().iter().find(broken).unwrap();
-            assert_eq!(broken["subject"], "migrations", "{findings}");
-            // Looking made no tables; a gateway does.
-            let upstream = Upstream::start();
-            let folder = tempfile::tempdir().unwrap();
-            let gateway =
-                Gateway::start(upstream.address, folder.path(), &["--store", &server.store()]);
-            drop(gateway);
-            let text = ok(&["doctor", "--store", &server.store()]);
-            assert!(!text.contains("broken"), "{text}");
+            let seen = findings();
+            let subjects: Vec<_> = seen.iter().filter(broken).map(|it| &it["subject"]).collect();
+            assert_eq!(subjects, ["synchronous_commit"]);
+            // Looking made no tables.
+            let migrations = |findings: &[Value]| {
+                findings.iter().find(|it| it["subject"] == "migrations").unwrap()["found"].clone()
+            };
+            assert_eq!(
+                (migrations(&seen), migrations(&findings())),
+                ("none".into(), "none".into())
+            );
+            let started = run(&["gateway", "--upstream", "http://127.0.0.1:1", "--store", &url]);
+            let said = String::from_utf8(started.stderr).unwrap();
+            assert_eq!(started.status.code(), Some(69), "{said}");
+            assert!(said.contains("synchronous_commit"), "{said}");
         })
         .await;
     }
 }
 
 /// Programs and sockets that wait, off the threads that serve the server.
-async fn blocking<S: Send + Sync + 'static>(
-    server: S,
-    test: impl FnOnce(Arc<S>) + Send + 'static,
-) {
+async fn blocking<S: Send + Sync + 'static>(server: S, test: impl FnOnce(Arc<S>) + Send + 'static) {
     let server = Arc::new(server);
     let given = Arc::clone(&server);
     let done = tokio::task::spawn_blocking(move || test(given)).await;
@@ -210,10 +220,10 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     server.freeze();
     // Half of the clients go away, the others hear within the time-out that the store does.
     let clients: Vec<_> = (0..40).map(|at| send(gateway.address, &key(at), "x")).collect();
-    std::thread::sleep(Duration::from_millis(300));
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     for (at, client) in clients.into_iter().enumerate() {
         if at % 2 == 0 {
+            // The one before it is dropped.
             let told = receive(&client).unwrap();
             assert_eq!((told.status, &*told.code()), (503, "store-unavailable"));
         }
@@ -224,7 +234,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     // Every key is free again, though some claims had landed: under `block` a claim that was left
     // behind would be in doubt for ever.
     for at in 0..40 {
-        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             let asked = send(gateway.address, &key(at), "x");
             if let Some(request) = upstream.next_within(Duration::from_millis(200)) {
@@ -235,7 +245,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
                 break;
             }
             assert!(["in-flight", "store-unavailable"].contains(&&*told.code()), "{told:?}");
-            assert!(std::time::Instant::now() < deadline, "{} is wedged: {told:?}", key(at));
+            assert!(Instant::now() < deadline, "{} is wedged: {told:?}", key(at));
         }
     }
 }
@@ -263,7 +273,8 @@ fn operators_see_and_decide(server: &impl Server) {
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["keys"].as_array().unwrap().len(), 2);
     // The secret that seals may be replaced while the gateway runs: the one that names stays.
-    let ring = format!("name {}\nseal {}\nopen {}\n", "11".repeat(32), "22".repeat(32), "11".repeat(32));
+    let ring =
+        format!("name {}\nseal {}\nopen {}\n", "11".repeat(32), "22".repeat(32), "11".repeat(32));
     std::fs::write(secret, ring).unwrap();
     assert!(keys(&["show", "done"]).contains("hello"));
     // Another one names other keys: that is refused, not taken for an empty store.

@@ -163,7 +163,8 @@ impl Opening {
         match self.open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
-                let free = opened.counts().into_iter().find(|(name, ..)| *name == "disk_free_bytes");
+                let free =
+                    opened.counts().into_iter().find(|(name, ..)| *name == "disk_free_bytes");
                 findings.push(disk(free.map_or(0, |(_, _, bytes)| bytes)));
                 opened.close().await;
             }

@@ -80,10 +80,7 @@ struct Timed<'a> {
 }
 
 impl<'a> Timed<'a> {
-    fn new(
-        counts: &'a [AtomicU64; ENDINGS.len()],
-        took: &'a Histogram<{ TOOK_MS.len() }>,
-    ) -> Self {
+    fn new(counts: &'a [AtomicU64; ENDINGS.len()], took: &'a Histogram<{ TOOK_MS.len() }>) -> Self {
         Self { counts, took, begun: Instant::now(), answered: false }
     }
 

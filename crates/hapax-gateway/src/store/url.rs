@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn what_is_no_store_is_refused() {
-        for text in ["", "x", "redis:", "redis://", "mysql://host", "memory:x", "file:", "http://a"] {
+        for text in ["", "x", "redis:", "redis://", "mysql://host", "memory:x", "file:", "http://a"]
+        {
             assert_eq!(text.parse::<StoreUrl>(), Err(StoreUrlError::Store), "{text}");
         }
         for text in ["file:x", "postgres://a/b", ""] {
