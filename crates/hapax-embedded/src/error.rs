@@ -105,6 +105,10 @@ pub enum EmbeddedError {
     /// A write failed, and the database is not open again yet.
     #[error("a write failed and the database is being reopened")]
     Reopening,
+    /// Too many large records are on their way to callers: see
+    /// [`Options::reading_bytes`](crate::Options::reading_bytes).
+    #[error("too many wait for large records")]
+    Crowded,
     /// The thread that wrote gave no answer.
     #[error("the write was interrupted")]
     Interrupted,

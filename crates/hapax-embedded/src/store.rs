@@ -229,7 +229,10 @@ impl EmbeddedStore {
             };
             // Who waits for more has given back what it had.
             drop(taken.take());
-            let place = self.reading.place(bytes).await;
+            // A swap that met this record did nothing.
+            let Some(place) = self.reading.place(bytes).await else {
+                return Err(StoreError::unavailable(EmbeddedError::Crowded));
+            };
             let room = place.bytes();
             taken = Some(place);
             seen = self.read(|reply| ReadJob::Load { key: *key, room, reply }).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::machine::{Asked, Event, Step, step};
-use hapax::{Clock, Grant, Secret, Store, StoreError, Timestamp};
+use hapax::{Clock, Grant, KeyRing, Secret, Store, StoreError, Timestamp};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
 
@@ -96,6 +96,32 @@ async fn the_secret_is_made_once_and_for_the_owner_only() {
         assert_eq!(mode & 0o777, 0o600);
     }
     assert_eq!(open(&path).unwrap().secret(), secret.as_ref());
+}
+
+#[tokio::test]
+async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    let naming = store.secret().cloned().unwrap();
+    let claimed = claim(1);
+    stored(&store, &claimed).await;
+    store.close().await;
+    let ring = KeyRing::new(naming.clone()).sealing(Secret::new([2; 32]));
+    let file = directory.path().join("hapax.db.secret");
+    std::fs::write(&file, ring.to_text()).unwrap();
+    let store = open(&path).unwrap();
+    assert_eq!(store.secret(), Some(&naming));
+    assert!(load(&store, 1).await.is_some());
+    stored(&store, &complete(&claimed, 2, b"answer")).await;
+    store.close().await;
+    // What was sealed under the new one needs it.
+    std::fs::write(&file, naming.to_hex()).unwrap();
+    let store = open(&path).unwrap();
+    assert!(matches!(store.load(&key(1)).await, Err(StoreError::Corrupt(_))));
+    store.close().await;
+    // Another one that names would find nothing, and is refused.
+    std::fs::write(&file, KeyRing::new(Secret::new([2; 32])).opening(naming).to_text()).unwrap();
+    assert!(matches!(open(&path), Err(OpenError::OtherSecret)));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     Inspect, MemoryCapacity, MemoryStore, OnUnknown, Store, StoreError, StoreKey, SystemClock,
 };
-use hapax_gateway::{Gateway, Opened};
+use hapax_gateway::{CacheUrl, Gateway, Opened};
 use serde_json::{Value, json};
 
 use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text};
@@ -356,4 +356,25 @@ async fn readiness_follows_the_store() {
     store.away.store(false, Ordering::SeqCst);
     assert_eq!(get(admin, "/readyz").await.status, 200);
     assert_eq!(post(address, "/", "k", "x").await.status, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_store_and_its_cache_did_is_counted() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.cache = Some(CacheUrl::Memory);
+    let gateway = start(config).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    for replayed in ["false", "true", "true"] {
+        let answer = post(address, "/", "k", "x").await;
+        assert_eq!(answer.header("idempotency-replayed"), replayed);
+    }
+    let text = get(admin, "/metrics").await.text();
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse::<u64>().unwrap()
+    };
+    assert!(value("hapax_store_swaps_total{answer=\"stored\"}") >= 2, "{text}");
+    assert!(value("hapax_store_swap_seconds_count") >= 2, "{text}");
+    assert!(value("hapax_store_cache_hits_total") >= 1, "{text}");
 }
