@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hapax_gateway::{CacheUrl, Opening, Severity, StoreUrl};
+use hapax_gateway::{CacheUrl, Opening, Severity, StoreUrl, Written};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, of};
 
 /// Look for what would silently break a store's promise
 ///
@@ -25,10 +25,10 @@ pub(crate) struct DoctorArgs {
         default_value = "file:./hapax.db",
         hide_env_values = true
     )]
-    store: StoreUrl,
+    store: Written<StoreUrl>,
     /// The cache in front of it
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
-    cache: Option<CacheUrl>,
+    cache: Option<Written<CacheUrl>>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
@@ -39,10 +39,10 @@ pub(crate) struct DoctorArgs {
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let opening = Opening {
-        cache: args.cache,
+        cache: args.cache.map(Written::read).transpose().map_err(of("--cache"))?,
         secret_file: args.secret_file,
         make: false,
-        ..Opening::new(args.store)
+        ..Opening::new(args.store.read().map_err(of("--store"))?)
     };
     let findings = opening.diagnose().await.map_err(Failure::unavailable)?;
     let text = if args.json {

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::process::ExitCode;
 
+/// A flag cannot be what it was given, which is not repeated: it may be secret.
+pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> Failure {
+    move |error| Failure::usage(format!("{flag}: {error}"))
+}
+
 /// Why the program ends without having done what it was asked.
 #[derive(Debug)]
 pub(crate) struct Failure {

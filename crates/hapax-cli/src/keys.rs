@@ -16,7 +16,7 @@ use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, List
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, of};
 pub(crate) use args::KeysArgs;
 use args::{KeysCommand, Outcome, Target, Where};
 use gateway::Remote;
@@ -103,7 +103,8 @@ impl Records {
         if let Some(admin) = at.admin {
             return Ok(Self::There(Remote::new(admin, at.admin_token.clone())));
         }
-        match &at.store {
+        let store = at.store.clone().read().map_err(of("--store"))?;
+        match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
                     "a `memory:` store is inside of its gateway: name its --admin address",
@@ -120,7 +121,7 @@ impl Records {
             secret_file: at.secret_file.clone(),
             timeout: PATIENCE,
             make: false,
-            ..Opening::new(at.store.clone())
+            ..Opening::new(store)
         };
         match opening.open().await {
             Ok(opened) => {

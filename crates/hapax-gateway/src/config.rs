@@ -179,6 +179,12 @@ impl Config {
             return Err(ConfigError::Connect);
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
+        if matches!(self.cache, Some(CacheUrl::Redis(_)))
+            && self.secret_file.is_none()
+            && !matches!(self.store, StoreUrl::File(_))
+        {
+            return Err(ConfigError::CacheSecret);
+        }
         let (callers, missing) = self.callers()?;
         for (name, value) in [
             ("--upstream-timeout", self.upstream_timeout),
@@ -371,6 +377,8 @@ pub enum ConfigError {
         "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
     )]
     AuthHeader { flag: &'static str, name: HeaderName },
+    #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
+    CacheSecret,
     #[error("--methods names no method")]
     NoMethods,
     #[error("--methods cannot be CONNECT: it is not served")]

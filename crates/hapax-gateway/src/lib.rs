@@ -57,6 +57,6 @@ pub use config::{AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
-    StoreUrlError,
+    StoreUrlError, Written,
 };
 pub use units::{Size, UnitError, parse_duration};

@@ -1,6 +1,7 @@
 //! Opening a store by its URL.
 
 mod doctor;
+mod late;
 mod measured;
 mod url;
 
@@ -15,12 +16,13 @@ use hapax::store::Notify;
 use hapax::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource};
 use hapax_postgres::PostgresStore;
-use hapax_redis::{RedisCache, RedisStore};
+use hapax_redis::RedisStore;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
 pub use doctor::{Finding, Severity};
+use late::LateCache;
 pub(crate) use measured::{Calls, Measured};
-pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError};
+pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, Written};
 
 /// Requests that may wait for a store. Their bytes are the tighter limit where they are large.
 const QUEUED_REQUESTS: usize = 4096;
@@ -141,19 +143,19 @@ impl Opening {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
                 let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
                 let secret = ring.as_ref().map(|ring| ring.naming().clone());
-                self.tiered(store, None, secret, ring, Kind::Other).await
+                Ok(self.tiered(store, None, secret, ring, Kind::Other))
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
                 let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
-                self.tiered(store, None, secret, ring, kind).await
+                Ok(self.tiered(store, None, secret, ring, kind))
             }
             StoreUrl::Redis(url) => {
                 let store = RedisStore::connect(self.redis(url, memory, ring.as_ref())).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                self.tiered(store, Some(notify), secret, ring, kind).await
+                Ok(self.tiered(store, Some(notify), secret, ring, kind))
             }
             StoreUrl::Postgres(url) => {
                 let options = self.postgres(url, memory, ring.as_ref())?;
@@ -161,7 +163,7 @@ impl Opening {
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                self.tiered(store, Some(notify), secret, ring, kind).await
+                Ok(self.tiered(store, Some(notify), secret, ring, kind))
             }
         }
     }
@@ -227,23 +229,23 @@ impl Opening {
     }
 
     /// The store with its cache in front, if it is to have one.
-    async fn tiered<S: Inspect>(
+    fn tiered<S: Inspect>(
         &self,
         store: Arc<S>,
         notify: Option<Arc<dyn Notify>>,
         secret: Option<Secret>,
         ring: Option<KeyRing>,
         kind: Kind,
-    ) -> Result<Opened, StoreOpenError> {
+    ) -> Opened {
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Ok(Opened { store, secret, notify, kind, cache: None }),
+            None => return Opened { store, secret, notify, kind, cache: None },
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(self.memory / 2)),
             Some(CacheUrl::Redis(url)) => {
-                let cache = RedisCache::connect(self.redis(url, self.memory, None)).await;
-                Arc::new(cache.map_err(|error| server(url, error))?)
+                Arc::new(LateCache::new(url, self.redis(url, self.memory, None)))
             }
         };
-        let mut options = hapax_tiered::Options::default();
+        // Others may have their cache on the same server.
+        let mut options = hapax_tiered::Options::default().authority(&self.store.to_string());
         // A file that made its own secret seals its cache by it.
         if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
             options = options.key_ring(&ring);
@@ -251,7 +253,7 @@ impl Opening {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Ok(Opened { store: tiered, secret, notify, kind, cache })
+        Opened { store: tiered, secret, notify, kind, cache }
     }
 }
 

@@ -50,6 +50,7 @@
 //! | it forgets, evicts, is emptied | misses |
 //! | it keeps too long, or puts old entries back | nothing: an entry says when it was seen |
 //! | it is written to by others | with a secret: misses. Without: whatever they like is replayed |
+//! | it is shared with another authority's processes | nothing, if both said [`Options::authority`]; else answers of the one may be replayed by the other |
 //! | a removal is lost | in this process nothing; others replay until the entry is over |
 //! | the authority's clock steps back | what was seen before is a miss, until the clock is there again |
 //!

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
+use hapax::{Entropy, KeyRing, Sealer, Secret, StoreKey, SystemEntropy};
 
 /// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
 #[derive(Clone, Debug)]
@@ -12,9 +12,19 @@ pub struct Options {
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) longest: Duration,
     pub(crate) patience: Duration,
+    authority: Option<[u8; 32]>,
 }
 
 impl Options {
+    /// Which authority this is, for caches that are shared with others: entries of one are never
+    /// found by another. All processes before the same authority must give the same name, such as
+    /// the host and the name of its database; no two authorities may.
+    #[must_use]
+    pub fn authority(mut self, name: &str) -> Self {
+        self.authority = Some(blake3::derive_key("hapax 1 tiered authority", name.as_bytes()));
+        self
+    }
+
     /// Seals what is put into the cache, so that it can be neither read nor made there. By default
     /// there is no secret.
     #[must_use]
@@ -54,6 +64,17 @@ impl Options {
     }
 }
 
+impl Options {
+    /// The name of `key` in the cache.
+    pub(crate) fn name(&self, key: &StoreKey) -> StoreKey {
+        self.authority.as_ref().map_or(*key, |authority| {
+            let mut hash = blake3::Hasher::new_keyed(authority);
+            hash.update(key.as_bytes());
+            StoreKey::from_bytes(*hash.finalize().as_bytes())
+        })
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -61,6 +82,7 @@ impl Default for Options {
             entropy: Arc::new(SystemEntropy),
             longest: Duration::from_secs(60),
             patience: Duration::from_millis(100),
+            authority: None,
         }
     }
 }

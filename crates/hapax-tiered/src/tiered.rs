@@ -174,7 +174,8 @@ impl Inner {
         }
         // Without an answer of the authority nobody knows how old an entry is.
         self.guess.now()?;
-        let found = self.ask(self.cache.get(&claim.key)).await;
+        let name = self.options.name(&claim.key);
+        let found = self.ask(self.cache.get(&name)).await;
         let seen = found.flatten().and_then(|bytes| self.accept(call, claim, &bytes));
         let counter = if seen.is_some() { &self.counters.hits } else { &self.counters.misses };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -235,9 +236,10 @@ impl Inner {
         };
         self.counters.puts.fetch_add(1, Ordering::Relaxed);
         let (cache, patience) = (Arc::clone(&self.cache), self.options.patience);
+        let name = self.options.name(&key);
         tokio::spawn(async move {
             putting.unsure = true;
-            let put = timeout(patience, cache.put(&key, bytes, left)).await;
+            let put = timeout(patience, cache.put(&name, bytes, left)).await;
             putting.unsure = !matches!(put, Ok(Ok(())));
             drop((putting, permit));
         });
@@ -246,7 +248,7 @@ impl Inner {
     /// Removes what a call found out to be wrong. Nothing in this process would use it.
     async fn clean(&self, call: &Call, remove: bool) {
         if remove && !self.rests() {
-            self.ask(self.cache.remove(call.key())).await;
+            self.ask(self.cache.remove(&self.options.name(call.key()))).await;
         }
     }
 

@@ -9,14 +9,14 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use hapax::{InFlight, OnUnknown};
 use hapax_gateway::{
-    CacheUrl, Callers, Config, ForwardAuth, Limits, Size, StoreUrl, parse_duration,
+    CacheUrl, Callers, Config, ForwardAuth, Limits, Size, StoreUrl, Written, parse_duration,
 };
 use hapax_http::classify::Profile;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, StoreOutage};
 use http::{HeaderName, Method, Uri};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, of};
 use crate::logging::LogFormat;
 
 /// Idempotency in front of any HTTP service
@@ -55,12 +55,12 @@ pub(crate) struct GatewayArgs {
         default_value = "file:./hapax.db",
         hide_env_values = true
     )]
-    store: StoreUrl,
+    store: Written<StoreUrl>,
 
     /// What answers replays in front of the store: memory:, redis://HOST or rediss://HOST. What an
     /// operator releases may be replayed from it for another minute
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
-    cache: Option<CacheUrl>,
+    cache: Option<Written<CacheUrl>>,
 
     /// The secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of them
     /// [default: made beside a file: store; for others there are none]
@@ -250,8 +250,8 @@ impl GatewayArgs {
         config.listen = self.listen;
         config.admin = self.admin.0;
         config.admin_token = self.admin_token.map(Into::into);
-        config.store = self.store;
-        config.cache = self.cache;
+        config.store = self.store.read().map_err(of("--store"))?;
+        config.cache = self.cache.map(Written::read).transpose().map_err(of("--cache"))?;
         config.secret_file = self.secret_file;
         config.key = match self.key {
             Key::Optional => KeyRule::Optional,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use hapax::{Key, StoreKey};
-use hapax_gateway::StoreUrl;
 use hapax_gateway::keys::KeyState;
+use hapax_gateway::{StoreUrl, Written};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
@@ -101,7 +101,7 @@ pub(super) struct Where {
         default_value = "file:./hapax.db",
         hide_env_values = true
     )]
-    pub(super) store: StoreUrl,
+    pub(super) store: Written<StoreUrl>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     pub(super) secret_file: Option<PathBuf>,

@@ -15,7 +15,8 @@ fn what_cannot_be_is_one_line_and_64() {
         (&["--max-request-body", "1MB"], "--max-request-body"),
         (&["--listen", "localhost:8080"], "like 127.0.0.1:8080"),
         (&["--admin", "localhost:9090"], "like 127.0.0.1:9090, or `off`"),
-        (&["--store", "redis://localhost"], "not in this build"),
+        (&["--store", "postgress://user:pass@host/db"], "--store: a store is `memory:`"),
+        (&["--cache", "http://user:pass@host"], "--cache: a cache is `memory:`"),
         (&["--store", "sqlite:x"], "memory:"),
         (&["--profile", "odd"], "stripe-v1"),
         (&["--scope", "a b"], "--scope"),
@@ -32,6 +33,7 @@ fn what_cannot_be_is_one_line_and_64() {
     ] {
         let (code, line) = refused(&[&upstream[..], more].concat());
         assert!(code == 64 && line.contains(says), "{code} {line:?} for {more:?}");
+        assert!(!line.contains("pass@"), "{line:?} tells a password");
     }
     assert_eq!(refused(&["gateway"]).0, 64);
     let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);

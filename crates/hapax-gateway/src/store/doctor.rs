@@ -160,7 +160,8 @@ impl Opening {
             findings.push(writable(folder.unwrap_or(Path::new("."))));
             return Ok(findings);
         }
-        match self.open().await {
+        // A cache that is away is another matter.
+        match (Self { cache: None, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
                 let free =

@@ -41,9 +41,9 @@ impl ServerUrl {
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
-        let rest = rest.split(['?', '#']).next().unwrap_or_default();
-        // The last one: a password that was not percent-encoded may have others.
+        // Up to the last one: a password that was not percent-encoded may hold any of these.
         let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
         write!(f, "{scheme}://{rest}")
     }
 }
@@ -107,6 +107,35 @@ impl FromStr for CacheUrl {
     }
 }
 
+/// What was written where a store or a cache is to be named. Whatever it is, it is never shown: it
+/// may hold a password, also where it cannot be read.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Written<T>(Result<T, StoreUrlError>);
+
+impl<T> Written<T> {
+    /// What it names.
+    ///
+    /// # Errors
+    /// [`StoreUrlError`] where it names nothing.
+    pub fn read(self) -> Result<T, StoreUrlError> {
+        self.0
+    }
+}
+
+impl<T: FromStr<Err = StoreUrlError>> FromStr for Written<T> {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse()))
+    }
+}
+
+impl<T> fmt::Debug for Written<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Written(..)")
+    }
+}
+
 /// Not a place for records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -132,12 +161,15 @@ mod tests {
             ("rediss://:secret@host", "rediss://host"),
             ("postgres://u:secret@host/db?password=secret", "postgres://host/db"),
             ("redis+sentinel://a,b/master", "redis+sentinel://a,b/master"),
+            ("postgres://u:Sec#ret@db/x", "postgres://db/x"),
+            ("postgres://u:s/e?cret@db/x?a=b", "postgres://db/x"),
             ("memory:", "memory:"),
             ("file:./x.db", "file:./x.db"),
         ] {
             let url: StoreUrl = url.parse().unwrap();
             assert_eq!(url.to_string(), shown);
-            assert!(!format!("{url:?}").contains("ss@") && !format!("{url:?}").contains("secret"));
+            let debug = format!("{url:?}");
+            assert!(["ss@", "secret", "Sec", "cret"].iter().all(|word| !debug.contains(word)));
         }
     }
 

@@ -275,3 +275,24 @@ async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
     let seen = refused(&store, &claim(2, 99)).await;
     assert_eq!(seen.cell.unwrap().tag, tag(21));
 }
+
+#[tokio::test(start_paused = true)]
+async fn authorities_that_share_a_cache_do_not_answer_for_each_other() {
+    let (here, there) = (World::new(), World::new());
+    let cache = here.cache.clone();
+    let before = |world: &World, name: &str| {
+        let options = Options::default().authority(name);
+        hapax_tiered::Tiered::with(world.authority.clone(), cache.clone(), options)
+    };
+    finished(&before(&here, "here"), 1, "paid here").await;
+    let process = before(&here, "here");
+    refused(&process, &claim(1, 2)).await;
+    settle().await;
+    refused(&process, &claim(1, 3)).await;
+    assert_eq!(process.stats().hits, 1);
+    // The same key, and never seen at the other authority: it is to be executed.
+    let other = before(&there, "there");
+    other.load(&key(9)).await.unwrap();
+    stored(&other, &claim(1, 4)).await;
+    assert_eq!(other.stats().hits, 0);
+}

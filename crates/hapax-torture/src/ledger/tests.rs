@@ -14,13 +14,16 @@ impl Play {
         Self(ledger)
     }
 
+    /// In the life `life` of a gateway whose earlier ones are over.
     fn executes(mut self, fence: u64, life: u64) -> Self {
+        self.0.dead.extend(0..life);
         self.0.begin(KEY, fence, life);
         self.0.take_effect(KEY, fence);
         self
     }
 
     fn declines(mut self, fence: u64, life: u64) -> Self {
+        self.0.dead.extend(0..life);
         self.0.begin(KEY, fence, life);
         self.0.decline(KEY, fence);
         self
@@ -75,10 +78,27 @@ fn reexecute_may_execute_again_in_the_next_life_only() {
 }
 
 #[test]
+fn nor_does_another_gateway_while_the_first_lives() {
+    let begun = || {
+        let mut play = Play::new(Policy::Reexecute);
+        play.0.begin(KEY, 1, 0);
+        play
+    };
+    let mut beside = begun();
+    beside.0.begin(KEY, 2, 1);
+    beside.breaks("though the gateway lived");
+    let mut after = begun();
+    after.0.killed(0, true);
+    after.0.begin(KEY, 2, 1);
+    after.fine();
+}
+
+#[test]
 fn block_never_executes_again() {
     Play::new(Policy::Block).executes(1, 0).unknown().fine();
     let mut play = Play::new(Policy::Block);
     play.0.begin(KEY, 1, 0);
+    play.0.killed(0, true);
     play.0.begin(KEY, 2, 1);
     play.breaks("again under block");
 }
