@@ -6,10 +6,12 @@ use std::time::Duration;
 use redis::aio::{MultiplexedConnection, SendError};
 #[cfg(feature = "cluster")]
 use redis::cluster_async::ClusterConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, RedisError, RedisResult, Value,
+};
 use tokio::time::timeout;
 
-use crate::error::ConnectError;
+use crate::error::{ConnectError, Failure};
 use crate::facts::{Facts, Unfit};
 use crate::options::Options;
 use crate::target::Target;
@@ -262,6 +264,15 @@ impl Connection {
             Self::Single(connection) => connection.unsubscribe(channels).await,
             #[cfg(feature = "cluster")]
             Self::Cluster(connection) => connection.unsubscribe(channels).await,
+        }
+    }
+
+    /// What an error of it says about the request.
+    pub(crate) fn classify(&self, error: RedisError) -> Failure {
+        match self {
+            Self::Single(_) => crate::error::classify(error),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => crate::error::classify_retried(error),
         }
     }
 

@@ -91,10 +91,20 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether the server does not know the script, and so did nothing.
+    /// Whether the server that was asked last does not know the script.
     pub(crate) fn is_unknown_script(&self) -> bool {
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
-        matches!(self, Self::Nothing(RedisStoreError::Redis(error)) if error.kind() == unknown)
+        let (Self::Nothing(source) | Self::Unknown(source)) = self else { return false };
+        matches!(source, RedisStoreError::Redis(error) if error.kind() == unknown)
+    }
+
+    /// The same, after an attempt of the same request that may have been carried out: what fails
+    /// later does not undo it.
+    pub(crate) fn after_unknown(self) -> Self {
+        match self {
+            Self::Nothing(source) => Self::Unknown(source),
+            other => other,
+        }
     }
 
     /// For a swap.
@@ -115,7 +125,17 @@ impl Failure {
     }
 }
 
-/// What an error says, once the request was handed to a connection.
+/// What an error says, once the request was handed to a cluster's client.
+///
+/// That one sends a request again by itself, also after a connection broke under it, and tells only
+/// of the last attempt; and when it cannot learn who serves what, it says so to requests that other
+/// nodes may be carrying out. So no error of it means that nothing was done.
+#[cfg(feature = "cluster")]
+pub(crate) fn classify_retried(error: RedisError) -> Failure {
+    classify(error).after_unknown()
+}
+
+/// What an error says, once the request was handed to a connection that sends it once.
 ///
 /// A server's error is the answer of our script, or a refusal to run it. Either way nothing was
 /// written, because the only write is the last thing in the script that can fail. Only codes that
@@ -125,7 +145,6 @@ pub(crate) fn classify(error: RedisError) -> Failure {
     let nothing = match error.kind() {
         ErrorKind::Server(kind) => match kind {
             // Not asked of the right node, or of one that cannot serve: refused before it runs.
-            // In a cluster this is what is left after the redirections were followed.
             ServerErrorKind::Moved
             | ServerErrorKind::Ask
             | ServerErrorKind::TryAgain
@@ -192,5 +211,32 @@ pub(crate) fn breaks(error: &RedisError) -> bool {
         ErrorKind::Server(ServerErrorKind::ReadOnly) => true,
         ErrorKind::Io | ErrorKind::Parse => true,
         _ => error.is_unrecoverable_error(),
+    }
+}
+
+#[cfg(all(test, feature = "cluster"))]
+mod tests {
+    use redis::{ErrorKind, RedisError};
+
+    use super::{Failure, classify, classify_retried};
+
+    fn said(line: &str) -> RedisError {
+        let said = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
+        said.and_then(redis::Value::extract_error).expect_err("it is one")
+    }
+
+    #[test]
+    fn what_a_clusters_client_says_last_does_not_tell_of_what_it_sent_before() {
+        let refusals = ["CLUSTERDOWN x", "READONLY x", "TRYAGAIN x", "MOVED 1 h:1", "OOM x"];
+        let mut errors: Vec<_> = refusals.map(said).into();
+        errors.push((ErrorKind::ClusterConnectionNotFound, "none").into());
+        for error in errors {
+            let text = error.to_string();
+            let (once, retried) = (classify(error.clone()), classify_retried(error));
+            assert!(matches!(once, Failure::Nothing(_)), "{text}");
+            assert!(matches!(retried, Failure::Unknown(_)), "{text}");
+        }
+        assert!(matches!(classify_retried(said("HAPAX x")), Failure::Foreign));
+        assert!(classify_retried(said("NOSCRIPT x")).is_unknown_script());
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hapax::StoreKey;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use crate::connection::{self, Pushed};
 use crate::error::ConnectError;
@@ -95,6 +95,9 @@ impl Keeper {
     /// Returns when the connection is broken or silent.
     async fn look_after(&self, wire: &Wire) {
         let every = self.options.timeout / 4;
+        // One for the whole time: who comes to wait in between must not put it off.
+        let mut upkeep = interval_at(Instant::now() + every, every);
+        upkeep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut subscribed = HashSet::new();
         let mut idle = HashSet::new();
         let mut answered_before = None;
@@ -103,7 +106,7 @@ impl Keeper {
             tokio::select! {
                 () = wire.broken.heard() => return,
                 () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
-                () = sleep(every) => {
+                _ = upkeep.tick() => {
                     self.unsubscribe(wire, &mut subscribed, &mut idle).await;
                     let answered = wire.waited_at();
                     if answered.is_some()

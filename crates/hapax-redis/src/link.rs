@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::Connection;
-use crate::error::{ConnectError, Failure, RedisStoreError, breaks, classify};
+use crate::error::{ConnectError, Failure, RedisStoreError, breaks};
 use crate::keeper::Keeper;
 use crate::names::Names;
 use crate::options::Options;
@@ -192,7 +192,7 @@ impl Wire {
                 // A cluster's client has other connections, and looks after them by itself.
                 if self.connection.is_one() { self.broken.end() } else { self.broken.suspect() }
             }
-            classify(error)
+            self.connection.classify(error)
         })
     }
 

@@ -171,14 +171,17 @@ impl RedisStore {
     }
 
     /// Runs a script: by its name, and by its text where the server does not know the name. Not
-    /// knowing it, the server did nothing, so the second answer is the only one.
+    /// knowing it, that server did nothing; one that was asked before it may have.
     async fn run(&self, script: &Lua, name: &str, arguments: &[&[u8]]) -> Result<Value, Failure> {
-        let answer = self.link.send(&script.by_name(name, arguments)).await;
-        match answer {
-            Err(failure) if failure.is_unknown_script() => {
-                self.link.send(&script.by_text(name, arguments)).await
-            }
-            answer => answer,
+        let by_name = self.link.send(&script.by_name(name, arguments)).await;
+        let Err(failure) = by_name else { return by_name };
+        if !failure.is_unknown_script() {
+            return Err(failure);
+        }
+        let by_text = self.link.send(&script.by_text(name, arguments)).await;
+        match failure {
+            Failure::Unknown(_) => by_text.map_err(Failure::after_unknown),
+            _ => by_text,
         }
     }
 

@@ -8,7 +8,7 @@ use hapax_redis::RedisStore;
 use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
-use super::support::{ask, claim, complete, connect, key, own, policy, stored};
+use super::support::{ask, at, claim, complete, connect, key, own, policy, stored};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -58,6 +58,29 @@ async fn nobody_stays_subscribed_for_nothing() {
     }
     let channels = || async { server.command("PUBSUB CHANNELS *").await };
     timeout(SOON, async { while channels().await != "*0" {} }).await.expect("all given up");
+}
+
+#[tokio::test]
+async fn channels_are_given_up_while_others_are_taken() {
+    const OFTEN: Duration = Duration::from_millis(20);
+    let server = RedisServer::start().await;
+    // Looked after every 100 ms, which is less often than somebody comes.
+    let options = at(server.port()).timeout(Duration::from_millis(400));
+    let store = RedisStore::connect(options).await.unwrap();
+    listen(&store, 0).await;
+    let first = format!("hapax:{}", key(0));
+    let coming = async {
+        let mut paced = tokio::time::interval(OFTEN);
+        for of in 1.. {
+            paced.tick().await;
+            listen(&store, of).await;
+        }
+    };
+    let given_up = async { while server.command("PUBSUB CHANNELS *").await.contains(&first) {} };
+    tokio::select! {
+        () = coming => panic!("they do not end"),
+        given_up = timeout(SOON, given_up) => given_up.expect("the first is given up"),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
