@@ -6,6 +6,7 @@
 //! | [`policies`] | at-most-once, at-least-once, effectively once: which one, and what it costs |
 //! | [`failures`] | what can fail, what is then true, and what to do |
 //! | [`limits`] | what is not promised |
+//! | [`stores`] | which store for what, its secrets, its cache, and what to watch |
 //!
 //! # Words
 //!
@@ -36,3 +37,6 @@ pub mod failures {}
 
 #[doc = include_str!("manual/limits.md")]
 pub mod limits {}
+
+#[doc = include_str!("manual/stores.md")]
+pub mod stores {}
