@@ -9,7 +9,10 @@
 //! 3. Operators see and resolve keys on a listener of their own.
 //! 4. It may ask before it answers: without forward authorisation ([`ForwardAuth`]) a replay checks
 //!    no credentials.
-//! 5. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
+//! 5. Its store is a file of its own, or a server that any number of gateways share, with a cache in
+//!    front if need be ([`StoreUrl`], [`CacheUrl`]). [`Opening::diagnose`] says what would silently
+//!    break a store's promise.
+//! 6. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
 //!    unknown.
 //!
 //! It is not a load balancer (one upstream), it does not cache (only requests with keys are
