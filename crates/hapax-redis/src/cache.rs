@@ -10,6 +10,7 @@ use redis::{Cmd, Value};
 
 use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
+use crate::keeper::Keeper;
 use crate::link::Link;
 use crate::names::Names;
 use crate::options::Options;
@@ -37,7 +38,8 @@ impl RedisCache {
         let names = Names::new(&format!("{}cache:", options.prefix));
         let door = Door::new(options.queue_items, options.queue_bytes);
         let watches = Arc::new(Watches::default());
-        let link = Link::open(target, options, names.clone(), watches).await?;
+        let keeper = Keeper::new(target, options, names.clone(), &watches, None);
+        let link = Link::open(keeper).await?;
         Ok(Self { link, names, door })
     }
 

@@ -7,7 +7,8 @@ use redis::aio::{MultiplexedConnection, SendError};
 #[cfg(feature = "cluster")]
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, PushKind, RedisError,
+    RedisResult, Value,
 };
 use tokio::time::timeout;
 
@@ -20,7 +21,17 @@ use crate::target::Target;
 const WRITE_QUEUE: usize = 256;
 
 /// What a server says without being asked; must not block.
-pub(crate) type Pushed = Arc<dyn Fn(PushInfo) + Send + Sync>;
+pub(crate) type Pushed = Arc<dyn Fn(Heard) + Send + Sync>;
+
+/// What is heard without being asked for.
+pub(crate) enum Heard {
+    Said(PushInfo),
+    /// The connection is no more.
+    Ended,
+    /// One node's of a cluster: its client makes it anew by itself.
+    #[cfg(feature = "cluster")]
+    NodeLost,
+}
 
 /// One pipelined connection, shared by all callers; or, to a cluster, one to each node.
 #[derive(Clone)]
@@ -30,7 +41,7 @@ pub(crate) enum Connection {
     Cluster(ClusterConnection),
 }
 
-/// Connects, and leaves again where no store may be. `pushed` hears what comes unasked.
+/// Connects, and leaves again where no store may be; who serves a cluster, [`vet`] looks at. `pushed` hears what comes unasked.
 pub(crate) async fn open(
     target: &Target,
     options: &Options,
@@ -38,26 +49,12 @@ pub(crate) async fn open(
 ) -> Result<Connection, ConnectError> {
     let limit = options.timeout;
     let opening = async {
-        let (mut connection, facts) = reach(target, options, pushed).await?;
-        if !facts.is_cluster() {
-            facts.check(options.allow_eviction)?;
-            return Ok(connection);
+        let (connection, facts) = reach(target, options, pushed).await?;
+        if facts.is_cluster() {
+            drop(connection);
+            return cluster(target, options, pushed).await;
         }
-        connection = cluster(target, options, pushed).await?;
-        match connection.facts().await {
-            Ok(servers) => {
-                // Its replicas are nodes as well; what is written goes to masters.
-                let mut masters = servers.iter().filter(|(_, facts)| !facts.is_replica());
-                masters.try_for_each(|(_, facts)| facts.check(options.allow_eviction))?;
-            }
-            // One that is away is no reason to do without the others.
-            Err(error) => {
-                tracing::warn!(%error, "not every node of the cluster says what it is");
-                if !facts.is_replica() {
-                    facts.check(options.allow_eviction)?;
-                }
-            }
-        }
+        facts.check(options.allow_eviction)?;
         Ok(connection)
     };
     timeout(limit, opening).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
@@ -71,8 +68,17 @@ pub(crate) async fn reach(
     pushed: &Pushed,
 ) -> Result<(Connection, Facts), ConnectError> {
     let mut last = ConnectError::Url("it names no host".into());
-    for node in &target.nodes {
-        match reach_node(node, target, options, pushed).await {
+    // One whose host is off must leave time for the others, and for what follows; the last one has
+    // what is left.
+    let patience = options.timeout / (2 * u32::try_from(target.nodes.len()).unwrap_or(u32::MAX));
+    for (at, node) in target.nodes.iter().enumerate() {
+        let reaching = reach_node(node, target, options, pushed);
+        let reached = if at + 1 == target.nodes.len() {
+            reaching.await
+        } else {
+            timeout(patience, reaching).await.unwrap_or(Err(ConnectError::TimedOut(patience)))
+        };
+        match reached {
             Ok(reached) => return Ok(reached),
             Err(error) => last = error,
         }
@@ -80,7 +86,7 @@ pub(crate) async fn reach(
     Err(last)
 }
 
-async fn reach_node(
+pub(crate) async fn reach_node(
     node: &ConnectionInfo,
     target: &Target,
     options: &Options,
@@ -93,8 +99,11 @@ async fn reach_node(
         .set_connection_timeout(None)
         .set_response_timeout(None)
         .set_pipeline_buffer_size(WRITE_QUEUE)
-        .set_push_sender(move |push| {
-            pushed(push);
+        .set_push_sender(move |push: PushInfo| {
+            pushed(match push.kind {
+                PushKind::Disconnection => Heard::Ended,
+                _ => Heard::Said(push),
+            });
             Ok::<(), SendError>(())
         });
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
@@ -167,7 +176,7 @@ pub(crate) fn certificates(options: &Options) -> Option<redis::TlsCertificates> 
 }
 
 #[cfg(feature = "cluster")]
-pub(crate) use crate::cluster::open as cluster;
+pub(crate) use crate::cluster::{open as cluster, vet};
 
 #[cfg(not(feature = "cluster"))]
 pub(crate) async fn cluster(
@@ -176,6 +185,15 @@ pub(crate) async fn cluster(
     _pushed: &Pushed,
 ) -> Result<Connection, ConnectError> {
     Err(Unfit::Cluster.into())
+}
+
+#[cfg(not(feature = "cluster"))]
+pub(crate) async fn vet(
+    _connection: &mut Connection,
+    _target: &Target,
+    _options: &Options,
+) -> Result<bool, ConnectError> {
+    Ok(true)
 }
 
 /// A server among those of a cluster.

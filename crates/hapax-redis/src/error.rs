@@ -43,6 +43,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether the server was heard, and is no place for this store.
+    pub(crate) const fn is_refusal(&self) -> bool {
+        matches!(self, Self::Unfit(_) | Self::OtherSecret)
+    }
+
     /// For a command that is part of connecting.
     pub(crate) fn of(command: &'static str, source: RedisError) -> Self {
         if breaks(&source) { Self::Unreachable(source) } else { Self::Denied { command, source } }
@@ -74,6 +79,9 @@ pub enum RedisStoreError {
     /// Part of the cluster is served by nobody: a page would look whole and is not.
     #[error("not every slot of the cluster is served")]
     Incomplete,
+    /// A new key, in a store that was opened to look ([`Options::make`](crate::Options::make)).
+    #[error("the store was opened to look: it claims no new keys")]
+    OnlyLooks,
     /// The key holds something that no store of ours wrote.
     #[error("the key holds something that is no cell")]
     NoCell,
@@ -220,23 +228,25 @@ mod tests {
 
     use super::{Failure, classify, classify_retried};
 
-    fn said(line: &str) -> RedisError {
+    fn said(line: &str) -> Option<RedisError> {
         let said = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
-        said.and_then(redis::Value::extract_error).expect_err("it is one")
+        said.and_then(redis::Value::extract_error).err()
     }
 
     #[test]
     fn what_a_clusters_client_says_last_does_not_tell_of_what_it_sent_before() {
         let refusals = ["CLUSTERDOWN x", "READONLY x", "TRYAGAIN x", "MOVED 1 h:1", "OOM x"];
-        let mut errors: Vec<_> = refusals.map(said).into();
+        let mut errors: Vec<_> = refusals.into_iter().filter_map(said).collect();
         errors.push((ErrorKind::ClusterConnectionNotFound, "none").into());
+        assert_eq!(errors.len(), refusals.len() + 1);
         for error in errors {
             let text = error.to_string();
             let (once, retried) = (classify(error.clone()), classify_retried(error));
             assert!(matches!(once, Failure::Nothing(_)), "{text}");
             assert!(matches!(retried, Failure::Unknown(_)), "{text}");
         }
-        assert!(matches!(classify_retried(said("HAPAX x")), Failure::Foreign));
-        assert!(classify_retried(said("NOSCRIPT x")).is_unknown_script());
+        assert!(matches!(said("HAPAX x").map(classify_retried), Some(Failure::Foreign)));
+        let unknown = said("NOSCRIPT x").map(classify_retried);
+        assert!(unknown.is_some_and(|failure| failure.is_unknown_script()));
     }
 }

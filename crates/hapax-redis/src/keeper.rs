@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax::StoreKey;
-use redis::{PushInfo, PushKind, Value};
+use redis::{PushKind, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
-use crate::connection::{self, Pushed};
+use crate::agreement::Agreement;
+use crate::connection::{self, Connection, Heard, Pushed};
 use crate::error::ConnectError;
 use crate::link::{Broken, State, Wire};
 use crate::names::Names;
@@ -37,50 +38,102 @@ pub(crate) struct Keeper {
     pub(crate) options: Options,
     pub(crate) names: Names,
     pub(crate) watches: Arc<Watches>,
+    /// What everybody has to agree on, where names depend on it.
+    agreement: Option<Agreement>,
     /// Connections.
     pub(crate) made: Arc<AtomicU64>,
 }
 
 impl Keeper {
-    pub(crate) async fn connect(&self) -> Result<Wire, ConnectError> {
+    pub(crate) fn new(
+        target: Target,
+        options: Options,
+        names: Names,
+        watches: &Arc<Watches>,
+        agreement: Option<Agreement>,
+    ) -> Self {
+        let watches = Arc::clone(watches);
+        Self { target, options, names, watches, agreement, made: Arc::default() }
+    }
+
+    /// Connects, for the first time or again.
+    pub(crate) async fn connect(&self, again: bool) -> Result<Wire, ConnectError> {
         let broken = Arc::<Broken>::default();
         let pushed = self.pushed(Arc::clone(&broken));
-        let connection = connection::open(&self.target, &self.options, &pushed).await?;
+        let mut connection = connection::open(&self.target, &self.options, &pushed).await?;
+        match self.vet(&mut connection).await {
+            Ok(true) => {}
+            Ok(false) => broken.change(),
+            // Of a cluster the node that would say so may be away: no reason to do without the
+            // others, on which this process was right before. It is asked again.
+            Err(error) if again && !connection.is_one() && !error.is_refusal() => {
+                tracing::warn!(%error, "it is unknown whether the cluster's secret is still ours");
+                broken.change();
+            }
+            Err(error) => return Err(error),
+        }
         self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Wire::new(connection, broken))
+    }
+
+    /// Whether this is still the place that it was. `false`: some did not say so.
+    async fn vet(&self, connection: &mut Connection) -> Result<bool, ConnectError> {
+        let limit = self.options.timeout / 2;
+        let vetting = connection::vet(connection, &self.target, &self.options);
+        let vetted = timeout(limit, vetting).await.unwrap_or(Ok(false))?;
+        if let Some(agreement) = &self.agreement {
+            let agreed = timeout(limit, agreement.check(connection)).await;
+            agreed.unwrap_or(Err(ConnectError::TimedOut(limit)))?;
+        }
+        Ok(vetted)
     }
 
     /// What is heard on the connection without being asked for.
     fn pushed(&self, broken: Arc<Broken>) -> Pushed {
         let (names, watches) = (self.names.clone(), Arc::clone(&self.watches));
-        Arc::new(move |push: PushInfo| match push.kind {
-            PushKind::Disconnection => broken.end(),
-            PushKind::Message => {
-                if let Some(Value::BulkString(channel)) = push.data.first()
+        Arc::new(move |heard| match heard {
+            Heard::Ended => broken.end(),
+            #[cfg(feature = "cluster")]
+            Heard::NodeLost => broken.change(),
+            Heard::Said(push) => {
+                if push.kind == PushKind::Message
+                    && let Some(Value::BulkString(channel)) = push.data.first()
                     && let Some(key) = names.key(channel)
                 {
                     watches.wake(&key);
                 }
             }
-            _ => {}
         })
     }
 
     /// Until the task is aborted. Dropped at any await it leaves a connection that closes itself.
     pub(crate) async fn keep(self, mut wire: Arc<Wire>, state: watch::Sender<State>) {
+        let mut pause = FIRST_PAUSE;
         loop {
+            let since = Instant::now();
             self.look_after(&wire).await;
             // Callers that have it finish on it; it closes with the last of them.
             state.send_replace(State::Connecting);
             drop(wire);
-            let mut pause = FIRST_PAUSE;
+            if since.elapsed() >= LAST_PAUSE {
+                pause = FIRST_PAUSE;
+            } else {
+                // A server that lets everybody in and throws them out again.
+                sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+            let mut said = String::new();
             wire = loop {
-                match self.connect().await {
+                match self.connect(true).await {
                     Ok(wire) => break Arc::new(wire),
                     Err(error) => {
-                        if pause == FIRST_PAUSE {
+                        let says = error.to_string();
+                        if error.is_refusal() && says != said {
+                            tracing::error!(%error, "the store cannot be on its server any more");
+                        } else if says != said {
                             tracing::warn!(%error, "the store's server is out of reach");
                         }
+                        said = says;
                         state.send_replace(State::Down(Arc::new(error)));
                         sleep(pause).await;
                         pause = (pause * 2).min(LAST_PAUSE);
@@ -101,10 +154,18 @@ impl Keeper {
         let mut subscribed = HashSet::new();
         let mut idle = HashSet::new();
         let mut answered_before = None;
+        let mut suspected: Option<(u64, Instant)> = None;
+        let mut vetted = Instant::now();
         self.subscribe(wire, &mut subscribed).await;
         loop {
             tokio::select! {
-                () = wire.broken.heard() => return,
+                () = wire.broken.heard() => {
+                    if wire.is_one() {
+                        return;
+                    }
+                    // A node is away, or all of them are: that shows when nothing else is answered.
+                    suspected.get_or_insert_with(|| (wire.answered(), Instant::now()));
+                }
                 () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
                 _ = upkeep.tick() => {
                     self.unsubscribe(wire, &mut subscribed, &mut idle).await;
@@ -118,6 +179,26 @@ impl Keeper {
                         return;
                     }
                     answered_before = answered;
+                    if let Some((answered, since)) = suspected
+                        && since.elapsed() >= self.options.timeout
+                    {
+                        if wire.answered() == answered {
+                            tracing::warn!("nothing of the cluster answers");
+                            return;
+                        }
+                        suspected = None;
+                    }
+                    if vetted.elapsed() >= self.options.timeout && wire.broken.has_changed() {
+                        match self.vet(&mut wire.connection()).await {
+                            Ok(true) => {}
+                            Err(error) if error.is_refusal() => {
+                                tracing::error!(%error, "a server of the store's has changed");
+                                return;
+                            }
+                            Ok(false) | Err(_) => wire.broken.change(),
+                        }
+                        vetted = Instant::now();
+                    }
                 }
             }
         }

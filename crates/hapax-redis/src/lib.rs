@@ -81,6 +81,7 @@
 //! - `sentinel`: `redis+sentinel://` URLs.
 //! - `tls`: `rediss://` URLs, by rustls.
 
+mod agreement;
 mod cache;
 mod cell;
 #[cfg(feature = "cluster")]

@@ -16,10 +16,6 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::connection::Connection;
 use crate::error::{ConnectError, Failure, RedisStoreError, breaks};
 use crate::keeper::Keeper;
-use crate::names::Names;
-use crate::options::Options;
-use crate::target::Target;
-use crate::watches::Watches;
 
 /// A caller's end.
 #[derive(Debug)]
@@ -51,6 +47,8 @@ pub(crate) struct Wire {
 #[derive(Debug, Default)]
 pub(crate) struct Broken {
     ended: AtomicBool,
+    /// Something behind it is another than it was, or was not looked at.
+    changed: AtomicBool,
     heard: Notify,
 }
 
@@ -64,6 +62,16 @@ impl Broken {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         self.heard.notify_one();
+    }
+
+    /// Its servers are to be looked at again.
+    pub(crate) fn change(&self) {
+        self.changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether they are, since this was asked the last time.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.changed.swap(false, Ordering::Relaxed)
     }
 
     /// Waits until somebody hears so.
@@ -83,17 +91,10 @@ impl Drop for Waiting<'_> {
 
 impl Link {
     /// Connects, and keeps the connection from then on, on the runtime of the caller.
-    pub(crate) async fn open(
-        target: Target,
-        options: Options,
-        names: Names,
-        watches: Arc<Watches>,
-    ) -> Result<Self, ConnectError> {
-        let timeout = options.timeout;
-        let connections = Arc::<AtomicU64>::default();
-        let made = Arc::clone(&connections);
-        let keeper = Keeper { target, options, names, watches, made };
-        let wire = Arc::new(keeper.connect().await?);
+    pub(crate) async fn open(keeper: Keeper) -> Result<Self, ConnectError> {
+        let timeout = keeper.options.timeout;
+        let connections = Arc::clone(&keeper.made);
+        let wire = Arc::new(keeper.connect(false).await?);
         let (state, receiver) = watch::channel(State::Up(Arc::clone(&wire)));
         let keeper = tokio::spawn(keeper.keep(wire, state)).abort_handle();
         Ok(Self { state: receiver, timeout, keeper, connections })
@@ -186,11 +187,14 @@ impl Wire {
         let Ok(answer) = answer else {
             return Err(Failure::Unknown(RedisStoreError::TimedOut(limit)));
         };
-        self.answered.fetch_add(1, Ordering::Relaxed);
-        answer.map_err(|error| {
-            if breaks(&error) {
+        answer.inspect(|_| self.has_answered()).map_err(|error| {
+            if !breaks(&error) {
+                self.has_answered();
+            } else if self.is_one() {
+                self.broken.end();
+            } else {
                 // A cluster's client has other connections, and looks after them by itself.
-                if self.connection.is_one() { self.broken.end() } else { self.broken.suspect() }
+                self.broken.suspect();
             }
             self.connection.classify(error)
         })
@@ -198,6 +202,15 @@ impl Wire {
 
     fn has_ended(&self) -> bool {
         self.broken.ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether it leads to one server, and no further.
+    pub(crate) const fn is_one(&self) -> bool {
+        self.connection.is_one()
+    }
+
+    fn has_answered(&self) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How much was answered so far.

@@ -37,6 +37,7 @@ pub struct Options {
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) timeout: Duration,
     pub(crate) allow_eviction: bool,
+    pub(crate) make: bool,
     pub(crate) queue_items: usize,
     pub(crate) queue_bytes: usize,
     #[cfg(feature = "tls")]
@@ -65,6 +66,7 @@ impl Options {
             entropy: Arc::new(SystemEntropy),
             timeout: Duration::from_secs(2),
             allow_eviction: false,
+            make: true,
             queue_items: 4096,
             queue_bytes: 64 << 20,
             #[cfg(feature = "tls")]
@@ -104,7 +106,8 @@ impl Options {
     }
 
     /// How long an answer may take, and a connection; by default 2 s. Should not be longer than
-    /// the engine's, which gives up by itself.
+    /// the engine's, which gives up by itself. Of a cluster, each node has half of it for an answer
+    /// and a quarter for a connection, and looking at all of them takes as long again at most.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -116,6 +119,15 @@ impl Options {
     #[must_use]
     pub const fn allow_eviction(mut self) -> Self {
         self.allow_eviction = true;
+        self
+    }
+
+    /// Whether to leave the secret's mark on a server that has none; by default so. Whoever only
+    /// looks leaves nothing, is refused where there is another's all the same, and cannot claim
+    /// new keys.
+    #[must_use]
+    pub const fn make(mut self, make: bool) -> Self {
+        self.make = make;
         self
     }
 

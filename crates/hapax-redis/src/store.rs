@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
-use hapax::{
-    Entropy, Inspect, Key, Notify, Scope, Sealer, Secret, State, Store, StoreError, StoreKey,
-};
+use hapax::{Entropy, Inspect, Notify, Sealer, Secret, State, Store, StoreError, StoreKey};
 use redis::Value;
 
+use crate::agreement::Agreement;
 use crate::cell::{self, Answer, micros};
 use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
+use crate::keeper::Keeper;
 use crate::link::Link;
 use crate::names::Names;
 use crate::options::Options;
@@ -36,6 +36,8 @@ pub struct RedisStore {
     swap: Lua,
     load: Lua,
     counters: Counters,
+    /// Whether new keys may be claimed.
+    make: bool,
 }
 
 /// What a store did since it was connected, and what it holds up.
@@ -102,13 +104,25 @@ impl RedisStore {
         let entropy = Arc::clone(&options.entropy);
         let door = Door::new(options.queue_items, options.queue_bytes);
         let secret = options.naming_secret().cloned();
-        let link = Link::open(target, options, names.clone(), Arc::clone(&watches)).await?;
+        let (make, agreement) = (options.make, Some(Agreement::new(&options, &names)));
+        let link = Link::open(Keeper::new(target, options, names.clone(), &watches, agreement));
+        let link = link.await?;
         let (swap, load) = (Lua::swap(), Lua::load());
         let counters = Counters::default();
-        let store =
-            Self { link, names, watches, sealer, secret, entropy, door, swap, load, counters };
+        let store = Self {
+            link,
+            names,
+            watches,
+            sealer,
+            secret,
+            entropy,
+            door,
+            swap,
+            load,
+            counters,
+            make,
+        };
         store.probe().await?;
-        store.agree().await?;
         Ok(store)
     }
 
@@ -152,17 +166,6 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Makes sure that everybody names keys by the same secret.
-    async fn agree(&self) -> Result<(), ConnectError> {
-        let name = secret_name(self.secret.as_ref());
-        match self.run(&Lua::secret(), &self.names.secret(), &[name.as_bytes()]).await {
-            Ok(Value::Int(1)) => Ok(()),
-            // What is there is not ours to overwrite.
-            Ok(_) | Err(Failure::Foreign) => Err(ConnectError::OtherSecret),
-            Err(Failure::Nothing(error) | Failure::Unknown(error)) => Err(self.refused(error)),
-        }
-    }
-
     fn refused(&self, error: RedisStoreError) -> ConnectError {
         match error {
             RedisStoreError::Redis(source) => ConnectError::of("EVALSHA", source),
@@ -187,6 +190,9 @@ impl RedisStore {
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
         let Swap { key, expected, tag, draft } = swap;
+        if expected.is_none() && !self.make {
+            return Err(StoreError::unavailable(RedisStoreError::OnlyLooks));
+        }
         let sealed = self
             .sealer
             .seal(&key, tag, &draft.record, &*self.entropy)
@@ -302,16 +308,6 @@ impl Notify for RedisStore {
         let watching = self.watches.watch(*key);
         Box::pin(watching.written())
     }
-}
-
-/// Tells a secret from others without telling it.
-fn secret_name(secret: Option<&Secret>) -> String {
-    let named = |secret| {
-        let scope = Scope::of([("hapax-redis", "secret check")]);
-        // The shortest of keys: any would do, within a scope that nobody else has.
-        Key::new("-").ok().map(|key| StoreKey::derive(Some(secret), &scope, &key).to_string())
-    };
-    secret.and_then(named).unwrap_or_else(|| "none".into())
 }
 
 /// Bytes of outcomes and checkpoints after which a page ends early.

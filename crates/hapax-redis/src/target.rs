@@ -1,6 +1,7 @@
 //! What a URL says: where to connect, and how.
 
 use std::fmt;
+use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
@@ -10,7 +11,7 @@ use crate::options::Options;
 
 /// After how long an idle connection is probed by the operating system, so that one whose other
 /// end vanished is found before it is needed.
-const KEEPALIVE: std::time::Duration = std::time::Duration::from_secs(15);
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Where to connect.
 #[derive(Clone)]
@@ -34,16 +35,19 @@ impl Target {
             if cfg!(not(feature = "sentinel")) {
                 return Err(bad("sentinels need the feature `sentinel`"));
             }
-            return Self::sentinels(if tls { "rediss" } else { "redis" }, rest);
+            let scheme = if tls { "rediss" } else { "redis" };
+            return Self::sentinels(scheme, rest, options.timeout);
         }
         if scheme == "rediss" && cfg!(not(feature = "tls")) {
             return Err(bad("rediss:// needs the feature `tls`"));
         }
         if scheme.ends_with("unix") {
-            return Ok(Self { nodes: vec![info(&options.url)?], master: None });
+            return Ok(Self { nodes: vec![info(&options.url, options.timeout)?], master: None });
         }
         let Authority { user, hosts, tail } = Authority::split(rest);
-        let nodes = hosts.split(',').map(|host| info(&format!("{scheme}://{user}{host}{tail}")));
+        let nodes = hosts
+            .split(',')
+            .map(|host| info(&format!("{scheme}://{user}{host}{tail}"), options.timeout));
         let nodes: Vec<_> = nodes.collect::<Result<_, _>>()?;
         if nodes.len() > 1 && cfg!(not(feature = "cluster")) {
             return Err(bad("several hosts need the feature `cluster`"));
@@ -51,7 +55,7 @@ impl Target {
         Ok(Self { nodes, master: None })
     }
 
-    fn sentinels(scheme: &str, rest: &str) -> Result<Self, ConnectError> {
+    fn sentinels(scheme: &str, rest: &str, patience: Duration) -> Result<Self, ConnectError> {
         let Authority { user, hosts, tail } = Authority::split(rest);
         let path = tail.trim_start_matches('/');
         let (master, database) = path.split_once('/').unwrap_or((path, ""));
@@ -63,7 +67,7 @@ impl Target {
         let nodes = hosts.split(',').map(|host| {
             let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
             let port = if has_port { "" } else { ":26379" };
-            info(&format!("{scheme}://{user}{host}{port}/{database}"))
+            info(&format!("{scheme}://{user}{host}{port}/{database}"), patience)
         });
         Ok(Self { nodes: nodes.collect::<Result<_, _>>()?, master: Some(master.into()) })
     }
@@ -93,7 +97,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-fn info(url: &str) -> Result<ConnectionInfo, ConnectError> {
+fn info(url: &str, patience: Duration) -> Result<ConnectionInfo, ConnectError> {
     let info = url.into_connection_info().map_err(|error| ConnectError::Url(error.to_string()))?;
     // The third version of the protocol, in which a connection that serves requests hears of
     // writes as well.
@@ -101,5 +105,8 @@ fn info(url: &str) -> Result<ConnectionInfo, ConnectError> {
     let redis = redis.set_lib_name("hapax", env!("CARGO_PKG_VERSION"));
     let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE);
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    // What was sent and is not even received, by a host that is off, breaks the connection.
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(patience);
     Ok(info.set_redis_settings(redis).set_tcp_settings(tcp))
 }

@@ -1,12 +1,14 @@
 //! The store on a cluster.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Inspect, Store, StoreError};
-use hapax_redis::{RedisStore, Severity, diagnose};
+use hapax_redis::{Options, RedisStore, Severity, diagnose};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::suite::OnOneServer;
@@ -100,6 +102,108 @@ async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
         }
     };
     timeout(SOON, back).await.expect("they are served again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
+    let cluster = RedisCluster::start(3).await;
+    let [silent, other, _] = cluster.nodes() else { panic!("three nodes") };
+    let before = RedisStore::connect(at(other.port())).await.unwrap();
+    let mut away = Vec::new();
+    for of in 0..30 {
+        stored(&before, &claim(of)).await;
+        away.push(!silent.command(&format!("GET hapax:{}", key(of))).await.starts_with("-MOVED"));
+    }
+    assert!(away.contains(&true) && away.contains(&false));
+    silent.pause();
+    // Who comes now, and asks that one first, is served by the others.
+    let url = format!("redis://127.0.0.1:{},127.0.0.1:{}", silent.port(), other.port());
+    let after = RedisStore::connect(Options::new(url)).await.unwrap();
+    let gone = away.iter().position(|away| *away).unwrap() as u64;
+    for store in [&before, &after] {
+        let connections = store.stats().connections;
+        let lost = store.swap(complete(&claim(gone), 99, b"lost")).await;
+        assert!(lost.is_err(), "{lost:?}");
+        for of in (0..30).filter(|of| !away[*of as usize]) {
+            let seen = store.load(&key(of)).await.unwrap_or_else(|error| panic!("{of}: {error:?}"));
+            assert!(seen.cell.is_some(), "{of} is forgotten");
+        }
+        assert_eq!(store.stats().connections, connections, "all of it was given up");
+    }
+    silent.resume();
+    let back = async { while after.load(&key(gone)).await.is_err() {} };
+    timeout(SOON, back).await.expect("it is served again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
+    let mut cluster = RedisCluster::start(3).await;
+    let store = Arc::new(RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap());
+    let third = cluster.node(2);
+    let (mut away, mut there) = (Vec::new(), Vec::new());
+    for of in 0..30 {
+        stored(&*store, &claim(of)).await;
+        let moved = third.command(&format!("GET hapax:{}", key(of))).await.starts_with("-MOVED");
+        if moved { there.push(of) } else { away.push(of) }
+    }
+    assert!(!away.is_empty() && !there.is_empty());
+    let port = third.port();
+    third.kill().await;
+    // In its place somebody who takes connections and never says a word on them.
+    let silence = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let asking = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move {
+            for of in away.iter().cycle() {
+                assert!(store.load(&key(*of)).await.is_err());
+            }
+        }
+    });
+    for of in there.iter().take(8) {
+        let seen = store.load(&key(*of)).await.unwrap_or_else(|error| panic!("{of}: {error:?}"));
+        assert!(seen.cell.is_some(), "{of} is forgotten");
+    }
+    assert_eq!(store.stats().connections, 1, "all of it was given up");
+    assert!(!asking.is_finished());
+    asking.abort();
+    drop(silence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_refused_after_an_attempt_that_was_lost_is_not_called_undone() {
+    let cluster = RedisCluster::start(1).await;
+    let node = &cluster.nodes()[0];
+    let store = RedisStore::connect(at(node.port())).await.unwrap();
+    // It would not say so of what was sent once; but a client that sends again does not tell.
+    node.command("CONFIG SET maxmemory 1").await;
+    let swapped = store.swap(claim(1)).await;
+    assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
+    node.command("CONFIG SET maxmemory 0").await;
+    stored(&store, &claim(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_node_that_comes_back_another_is_looked_at() {
+    let cluster = RedisCluster::start(3).await;
+    let options = at(cluster.nodes()[0].port()).timeout(Duration::from_millis(500));
+    let store = RedisStore::connect(options).await.unwrap();
+    stored(&store, &claim(1)).await;
+    let third = &cluster.nodes()[2];
+    third.command("CONFIG SET maxmemory-policy allkeys-random").await;
+    third.command("CLIENT KILL TYPE normal").await;
+    let refused = async {
+        loop {
+            if let Err(StoreError::Unavailable(why)) = store.swap(claim(1)).await
+                && why.to_string().contains("allkeys-random")
+            {
+                return;
+            }
+        }
+    };
+    timeout(SOON, refused).await.expect("it is no place for a store any more");
+    third.command("CONFIG SET maxmemory-policy noeviction").await;
+    let back = async { while store.swap(claim(1)).await.is_err() {} };
+    timeout(SOON, back).await.expect("it is one again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

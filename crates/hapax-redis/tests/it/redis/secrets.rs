@@ -1,12 +1,16 @@
 //! What is left of a secret in the server's files, and how secrets change.
 
 use std::path::Path;
+use std::time::Duration;
 
 use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
+use tokio::time::timeout;
 
 use super::support::{Same, at, claim, complete, key, stored};
+
+const SOON: Duration = Duration::from_secs(10);
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -143,4 +147,47 @@ async fn processes_with_different_secrets_do_not_share_a_server() {
     connect(at(server.port()).secret(known)).await.unwrap();
     let alone = connect(at(server.port()).secret(third)).await;
     assert!(matches!(alone, Err(ConnectError::OtherSecret)), "{alone:?}");
+}
+
+#[tokio::test]
+async fn who_only_looks_leaves_nothing_and_claims_nothing() {
+    let server = RedisServer::start().await;
+    let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
+    let looking = RedisStore::connect(at(server.port()).make(false)).await.unwrap();
+    assert_eq!(looking.load(&key(1)).await.unwrap().cell, None);
+    let claimed = looking.swap(claim(1)).await;
+    let Err(StoreError::Unavailable(why)) = claimed else { panic!("{claimed:?}") };
+    assert!(why.to_string().contains("opened to look"), "{why}");
+    assert_eq!(server.command("DBSIZE").await, ":0");
+    // So the first who works here is free to choose.
+    RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
+    let other = RedisStore::connect(at(server.port()).secret(second).make(false)).await;
+    assert!(matches!(other, Err(ConnectError::OtherSecret)), "{other:?}");
+    RedisStore::connect(at(server.port()).secret(first).make(false)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_was_emptied_and_taken_by_others_is_given_up() {
+    let server = RedisServer::start().await;
+    let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
+    let store = RedisStore::connect(at(server.port()).secret(first)).await.unwrap();
+    stored(&store, &claim(1)).await;
+    server.command("FLUSHALL").await;
+    RedisStore::connect(at(server.port()).secret(second)).await.unwrap();
+    server.command("CLIENT KILL TYPE normal").await;
+    let refused = async {
+        loop {
+            match store.swap(claim(2)).await {
+                Err(StoreError::Unavailable(why)) => break why.to_string(),
+                // The end of the connection, or an answer from before it.
+                Err(StoreError::Ambiguous(_)) | Ok(_) => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    };
+    let why = timeout(SOON, refused).await.expect("it is refused");
+    assert!(why.contains("another secret"), "{why}");
+    server.command("FLUSHALL").await;
+    let back = async { while store.swap(claim(3)).await.is_err() {} };
+    timeout(SOON, back).await.expect("it is free again");
 }
