@@ -276,7 +276,8 @@ mod tests {
         let pure = "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n2 cc v1.0.0|\n";
         assert!(c_code(&parse_tree(pure)).is_empty());
         assert_eq!(c_code(&parse_tree(&pure.replace("pure", "std"))).len(), 1);
-        let ring = "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n1 zstd-sys v0.17.0|\n2 cc v1.0.0| (*)\n";
+        let ring =
+            "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n1 zstd-sys v0.17.0|\n2 cc v1.0.0| (*)\n";
         assert_eq!(
             c_code(&parse_tree(ring)),
             ["the default build of hapax compiles C: zstd-sys uses cc"]

@@ -17,7 +17,7 @@ use crate::{Fault, Policy};
 const START: Duration = Duration::from_secs(20);
 
 /// Long enough for the pauses of a busy machine, and short enough to outlive many in one run.
-const LEASE: &str = "4s";
+const LEASE: &str = "2s";
 
 /// How to start a gateway; the same for each of its lives but for the upstream's port.
 #[derive(Clone, Debug)]

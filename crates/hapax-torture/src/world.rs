@@ -138,8 +138,10 @@ async fn live_and_die(
         }
     } else {
         gateway.ready().await?;
-        // The hook is asked only some time after the start.
-        let most = if world.policy == Policy::Reconcile { 800 } else { 300 };
+        // The hook is asked only some time after the start; and where a lease has to lapse before
+        // anybody goes on, there is nothing to see in less.
+        let waits = world.policy == Policy::Reconcile || world.ports.len() > 1;
+        let most = if waits { 800 } else { 300 };
         sleep(dice.up_to(most)).await;
         true
     };

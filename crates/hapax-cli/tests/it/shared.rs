@@ -167,9 +167,9 @@ async fn blocking<S: Send + Sync + 'static>(server: S, test: impl FnOnce(Arc<S>)
 async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server) {
     let options = Options {
         gateway: env!("CARGO_BIN_EXE_hapax").into(),
-        kills: 18,
+        kills: 36,
         seed: 1,
-        clients: 4,
+        clients: 8,
         copies: 20,
         gateways: 2,
         store: Some(server.store()),
@@ -177,7 +177,7 @@ async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server)
     let report = torture(&options).await.expect("every gateway comes up again");
     assert_eq!(report.violations, [""; 0]);
     for (policy, counts) in report.counts {
-        assert!(counts.kills >= 6 && counts.replays > 0, "{policy}: {counts:?}");
+        assert!(counts.kills >= 12 && counts.replays > 0, "{policy}: {counts:?}");
         if policy != Policy::Reexecute {
             assert_eq!(counts.duplicates, 0, "{policy}");
         }
