@@ -6,6 +6,8 @@
 //! 2. Its time-outs are set within it, and `statement_timeout` is off again at COMMIT: a COMMIT
 //!    that waits for a synchronous standby and is cut short *succeeds*, with a warning, without
 //!    that standby. For the same reason nothing here ever sends a cancel request.
+//!    COMMIT of a transaction that has failed rolls back and answers without an error, so that it
+//!    counts only together with everything before it.
 //! 3. A transaction whose future is dropped leaves the connection in a state that nobody knows.
 //!    Whoever does that must not use the link again; dropping the link closes the connection.
 
@@ -57,7 +59,7 @@ pub(crate) struct Link {
 impl Setup {
     pub(crate) fn new(mut options: Options) -> Self {
         let answer = options.timeout;
-        let begin = begin(answer * 3 / 4, answer / 4);
+        let begin = begin(&options, answer * 3 / 4, answer / 4);
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref());
@@ -73,18 +75,31 @@ impl Setup {
     pub(crate) fn begin(&self) -> &str {
         &self.begin
     }
+
+    /// For a transaction that may take `statement`, and wait for a lock for as long as `lock`.
+    pub(crate) fn begin_with(&self, statement: Duration, lock: Duration) -> String {
+        begin(&self.options, statement, lock)
+    }
 }
 
-/// For a transaction that may take `statement`, and wait for a lock for as long as `lock`.
-pub(crate) fn begin(statement: Duration, lock: Duration) -> String {
+fn begin(options: &Options, statement: Duration, lock: Duration) -> String {
     // Whatever the defaults of role and database are: the statements rely on this isolation. Zero
-    // would mean no limit.
-    format!(
+    // would mean no limit. Who vanishes half-way has its locks taken away once nobody waits for an
+    // answer any more.
+    let mut begin = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
-         SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}",
+         SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
+         SET LOCAL idle_in_transaction_session_timeout = {}",
         statement.as_millis().max(1),
-        lock.as_millis().max(1)
-    )
+        lock.as_millis().max(1),
+        options.timeout.as_millis().max(1)
+    );
+    // The setting may have changed since the server was looked at, and a pooler's sessions have
+    // those of others.
+    if !options.allow_forgetting {
+        begin.push_str("; SET LOCAL synchronous_commit = on");
+    }
+    begin
 }
 
 impl Link {
@@ -148,23 +163,22 @@ impl Link {
         call: Call<'_>,
     ) -> Result<Vec<Row>, Failure> {
         // Polled in this order: each request is sent by the first poll of its future.
-        let (began, rows, _, committed) = tokio::join!(
+        let (began, rows, prolonged, committed) = tokio::join!(
             biased;
             self.client.batch_execute(begin),
             self.call(setup, call),
-            // Fails where the transaction has failed already, and only there.
             self.client.batch_execute("SET LOCAL statement_timeout = 0"),
             self.client.batch_execute("COMMIT"),
         );
-        match (began, rows.map_err(Failure::of), committed.map_err(Failure::of)) {
-            (Ok(()), Ok(rows), Ok(())) => Ok(rows),
-            // Refused, or its answer lost. If refused, COMMIT rolled back.
-            (Ok(()), Err(failure), _) => Err(failure),
-            // Refused at COMMIT, which rolled back; or lost then.
-            (Ok(()), Ok(_), Err(failure)) => Err(failure),
-            // The statement ran outside of a transaction: who knows what was kept.
-            (Err(error), _, _) => Err(Failure::of_session(error)),
-        }
+        // The statement ran outside of a transaction: who knows what was kept.
+        began.map_err(Failure::of_session)?;
+        // Refused, and rolled back at COMMIT; or its answer lost.
+        let rows = rows.map_err(Failure::of)?;
+        // The same. The answer to COMMIT does not tell: it is the same when it rolls back.
+        prolonged.map_err(Failure::of)?;
+        // Refused at COMMIT, which rolled back; or lost then.
+        committed.map_err(Failure::of)?;
+        Ok(rows)
     }
 
     async fn call(&self, setup: &Setup, call: Call<'_>) -> Result<Vec<Row>, Error> {

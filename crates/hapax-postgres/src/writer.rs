@@ -22,7 +22,7 @@ use tokio_postgres::Row;
 
 use crate::cell::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Link, Parameter, begin};
+use crate::link::{Call, Link, Parameter, Setup};
 use crate::queue::Queue;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
@@ -134,7 +134,7 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
     let patient = way == Way::Alone;
     let begin = match way {
         Way::Batches(_) => Cow::Borrowed(shared.setup.begin()),
-        Way::Alone => Cow::Owned(begin_alone(&jobs, shared.setup.answer)),
+        Way::Alone => Cow::Owned(begin_alone(&jobs, &shared.setup)),
     };
     let mut parameters = columns.parameters();
     parameters.push(&patient);
@@ -166,11 +166,11 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
 }
 
 /// A lock is waited for no longer than half of the time, and so that the caller still hears of it.
-fn begin_alone(jobs: &[SwapJob], answer: Duration) -> String {
+fn begin_alone(jobs: &[SwapJob], setup: &Setup) -> String {
     let now = Instant::now();
     let left = jobs.iter().map(|job| job.deadline.saturating_duration_since(now)).min();
     let left = left.unwrap_or_default() * 3 / 4;
-    begin(left, left.min(answer / 2))
+    setup.begin_with(left, left.min(setup.answer / 2))
 }
 
 /// What the rows say, by key; `None` if they cannot be read.

@@ -1,7 +1,9 @@
 mod connecting;
 mod faults;
+mod halves;
 mod histories;
 mod locks;
+mod meddler;
 mod purging;
 #[path = "../../../examples/deadlocks/scramble.rs"]
 mod scramble;
