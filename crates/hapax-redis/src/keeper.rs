@@ -29,6 +29,10 @@ use crate::watches::Watches;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 
+/// Time-outs after which the servers are looked at again, though nothing is known to have changed:
+/// by default a minute. Slots move to other nodes, and a server is emptied, without a word.
+const LOOK_AGAIN: u32 = 30;
+
 /// Channels subscribed to by one command.
 const CHANNELS_AT_ONCE: usize = 256;
 
@@ -188,7 +192,10 @@ impl Keeper {
                         }
                         suspected = None;
                     }
-                    if vetted.elapsed() >= self.options.timeout && wire.broken.has_changed() {
+                    let unseen_for = vetted.elapsed();
+                    if unseen_for >= self.options.timeout * LOOK_AGAIN
+                        || unseen_for >= self.options.timeout && wire.broken.has_changed()
+                    {
                         match self.vet(&mut wire.connection()).await {
                             Ok(true) => {}
                             Err(error) if error.is_refusal() => {

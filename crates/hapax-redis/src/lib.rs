@@ -6,7 +6,8 @@
 //!    kept by itself: broken or silent, it is replaced, and until then callers hear within
 //!    [`Options::timeout`] that there is no store.
 //! 3. A request that was never sent is *unavailable*; one that was sent and not answered is
-//!    *ambiguous*, because it may be carried out yet, and the engine sends it again.
+//!    *ambiguous*, because it may be carried out yet, and the engine sends it again. A server's
+//!    refusal says that nothing was done; not so a cluster's, see below.
 //! 4. A server that would forget by design is refused, at first and whenever it is found again:
 //!    one that evicts, a replica, an old version. [`diagnose`] looks at what can be accepted.
 //! 5. Those who wait for a key hear of its end by pub/sub ([`hapax::Notify`]).
@@ -74,6 +75,35 @@
 //! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
 //! ([`Options::key_ring`]), the one that names cannot; to begin with another, delete
 //! `hapax:secret` and every record.
+//!
+//! Whether that is still so is looked at on each new connection, and every thirty time-outs (a
+//! minute by default). Within such a time others may have emptied the server and begun with another
+//! secret, unnoticed. Whoever only looks ([`Options::make`]) does not choose the secret for others.
+//!
+//! # Clusters
+//!
+//! The cluster's client sends a request again by itself, also after the connection broke under it,
+//! and tells only of the last attempt. Therefore every error that it reports for a write is
+//! *ambiguous*, also a plain refusal such as `CLUSTERDOWN` or `OOM`; *unavailable* is only what was
+//! never given to it.
+//!
+//! Who serves slots is looked at when the store opens, when a node's connection was lost, and every
+//! thirty time-outs. A master that is away cannot be looked at: that is logged, and made up for once
+//! it is back. One that evicts makes the store give up the whole cluster.
+//!
+//! With a node that drops packets or is frozen:
+//!
+//! - Its own keys are out of reach until the cluster has another master for them or it is back.
+//! - Keys of others are answered, but slowly, up to three quarters of the time-out and a whole one
+//!   in bad moments: the client learns anew who serves what each time it is sent to the lost node,
+//!   and everybody waits for that.
+//! - If nobody asks for keys of others, the connections to all nodes are made anew after each
+//!   time-out.
+//! - A process that starts then is served where one node of its URL answers. That takes up to twice
+//!   the time-out. It is refused while the node that holds `hapax:secret` is the one that is away:
+//!   it cannot know whether its secret is the right one. A process that had been let in before stays
+//!   in.
+//! - News of writes may be missed while a node's connection is made anew; who waits looks by itself.
 //!
 //! # Features
 //!

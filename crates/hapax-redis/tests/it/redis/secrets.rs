@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::support::{Same, at, claim, complete, key, stored};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(20);
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -167,14 +167,27 @@ async fn who_only_looks_leaves_nothing_and_claims_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_emptied_and_taken_by_others_is_given_up() {
+async fn a_server_that_was_emptied_and_taken_by_others_is_given_up_at_once() {
+    emptied_and_taken(true).await;
+}
+
+#[tokio::test]
+async fn a_server_that_was_emptied_and_taken_by_others_is_given_up_unasked() {
+    emptied_and_taken(false).await;
+}
+
+async fn emptied_and_taken(disconnect: bool) {
     let server = RedisServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
-    let store = RedisStore::connect(at(server.port()).secret(first)).await.unwrap();
+    // It is looked at again after thirty of them.
+    let options = at(server.port()).timeout(Duration::from_millis(200));
+    let store = RedisStore::connect(options.secret(first)).await.unwrap();
     stored(&store, &claim(1)).await;
     server.command("FLUSHALL").await;
     RedisStore::connect(at(server.port()).secret(second)).await.unwrap();
-    server.command("CLIENT KILL TYPE normal").await;
+    if disconnect {
+        server.command("CLIENT KILL TYPE normal").await;
+    }
     let refused = async {
         loop {
             match store.swap(claim(2)).await {
