@@ -55,7 +55,7 @@
 //! # The secret
 //! Processes that share the tables must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
-//! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
+//! refused ([`ConnectError::OtherSecret`]), on every connection that is made. The secret that seals can be replaced
 //! ([`Options::key_ring`]), the one that names cannot; to begin with another, empty `hapax_secrets`
 //! and `hapax_cells`.
 //!
@@ -86,6 +86,7 @@ mod options;
 mod queue;
 mod reader;
 mod schema;
+mod secret;
 mod shared;
 mod sql;
 mod store;

@@ -21,6 +21,7 @@ use tokio_postgres::{Client, Config, Error, Row, Statement};
 use crate::error::{ConnectError, Failure};
 use crate::look;
 use crate::options::Options;
+use crate::secret::{Purpose, agree};
 use crate::sql::{Statements, VERBS, Verb, types};
 use crate::tls::{Connected, drive};
 
@@ -103,15 +104,17 @@ fn begin(options: &Options, statement: Duration, lock: Duration) -> String {
 }
 
 impl Link {
-    /// Connects, and looks whether the server keeps what it acknowledges.
-    pub(crate) async fn open(setup: &Setup) -> Result<Self, ConnectError> {
-        let opened = timeout(setup.answer, Self::open_patiently(setup)).await;
+    /// Connects, and looks whether the server keeps what it acknowledges and our secret is the one
+    /// in use: it may be another server than before, or the same with older tables.
+    pub(crate) async fn open(setup: &Setup, purpose: Purpose) -> Result<Self, ConnectError> {
+        let opened = timeout(setup.answer, Self::open_patiently(setup, purpose)).await;
         opened.unwrap_or(Err(ConnectError::TimedOut))
     }
 
-    async fn open_patiently(setup: &Setup) -> Result<Self, ConnectError> {
+    async fn open_patiently(setup: &Setup, purpose: Purpose) -> Result<Self, ConnectError> {
         let mut link = Self::connect(setup).await?;
         look::check(&link.client, &setup.options).await?;
+        agree(&link.client, setup, purpose).await?;
         link.prepare(setup).await?;
         Ok(link)
     }

@@ -138,7 +138,8 @@ impl Options {
     }
 
     /// Whether missing tables are made, and old ones migrated; by default yes. Where not, run
-    /// [`migrations`](crate::migrations) first.
+    /// [`migrations`](crate::migrations) first; connecting then writes nothing, and where nobody
+    /// has written yet, the first swap settles which secret is in use.
     #[must_use]
     pub fn migrate(mut self, migrate: bool) -> Self {
         self.migrate = migrate;

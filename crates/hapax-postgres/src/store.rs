@@ -169,17 +169,16 @@ impl PostgresStore {
 }
 
 /// Starts the tasks and waits until all of them are done, in order: what lanes pass on is alone's.
-async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>, link: Link) {
+async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>, mut link: Option<Link>) {
     let mut first = JoinSet::new();
-    let mut link = Some(link);
     for lane in 0..shared.lanes.len() {
-        let line = Line::new(link.take());
+        let line = Line::writing(link.take());
         first.spawn(Writer::new(Arc::clone(&shared), Way::Batches(lane), line).run());
     }
     first.spawn(reader::run(Arc::clone(&shared)));
     let mut alone = JoinSet::new();
     for _ in 0..ALONE {
-        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone, Line::default()).run());
+        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone, Line::writing(None)).run());
     }
     while first.join_next().await.is_some() {}
     shared.alone.close();

@@ -24,6 +24,7 @@ use crate::cell::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
 use crate::link::{Call, Link, Parameter, Setup};
 use crate::queue::Queue;
+use crate::secret::Purpose;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
 
@@ -59,6 +60,7 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 pub(crate) struct Line {
     link: Option<Link>,
+    purpose: Purpose,
     pause: Duration,
 }
 
@@ -246,13 +248,14 @@ impl Shared {
 
 impl Default for Line {
     fn default() -> Self {
-        Self::new(None)
+        Self { link: None, purpose: Purpose::Look, pause: FIRST_PAUSE }
     }
 }
 
 impl Line {
-    pub(crate) const fn new(link: Option<Link>) -> Self {
-        Self { link, pause: FIRST_PAUSE }
+    /// One to write records on.
+    pub(crate) const fn writing(link: Option<Link>) -> Self {
+        Self { link, purpose: Purpose::Write, pause: FIRST_PAUSE }
     }
 
     /// Waits for `work`; closes the connection if that takes long and it is needed `rarely`.
@@ -271,7 +274,7 @@ impl Line {
     pub(crate) async fn link(&mut self, shared: &Shared) -> Result<&Link, PostgresError> {
         let link = match self.link.take().filter(|link| !link.is_closed()) {
             Some(link) => link,
-            None => open(shared).await?,
+            None => open(shared, self.purpose).await?,
         };
         self.pause = FIRST_PAUSE;
         Ok(self.link.insert(link))
@@ -295,8 +298,8 @@ impl Line {
     }
 }
 
-async fn open(shared: &Shared) -> Result<Link, PostgresError> {
-    let opened = Link::open(&shared.setup).await;
+async fn open(shared: &Shared, purpose: Purpose) -> Result<Link, PostgresError> {
+    let opened = Link::open(&shared.setup, purpose).await;
     match opened {
         Ok(link) => {
             count(&shared.counters.connections, 1);

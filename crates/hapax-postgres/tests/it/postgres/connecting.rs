@@ -231,3 +231,47 @@ async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
     let there = PostgresStore::connect(at(&server)).await.unwrap();
     assert!(there.load(&key(0)).await.unwrap().cell.is_some());
 }
+
+#[tokio::test]
+async fn a_look_settles_no_secret_and_the_first_write_does() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", migrations()).await;
+    let secrets = "SELECT count(*) FROM hapax_secrets";
+    let looking = PostgresStore::connect(at(&server).migrate(false)).await.unwrap();
+    assert!(looking.load(&key(1)).await.unwrap().cell.is_none());
+    looking.reap(std::num::NonZeroU32::MIN).await.unwrap();
+    assert_eq!(server.sql("postgres", secrets).await, "0");
+
+    let [first, second] =
+        [1, 2].map(|byte| at(&server).migrate(false).secret(Secret::new([byte; 32])));
+    let writing = PostgresStore::connect(first).await.unwrap();
+    let late = PostgresStore::connect(second).await.unwrap();
+    stored(&writing, &claim(1)).await;
+    assert_eq!(server.sql("postgres", secrets).await, "1");
+    // Neither who has another nor who has none.
+    for store in [late, looking] {
+        let Err(StoreError::Unavailable(error)) = store.swap(claim(2)).await else {
+            panic!("written under another secret")
+        };
+        let source = error.source().expect("why there is no connection").to_string();
+        assert!(source.contains("another secret"), "{source}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_with_another_secret_is_refused() {
+    let server = PostgresServer::start().await;
+    let store = PostgresStore::connect(at(&server).secret(Secret::new([1; 32]))).await.unwrap();
+    stored(&store, &claim(1)).await;
+    // As if it had been restored from elsewhere.
+    server.sql("postgres", "UPDATE hapax_secrets SET name = 'none'").await;
+    server.sql("postgres", super::faults::TERMINATE).await;
+    // The end of the connection may be noticed by the first one.
+    let _ = store.swap(claim(2)).await;
+    let refused = [store.swap(claim(3)).await.map(drop), store.load(&key(1)).await.map(drop)];
+    for refused in refused {
+        let Err(StoreError::Unavailable(error)) = refused else { panic!("{refused:?}") };
+        let source = error.source().expect("why there is no connection").to_string();
+        assert!(source.contains("another secret"), "{source}");
+    }
+}
