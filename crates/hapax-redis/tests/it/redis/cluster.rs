@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{Options, RedisStore, Severity, diagnose};
+use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
 use tokio::net::TcpListener;
@@ -22,6 +23,60 @@ async fn a_cluster_keeps_the_rules() {
     let fixture = OnOneServer::new(at(cluster.nodes()[1].port()));
     suite::store_rules(&fixture).await;
     suite::inspect_rules(&fixture).await;
+}
+
+/// A proxy before each node, which is what clients are told to connect to.
+async fn proxies(cluster: &RedisCluster) -> Vec<Proxy> {
+    let mut proxies = Vec::new();
+    for node in cluster.nodes() {
+        let proxy = Proxy::before(node.address(), 1).await.unwrap();
+        let port = proxy.address().port();
+        let announced = node.command(&format!("CONFIG SET cluster-announce-port {port}")).await;
+        assert_eq!(announced, "+OK");
+        proxies.push(proxy);
+    }
+    let known = async {
+        for node in cluster.nodes() {
+            for proxy in &proxies {
+                let port = format!(":{}", proxy.address().port());
+                while !node.command("CLUSTER SLOTS").await.contains(&port) {}
+            }
+        }
+    };
+    timeout(SOON, known).await.expect("all nodes tell of the proxies");
+    proxies
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_cluster_keeps_the_rules_over_a_network_that_loses_replies() {
+    let cluster = RedisCluster::start(3).await;
+    let proxies = proxies(&cluster).await;
+    for proxy in &proxies {
+        proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
+    }
+    suite::store_rules(&OnOneServer::new(at(proxies[0].address().port()))).await;
+    let counts = proxies.iter().map(Proxy::counts);
+    let (replies, requests) = counts.fold((0, 0), |(replies, requests), counts| {
+        (replies + counts.lost_replies, requests + counts.lost_requests)
+    });
+    assert!(replies > 20 && requests > 10, "{replies} replies, {requests} requests");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_write_whose_reply_is_lost_is_not_called_undone() {
+    let cluster = RedisCluster::start(1).await;
+    let proxies = proxies(&cluster).await;
+    for of in 0..10 {
+        proxies[0].set(ProxyRates::default());
+        let options = at(proxies[0].address().port());
+        let store = RedisStore::connect(options).await.unwrap();
+        // Not only its own: all that the client asks to find its way again.
+        proxies[0].set(ProxyRates { lose_reply: 1000, ..ProxyRates::default() });
+        let swapped = store.swap(claim(of)).await;
+        assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{of}: {swapped:?}");
+        let there = cluster.nodes()[0].command(&format!("EXISTS hapax:{}", key(of))).await;
+        assert_eq!(there, ":1", "nothing was tested");
+    }
 }
 
 /// Where a key is served, as indices: its slot's owner, and somebody else.
