@@ -10,7 +10,8 @@
 //!    within [`Options::timeout`], which says whether it may have happened all the same; and it is
 //!    found again by itself.
 //! 5. It keeps no state in a session, so that it works behind PgBouncer in transaction mode; only
-//!    [`Options::prepare`] and [`Options::listen`] do, and both are off by default.
+//!    [`Options::prepare`] does, and must be off there, as it is by default, and
+//!    [`Options::listen`], which finds out by itself.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -156,8 +156,9 @@ impl Options {
     }
 
     /// Whether to keep a connection on which processes tell each other (LISTEN, NOTIFY) of cells
-    /// for which somebody waits; by default not. It needs a session of its own, which a pooler that
-    /// hands out connections by transaction does not give.
+    /// for which somebody waits; by default not. It needs a session of its own. Behind a pooler,
+    /// which is recognised by what it does to the parameter `options` of the connection, nothing is
+    /// listened to, whatever this says: copies then look from time to time.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.listen = listen;

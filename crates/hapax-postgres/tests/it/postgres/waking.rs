@@ -1,11 +1,12 @@
 //! Copies that wait in one process hear what happens in another.
 
-use std::sync::{Arc, LazyLock};
+use std::io::Write;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
-use hapax_postgres::PostgresStore;
-use hapax_testkit::servers::PostgresServer;
+use hapax_postgres::{Options, PostgresStore};
+use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::{AsyncMessage, NoTls};
@@ -117,4 +118,52 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
     // Looking four times a second they would wait half of that on average.
     let mean = waited / ROUNDS as u32;
     assert!(mean < Duration::from_millis(60), "{mean:?} from completion to answer");
+}
+
+/// What is logged, as text.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// On one thread, which is the one whose log is taken.
+#[tokio::test]
+async fn a_pooler_is_recognised_and_left_as_it_was() {
+    let server = PostgresServer::start().await;
+    let pooler = PgBouncer::start(&server, 1).await;
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer({
+        let log = log.clone();
+        move || log.clone()
+    });
+    let _taken = tracing::subscriber::set_default(subscriber.finish());
+    let options: Options = pooler.url("postgres").parse().unwrap();
+    let store = PostgresStore::connect(options.listen(true)).await.unwrap();
+    let told = async {
+        while !log.text().contains("pooler") {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, told).await.expect("it finds out");
+    stored(&store, &claim(1)).await;
+    let (client, connection) =
+        tokio_postgres::connect(&pooler.url("postgres"), NoTls).await.unwrap();
+    let _driver = tokio::spawn(connection);
+    let channels = client.query_typed("SELECT pg_listening_channels()", &[]).await.unwrap();
+    assert!(channels.is_empty(), "others listen to what is ours: {channels:?}");
+    assert_eq!(log.text().lines().count(), 1, "{}", log.text());
 }
