@@ -44,7 +44,8 @@ pub struct Opening {
     pub memory: usize,
     /// How long a server may be silent.
     pub timeout: Duration,
-    /// Whether what is missing on a server is made: tables.
+    /// Whether what is missing on a server is made: tables, and the name of the secret. Without
+    /// that, records can be looked at and decided about, and nothing can be claimed.
     pub make: bool,
 }
 
@@ -177,7 +178,8 @@ impl Opening {
     ) -> hapax_redis::Options {
         let options = hapax_redis::Options::new(url.as_str())
             .timeout(self.timeout)
-            .queue(QUEUED_REQUESTS, memory / 2);
+            .queue(QUEUED_REQUESTS, memory / 2)
+            .make(self.make);
         match ring {
             Some(ring) => options.key_ring(ring.clone()),
             None => options,
