@@ -77,7 +77,6 @@ pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Findin
 
 fn settings(server: &Server) -> Vec<Finding> {
     let old = server.major < OLDEST;
-    let commit = server.forgetful() == Some(Forgetful::SynchronousCommit);
     let off = |setting: &str| setting == "off";
     vec![
         finding("version", server.major.to_string(), broken(old), "13 or later is needed"),
@@ -87,12 +86,8 @@ fn settings(server: &Server) -> Vec<Finding> {
             broken(server.standby),
             "name the primary, or add target_session_attrs=read-write to the URL",
         ),
-        finding(
-            "synchronous_commit",
-            server.synchronous_commit.clone(),
-            broken(commit),
-            "set it to on for this role: what was acknowledged last is lost in a crash",
-        ),
+        commits(server),
+        standbys(server),
         finding(
             "fsync",
             server.fsync.clone(),
@@ -107,6 +102,35 @@ fn settings(server: &Server) -> Vec<Finding> {
         ),
         table(server),
     ]
+}
+
+fn commits(server: &Server) -> Finding {
+    let found = server.synchronous_commit.as_str();
+    let replicated = !server.synchronous_standbys.is_empty();
+    let (severity, fix) = if server.forgetful() == Some(Forgetful::SynchronousCommit) {
+        let fix = "set it to on for this role: what was acknowledged last is lost in a crash";
+        (Severity::Broken, fix)
+    } else if replicated && matches!(found, "local" | "remote_write") {
+        // A store's own transactions set it to on.
+        let fix = "set it to on for the roles that write records in transactions of their own: \
+                   what they acknowledged last is lost with the primary";
+        (Severity::Risk, fix)
+    } else {
+        (Severity::Fine, "")
+    };
+    finding("synchronous_commit", found.into(), severity, fix)
+}
+
+fn standbys(server: &Server) -> Finding {
+    let Server { standbys, synchronous_standbys: names, .. } = server;
+    let (found, severity) = match (standbys, names.as_str()) {
+        (0, "") => ("none".into(), Severity::Fine),
+        (_, "") => (format!("{standbys}, none of them synchronous"), Severity::Risk),
+        _ => (format!("{standbys}, of which commits wait for {names}"), Severity::Fine),
+    };
+    let fix = "name one in synchronous_standby_names: in a failover to another, what was \
+               acknowledged last is lost";
+    finding("standbys", found, severity, fix)
 }
 
 fn table(server: &Server) -> Finding {
@@ -155,4 +179,44 @@ const fn broken(is: bool) -> Severity {
 fn finding(subject: &'static str, found: String, severity: Severity, fix: &'static str) -> Finding {
     let fix = if severity == Severity::Fine { "" } else { fix };
     Finding { severity, subject, found, fix }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(synchronous_commit: &str, names: &str, standbys: i64) -> Server {
+        Server {
+            major: OLDEST,
+            standby: false,
+            synchronous_commit: synchronous_commit.into(),
+            fsync: "on".into(),
+            full_page_writes: "on".into(),
+            synchronous_standbys: names.into(),
+            standbys,
+            persistence: Some("p".into()),
+            migrations: true,
+            now: 0,
+        }
+    }
+
+    #[test]
+    fn commits_that_wait_for_no_standby_are_told_where_there_is_one() {
+        use Severity::{Broken, Fine, Risk};
+        for (commit, names, there, wanted) in [
+            ("on", "", 0, [Fine, Fine]),
+            ("on", "", 2, [Fine, Risk]),
+            ("on", "one", 1, [Fine, Fine]),
+            ("remote_apply", "one", 1, [Fine, Fine]),
+            // As much as a crash of the primary takes.
+            ("local", "", 0, [Fine, Fine]),
+            ("local", "one", 1, [Risk, Fine]),
+            ("remote_write", "one", 1, [Risk, Fine]),
+            ("off", "one", 1, [Broken, Fine]),
+        ] {
+            let server = server(commit, names, there);
+            let found = [commits(&server).severity, standbys(&server).severity];
+            assert_eq!(found, wanted, "{commit} {names:?} {there}");
+        }
+    }
 }

@@ -26,14 +26,17 @@
 //!
 //! # When it forgets
 //! Not in a crash: a server whose `synchronous_commit` is off, and tables that are unlogged, are
-//! refused unless [`Options::allow_forgetting`]. It does forget
+//! refused unless [`Options::allow_forgetting`], and the store's own transactions commit with `on`,
+//! whatever the setting has become since. A record in a transaction of a caller's is as durable as
+//! that: the caller's connection decides. It does forget
 //!
 //! - in a failover to a standby that is replicated to asynchronously: what was acknowledged last.
-//!   Name the standby in `synchronous_standby_names`, or accept it;
+//!   Name the standby in `synchronous_standby_names`, or accept it. An operator who cancels a
+//!   commit that waits for a standby has it acknowledged without;
 //! - with `fsync = off`, in a crash of the system;
 //! - when it is restored from a backup: everything since.
 //!
-//! [`diagnose`] looks for the first and the second of these, and for more.
+//! [`diagnose`] looks for the first, as far as standbys are connected, for the second, and for more.
 //!
 //! # The tables
 //! [`PostgresStore::connect`] makes and migrates them, in a transaction that many processes may run

@@ -19,6 +19,10 @@ pub(crate) struct Server {
     pub(crate) synchronous_commit: String,
     pub(crate) fsync: String,
     pub(crate) full_page_writes: String,
+    /// Which standbys a commit waits for, as the server has it; empty: none.
+    pub(crate) synchronous_standbys: String,
+    /// Those that are connected, and whatever else receives the log as it is written.
+    pub(crate) standbys: i64,
     /// How the table is kept: `p` for ever, `u` unlogged, `t` temporary; `None`: there is none.
     pub(crate) persistence: Option<String>,
     /// Whether there is a table of migrations.
@@ -38,7 +42,10 @@ impl Server {
                     current_setting('full_page_writes'),
                     (SELECT c.relpersistence::text FROM pg_class c WHERE c.oid = to_regclass($1)),
                     to_regclass($2) IS NOT NULL,
-                    (extract(epoch FROM clock_timestamp()) * 1000000)::int8",
+                    (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+                    current_setting('synchronous_standby_names'),
+                    (SELECT count(*) FROM pg_stat_replication r
+                        WHERE r.state IS DISTINCT FROM 'backup')",
                 &[(&cells, Type::TEXT), (&migrations, Type::TEXT)],
             )
             .await
@@ -53,6 +60,8 @@ impl Server {
                 persistence: row.try_get(5)?,
                 migrations: row.try_get(6)?,
                 now: row.try_get(7)?,
+                synchronous_standbys: row.try_get(8)?,
+                standbys: row.try_get(9)?,
             })
         };
         read().map_err(ConnectError::Query)

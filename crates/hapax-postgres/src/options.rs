@@ -97,7 +97,8 @@ impl Options {
     }
 
     /// After which an answer is given in any case, that there is none; by default 2 s. The server
-    /// is told to give up on a statement after three quarters of it, and on a lock after half.
+    /// is told to give up on a statement after three quarters of it, on a lock after a quarter, or
+    /// half for a swap that goes alone, and on us, within a transaction, after all of it.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.max(Duration::from_millis(20));
@@ -148,7 +149,8 @@ impl Options {
 
     /// Accepts a server that forgets what it acknowledged when it crashes
     /// ([`Forgetful`](crate::Forgetful)): for tests, and where a duplicate after a crash is
-    /// acceptable. By default such a server is refused.
+    /// acceptable. By default such a server is refused, and the store's transactions set
+    /// `synchronous_commit` to `on`.
     #[must_use]
     pub fn allow_forgetting(mut self, allow: bool) -> Self {
         self.allow_forgetting = allow;

@@ -42,8 +42,10 @@ CREATE TABLE IF NOT EXISTS hapax_secrets (
 -- 1. It decides nothing but whether the tag is the one that is expected; null expects no row.
 -- 2. Each statement in it sees what was committed before the statement. So where an insert met
 --    somebody else's, the last one reads what that one wrote.
--- 3. The time is read by clock_timestamp(), after waiting for a lock: now() is when the
---    transaction began.
+-- 3. The time is read by clock_timestamp(), just before each statement: now() is when the
+--    transaction began. A patient update has waited for its lock by then. An insert that has to
+--    wait for another of the same key is stamped as of before that, so that its lease is shorter
+--    by the wait, which lock_timeout bounds.
 -- 4. Rows that are locked are left out, unless the caller is patient, which is for a swap that is
 --    alone in its transaction. An insert is not tried where a row is visible: it would wait for
 --    whoever is updating it. It does wait for whoever is inserting the same key, in order of key.

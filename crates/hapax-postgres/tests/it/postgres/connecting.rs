@@ -7,6 +7,7 @@ use hapax_postgres::{
     ConnectError, Finding, Forgetful, Options, PostgresStore, Severity, diagnose, migrations,
 };
 use hapax_testkit::servers::{PostgresServer, free_port};
+use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
 use super::support::{at, by, claim, key, stored};
@@ -230,6 +231,24 @@ async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
     while server.sql("postgres", left).await != "0" {}
     let there = PostgresStore::connect(at(&server)).await.unwrap();
     assert!(there.load(&key(0)).await.unwrap().cell.is_some());
+}
+
+#[tokio::test]
+async fn a_standby_that_no_commit_waits_for_is_told() {
+    let server = PostgresServer::start().await;
+    let findings = diagnose(&at(&server), &SystemClock).await.unwrap();
+    assert_eq!(severity(&findings, "standbys"), Severity::Fine, "{findings:?}");
+    // That is all it takes to be counted as one.
+    let mut standby = tokio::net::TcpStream::connect(server.address()).await.unwrap();
+    let begin = b"\0\x03\0\0user\0postgres\0replication\0true\0\0";
+    standby.write_u32(begin.len() as u32 + 4).await.unwrap();
+    standby.write_all(begin).await.unwrap();
+    let told = async {
+        while severity(&diagnose(&at(&server), &SystemClock).await.unwrap(), "standbys")
+            != Severity::Risk
+        {}
+    };
+    tokio::time::timeout(Duration::from_secs(10), told).await.expect("it is seen");
 }
 
 #[tokio::test]
