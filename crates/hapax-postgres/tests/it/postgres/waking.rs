@@ -12,7 +12,8 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::{AsyncMessage, NoTls};
 
 use super::faults::TERMINATE;
-use super::support::{ask, at, claim, complete, key, own, policy, stored};
+use super::meddler::Meddler;
+use super::support::{ask, at, by, claim, complete, key, own, policy, stored};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -140,18 +141,15 @@ impl Write for Log {
     }
 }
 
-// On one thread, which is the one whose log is taken.
-#[tokio::test]
-async fn a_pooler_is_recognised_and_left_as_it_was() {
-    let server = PostgresServer::start().await;
-    let pooler = PgBouncer::start(&server, 1).await;
+/// Connects by `options`, and waits until it is told that there is a pooler, in one line.
+async fn recognises(options: Options) -> PostgresStore {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer({
         let log = log.clone();
         move || log.clone()
     });
+    // On one thread, which is the one whose log is taken.
     let _taken = tracing::subscriber::set_default(subscriber.finish());
-    let options: Options = pooler.url("postgres").parse().unwrap();
     let store = PostgresStore::connect(options.listen(true)).await.unwrap();
     let told = async {
         while !log.text().contains("pooler") {
@@ -160,10 +158,35 @@ async fn a_pooler_is_recognised_and_left_as_it_was() {
     };
     timeout(SOON, told).await.expect("it finds out");
     stored(&store, &claim(1)).await;
+    assert_eq!(log.text().lines().count(), 1, "{}", log.text());
+    store
+}
+
+#[tokio::test]
+async fn a_pooler_is_recognised_and_left_as_it_was() {
+    let server = PostgresServer::start().await;
+    let pooler = PgBouncer::start(&server, 1).await;
+    let _store = recognises(pooler.url("postgres").parse().unwrap()).await;
     let (client, connection) =
         tokio_postgres::connect(&pooler.url("postgres"), NoTls).await.unwrap();
     let _driver = tokio::spawn(connection);
     let channels = client.query_typed("SELECT pg_listening_channels()", &[]).await.unwrap();
     assert!(channels.is_empty(), "others listen to what is ours: {channels:?}");
-    assert_eq!(log.text().lines().count(), 1, "{}", log.text());
+}
+
+#[tokio::test]
+async fn a_pooler_that_drops_options_is_recognised_too() {
+    const OWN: &[u8] = b"hapax.session=own";
+    let server = PostgresServer::start().await;
+    let meddler = Meddler::before(server.address(), |message| {
+        // As if the setting had not been there.
+        if let Some(at) = message.windows(OWN.len()).position(|part| part == OWN) {
+            message[at..at + 5].copy_from_slice(b"other");
+        }
+        true
+    })
+    .await;
+    let _store = recognises(by(meddler.port())).await;
+    let listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
+    assert_eq!(server.sql("postgres", listening).await, "0");
 }
