@@ -11,6 +11,10 @@ use tokio::time::Instant;
 
 use crate::world::{Gateway, Upstream, ok, post, receive, run, send};
 
+/// A gateway that does not start.
+const REFUSED: [&str; 7] =
+    ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "off"];
+
 /// A server that can be frozen.
 trait Server {
     fn store(&self) -> String;
@@ -84,7 +88,7 @@ mod redis {
             assert_eq!(found.status.code(), Some(1), "{text}");
             assert!(text.contains("broken   maxmemory-policy: "), "{text}");
             let url = server.store();
-            let started = run(&["gateway", "--upstream", "http://127.0.0.1:1", "--store", &url]);
+            let started = run(&[&REFUSED[..], &["--store", &url]].concat());
             let said = String::from_utf8(started.stderr).unwrap();
             assert_eq!(started.status.code(), Some(69), "{said}");
             assert!(said.contains("evict"), "{said}");
@@ -145,7 +149,7 @@ mod postgres {
                 (migrations(&seen), migrations(&findings())),
                 ("none".into(), "none".into())
             );
-            let started = run(&["gateway", "--upstream", "http://127.0.0.1:1", "--store", &url]);
+            let started = run(&[&REFUSED[..], &["--store", &url]].concat());
             let said = String::from_utf8(started.stderr).unwrap();
             assert_eq!(started.status.code(), Some(69), "{said}");
             assert!(said.contains("synchronous_commit"), "{said}");
