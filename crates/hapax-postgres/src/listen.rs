@@ -7,27 +7,20 @@
 //! 2. It is said on the listening connection, in a statement of its own, so that the batches that
 //!    write never wait for that lock.
 //! 3. What is lost is lost: whoever waits looks from time to time anyway.
-//! 4. Behind a pooler there is no session that is ours, and LISTEN would be left to others in one of
-//!    its sessions. So a setting is given with the connection, and asked for in it: poolers refuse
-//!    it or drop it, and then nothing is listened to.
+
+mod session;
 
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax::StoreKey;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, interval, sleep, timeout};
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Notification};
+use tokio::time::Instant;
+use tokio_postgres::Notification;
 
-use crate::error::ConnectError;
 use crate::options::Options;
-use crate::tls::{Connected, drive};
 
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
@@ -43,15 +36,6 @@ const MOST: usize = 10_000;
 
 /// Names in one notification, whose payload may have 8,000 bytes.
 const IN_ONE: usize = 200;
-
-/// How long after a connection ended the next is tried: it doubles from the first to the last,
-/// until one lasts.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
-
-/// A setting of the session, which no pooler passes on.
-const OWN: &str = "-c hapax.session=own";
-const IS_OWN: &str = "SELECT pg_backend_pid(), current_setting('hapax.session', true) = 'own'";
 
 /// Half of a store key: enough to tell keys apart, for a hint.
 type Name = [u8; 16];
@@ -100,7 +84,7 @@ struct Place {
 impl Listener {
     pub(crate) fn new(options: &Options) -> Self {
         let board = Arc::new(Board::default());
-        let task = tokio::spawn(run(Arc::clone(&board), options.clone()));
+        let task = tokio::spawn(session::run(Arc::clone(&board), options.clone()));
         Self { board, task }
     }
 
@@ -240,140 +224,6 @@ impl Board {
     }
 }
 
-/// Why nothing is heard.
-enum Deaf {
-    /// A pooler is in between.
-    Pooled,
-    Failed(ConnectError),
-}
-
-/// Connections that did not last.
-#[derive(Debug)]
-struct Outage {
-    pause: Duration,
-    told: Option<String>,
-}
-
-impl Default for Outage {
-    fn default() -> Self {
-        Self { pause: FIRST_PAUSE, told: None }
-    }
-}
-
-impl Outage {
-    /// Whether that is news.
-    fn is_news(&mut self, why: String) -> bool {
-        let is_news = self.told.as_ref() != Some(&why);
-        self.told = Some(why);
-        is_news
-    }
-
-    /// How long to wait before the next attempt.
-    fn pause(&mut self) -> Duration {
-        let pause = self.pause;
-        self.pause = (pause * 2).min(LAST_PAUSE);
-        pause
-    }
-}
-
-async fn run(board: Arc<Board>, mut options: Options) {
-    let theirs = options.config.get_options().map(|theirs| format!("{theirs} {OWN}"));
-    options.config.options(theirs.unwrap_or_else(|| OWN.into()));
-    let mut outage = Outage::default();
-    loop {
-        let began = Instant::now();
-        let ended = listen(&board, &options).await;
-        if began.elapsed() > LAST_PAUSE {
-            outage = Outage::default();
-        }
-        match ended {
-            Ok(()) => {}
-            Err(Deaf::Pooled) => {
-                tracing::warn!(
-                    "no wake-ups from PostgreSQL by way of a pooler; copies that wait are polled \
-                     for"
-                );
-                return;
-            }
-            Err(Deaf::Failed(error)) => {
-                if outage.is_news(error.to_string()) {
-                    tracing::warn!(
-                        %error,
-                        "no wake-ups from PostgreSQL; copies that wait are polled for"
-                    );
-                }
-            }
-        }
-        sleep(outage.pause()).await;
-    }
-}
-
-/// Listens and says what is to be said until the connection ends.
-async fn listen(board: &Arc<Board>, options: &Options) -> Result<(), Deaf> {
-    let connecting = options.connector.connect(&options.config);
-    let connected = timeout(options.timeout, connecting).await;
-    let Connected { client, driver } = match connected {
-        Ok(Ok(connected)) => connected,
-        Ok(Err(error)) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
-            return Err(Deaf::Pooled);
-        }
-        Ok(Err(error)) => return Err(Deaf::Failed(ConnectError::Connect(error))),
-        Err(_) => return Err(Deaf::Failed(ConnectError::TimedOut)),
-    };
-    let hearing = Arc::clone(board);
-    let own = Arc::new(AtomicI32::new(0));
-    let own_there = Arc::clone(&own);
-    let hear = move |said| hearing.hear(&said, own_there.load(Ordering::Relaxed));
-    let mut driving = std::pin::pin!(drive(driver, hear));
-    let saying = async {
-        let began = timeout(options.timeout, begin(&client, &own)).await;
-        began.unwrap_or(Err(Deaf::Failed(ConnectError::TimedOut)))?;
-        board.hear_all();
-        say_all(board, &client, options.timeout).await.map_err(Deaf::Failed)
-    };
-    tokio::select! {
-        () = &mut driving => Ok(()),
-        said = saying => said.map(|never| match never {}),
-    }
-}
-
-async fn begin(client: &Client, own: &AtomicI32) -> Result<(), Deaf> {
-    let failed = |error| Deaf::Failed(ConnectError::Query(error));
-    let row = client.query_typed_one(IS_OWN, &[]).await.map_err(failed)?;
-    own.store(row.try_get(0).map_err(failed)?, Ordering::Relaxed);
-    if row.try_get::<_, Option<bool>>(1).map_err(failed)? != Some(true) {
-        return Err(Deaf::Pooled);
-    }
-    let listen = format!("LISTEN {AWAITED}; LISTEN {WRITTEN}; LISTEN {ASKED}; NOTIFY {ASKED}");
-    client.batch_execute(&listen).await.map_err(failed)
-}
-
-async fn say_all(
-    board: &Board,
-    client: &Client,
-    patience: Duration,
-) -> Result<Infallible, ConnectError> {
-    let mut again = interval(SAY_AGAIN);
-    loop {
-        tokio::select! {
-            () = board.said.notified() => {}
-            _ = again.tick() => board.say_all_again(),
-        }
-        for (channel, payload) in board.take() {
-            // A connection that does not answer is given up, and what was to be said on it.
-            let said = timeout(patience, say(client, channel, &payload)).await;
-            said.unwrap_or(Err(ConnectError::TimedOut))?;
-        }
-    }
-}
-
-async fn say(client: &Client, channel: &str, payload: &str) -> Result<(), ConnectError> {
-    let parameters: [(crate::link::Parameter<'_>, Type); 2] =
-        [(&channel, Type::TEXT), (&payload, Type::TEXT)];
-    let said = client.query_typed("SELECT pg_notify($1, $2)", &parameters).await;
-    said.map(drop).map_err(ConnectError::Query)
-}
-
 fn name(key: &StoreKey) -> Name {
     let (name, _) = key.as_bytes().split_at(16);
     name.try_into().unwrap_or_default()
@@ -406,15 +256,5 @@ mod tests {
         let board = Arc::new(Board::default());
         Bell(Arc::clone(&board)).ring(&StoreKey::from_bytes([7; 32]));
         assert!(board.take().is_empty());
-    }
-
-    #[test]
-    fn an_outage_is_told_once_and_looked_at_less_and_less() {
-        let mut outage = Outage::default();
-        let told = ["refused", "refused", "no answer", "no answer", "refused"]
-            .map(|why| outage.is_news(why.into()));
-        assert_eq!(told, [true, false, true, false, true]);
-        let pauses = [(); 7].map(|()| outage.pause().as_secs());
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
     }
 }
