@@ -80,7 +80,8 @@ fn ready(gateway: &Running, told: &Config) {
 /// Configuration is 64; what the gateway needs and cannot have is 69.
 fn failure(error: &StartError) -> Failure {
     match error {
-        StartError::Config(_) | StartError::Store(StoreOpenError::Secret { .. }) => {
+        StartError::Config(_)
+        | StartError::Store(StoreOpenError::Secret { .. } | StoreOpenError::Url { .. }) => {
             Failure::usage(error)
         }
         _ => Failure::unavailable(error),

@@ -146,7 +146,9 @@ impl Records {
                     path.display()
                 )))
             }
-            Err(error @ StoreOpenError::Secret { .. }) => Err(Failure::usage(error)),
+            Err(error @ (StoreOpenError::Secret { .. } | StoreOpenError::Url { .. })) => {
+                Err(Failure::usage(error))
+            }
             Err(error) => Err(Failure::unavailable(error)),
         }
     }

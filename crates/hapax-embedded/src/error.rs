@@ -43,7 +43,7 @@ pub enum OpenError {
     },
     /// The database was written under another secret, or under none while one is given, or the
     /// other way round.
-    #[error("the database was written under another secret than the one that was given")]
+    #[error("the database was written under another secret than was given, or none was")]
     OtherSecret,
     /// A format that this build does not know.
     #[error("the database has format {found}; this build reads format {known}")]

@@ -100,8 +100,16 @@ pub enum StoreOpenError {
         /// What is wrong with it.
         source: OpenError,
     },
-    /// The server of the store, or of its cache.
-    #[error("{url}: {source}")]
+    /// The URL of a server says something that cannot be.
+    #[error("{url}: {}", chain(&**source))]
+    Url {
+        /// Which, without what is secret in it.
+        url: String,
+        /// What is wrong with it.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The server of the store.
+    #[error("{url}: {}", chain(&**source))]
     Server {
         /// Which, without what is secret in it.
         url: String,
@@ -330,7 +338,29 @@ impl Opened {
 }
 
 fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreOpenError {
-    StoreOpenError::Server { url: url.to_string(), source: source.into() }
+    let (url, source): (_, Box<dyn Error + Send + Sync>) = (url.to_string(), source.into());
+    let redis = source.downcast_ref::<hapax_redis::ConnectError>();
+    let postgres = source.downcast_ref::<hapax_postgres::ConnectError>();
+    let unreadable = matches!(redis, Some(hapax_redis::ConnectError::Url(_)))
+        || matches!(postgres, Some(hapax_postgres::ConnectError::Url(_)));
+    match unreadable {
+        true => StoreOpenError::Url { url, source },
+        false => StoreOpenError::Server { url, source },
+    }
+}
+
+/// What went wrong, and why: libraries leave the reason to the source.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !said.contains(&more) {
+            said = said + ": " + &more;
+        }
+        cause = error.source();
+    }
+    said
 }
 
 /// What is wrong with the secret is for whoever configures it to mend.

@@ -59,7 +59,7 @@ pub enum ConnectError {
     /// Other processes write under another secret, or under none while one is given here, or the
     /// other way round: their keys would be other keys, and nothing would protect one from the
     /// other.
-    #[error("the database is used with another secret than the one that was given")]
+    #[error("the database is used with another secret than was given, or none was")]
     OtherSecret,
     /// A query failed while the server was looked at.
     #[error("the server cannot be looked at: {0}")]

@@ -38,7 +38,7 @@ pub enum ConnectError {
     /// Other processes write under another secret, or under none while one is given here, or the
     /// other way round: their keys would be other keys, and nothing would protect one from the
     /// other.
-    #[error("the server is used with another secret than the one that was given")]
+    #[error("the server is used with another secret than was given, or none was")]
     OtherSecret,
 }
 

@@ -291,4 +291,8 @@ fn operators_see_and_decide(server: &impl Server) {
     let other = run(&["keys", "list", "--store", &store, "--secret-file", secret]);
     let said = String::from_utf8(other.stderr).unwrap();
     assert!(!other.status.success() && said.contains("another secret"), "{said}");
+    let found = run(&["doctor", "--store", &store, "--secret-file", secret]);
+    let text = String::from_utf8(found.stdout).unwrap();
+    assert_eq!(found.status.code(), Some(1), "{text}");
+    assert!(text.contains("broken   secret: "), "{text}");
 }

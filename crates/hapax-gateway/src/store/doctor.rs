@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hapax::SystemClock;
 use hapax_embedded::OpenError;
@@ -68,7 +68,7 @@ impl Opening {
     /// # Errors
     /// [`StoreOpenError`] where nothing can be looked at.
     pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
-        let mut findings = vec![self.secret()];
+        let mut findings = self.secret();
         match &self.store {
             StoreUrl::Memory => findings.push(Finding::new(
                 Severity::Risk,
@@ -94,6 +94,9 @@ impl Opening {
                 }));
             }
         }
+        if matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_)) {
+            findings.extend(self.agreed().await);
+        }
         if let Some(CacheUrl::Redis(url)) = &self.cache {
             let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
             findings.push(match up {
@@ -109,27 +112,64 @@ impl Opening {
         Ok(findings)
     }
 
-    fn secret(&self) -> Finding {
-        match (&self.secret_file, &self.store) {
-            (Some(path), _) => match read_ring(path) {
-                Ok(_) => Finding::new(Severity::Fine, "secret", "it is readable", ""),
-                Err(error) => Finding::new(
-                    Severity::Broken,
-                    "secret",
-                    error.to_string(),
-                    "put the secret of this store there",
-                ),
-            },
-            (None, StoreUrl::File(_)) => {
-                Finding::new(Severity::Fine, "secret", "the store's own, beside it", "")
+    fn secret(&self) -> Vec<Finding> {
+        let path = match (&self.secret_file, &self.store) {
+            (Some(path), _) => path.clone(),
+            (None, StoreUrl::File(store)) => {
+                let mut beside = store.clone().into_os_string();
+                beside.push(".secret");
+                let beside = PathBuf::from(beside);
+                if !store.exists() && !beside.exists() {
+                    let found = "there is none yet; it is made beside the store";
+                    return vec![Finding::new(Severity::Fine, "secret", found, "")];
+                }
+                beside
             }
-            (None, _) => Finding::new(
-                Severity::Risk,
+            (None, _) => {
+                return vec![Finding::new(
+                    Severity::Risk,
+                    "secret",
+                    "there is none: whoever reads the store reads responses and can guess keys",
+                    "make one (umask 077; openssl rand -hex 32), and name it by --secret-file \
+                     everywhere",
+                )];
+            }
+        };
+        let mut findings = vec![match read_ring(&path) {
+            Ok(_) => Finding::new(Severity::Fine, "secret", "it is readable", ""),
+            Err(error) => Finding::new(
+                Severity::Broken,
                 "secret",
-                "there is none: whoever reads the store reads responses and can guess keys",
-                "make one (openssl rand -hex 32), and name it by --secret-file everywhere",
+                error.to_string(),
+                "put the secret of this store there",
             ),
+        }];
+        if others_read(&path) {
+            let found = format!("others on this machine can read {}", path.display());
+            findings.push(Finding::new(Severity::Risk, "secret", found, "chmod 600 it"));
         }
+        findings
+    }
+
+    /// Whether the server is used with the secret that was given.
+    async fn agreed(&self) -> Option<Finding> {
+        let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
+        let Err(StoreOpenError::Server { source, .. }) = &opened else { return None };
+        let other = matches!(
+            source.downcast_ref::<hapax_postgres::ConnectError>(),
+            Some(hapax_postgres::ConnectError::OtherSecret)
+        ) || matches!(
+            source.downcast_ref::<hapax_redis::ConnectError>(),
+            Some(hapax_redis::ConnectError::OtherSecret)
+        );
+        other.then(|| {
+            Finding::new(
+                Severity::Broken,
+                "secret",
+                "the store is used with another one: no gateway starts with this one",
+                "name the file that the others use",
+            )
+        })
     }
 
     async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<Finding>, StoreOpenError> {
@@ -188,6 +228,17 @@ impl Opening {
         }
         Ok(findings)
     }
+}
+
+#[cfg(unix)]
+fn others_read(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
+}
+
+#[cfg(not(unix))]
+const fn others_read(_: &Path) -> bool {
+    false
 }
 
 /// Whether a file can be made in `folder`.
