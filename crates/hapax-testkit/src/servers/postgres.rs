@@ -239,14 +239,16 @@ impl PostgresServer {
     /// The server is many processes, and each of them leads a group of its own.
     fn signal_all(&self, signal: Signal) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
-        let mut all = vec![id];
-        // The first goes first: a frozen or dead one starts no more.
-        kill_process(pid(id), signal).expect("our own child takes signals");
-        all.extend(children_of(id));
-        for id in &all[1..] {
-            // It may have ended by itself.
-            kill_process(pid(*id), signal).ok();
+        // A frozen one starts no more; and those of a dead one are no longer its children, so that
+        // they would not be found.
+        if signal != Signal::CONT {
+            kill_process(pid(id), Signal::STOP).expect("our own child takes signals");
         }
+        for child in children_of(id) {
+            // It may have ended by itself.
+            kill_process(pid(child), signal).ok();
+        }
+        kill_process(pid(id), signal).expect("our own child takes signals");
     }
 }
 
