@@ -1,26 +1,40 @@
 //! Clusters: one connection to each node, and who serves what.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::aio::SendError;
 use redis::cluster::ClusterClientBuilder;
-use redis::{ConnectionAddr, PushInfo, PushKind, Value};
-use tokio::time::timeout;
+use redis::cluster_async::ClusterConnection;
+use redis::{
+    Cmd, ConnectionAddr, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, ServerErrorKind,
+    Value,
+};
+use tokio::time::{sleep, timeout};
 
 use crate::connection::{self, Connection, Heard, Node, Pushed};
 use crate::error::ConnectError;
 use crate::options::Options;
 use crate::target::Target;
 
+/// How often one that is sent elsewhere, or asked to come again, follows.
+const FOLLOWED: u32 = 8;
+
+/// The pause before it does so for the second time; then twice as long each time.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// One connection to each node, and how to reach those that it has none to.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    pub(crate) client: ClusterConnection,
+    place: Arc<(Target, Options)>,
+}
+
 pub(crate) async fn open(
     target: &Target,
     options: &Options,
     pushed: &Pushed,
 ) -> Result<Connection, ConnectError> {
-    /// Redirections followed, and nodes tried, before the caller hears of them.
-    const RETRIES: u32 = 6;
-    /// Pauses in between, in milliseconds: the caller's whole time is not much more than a second.
-    const PAUSES: (u64, u64) = (5, 100);
     let pushed = Pushed::clone(pushed);
     let tcp = target.nodes.first().map(|node| node.tcp_settings().clone()).unwrap_or_default();
     let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
@@ -31,10 +45,9 @@ pub(crate) async fn open(
         .connection_timeout(options.timeout / 4)
         .response_timeout(options.timeout / 2)
         .overall_response_timeout(None)
-        // Copies of a request that the client sends by itself are copies of the same swap.
-        .retries(RETRIES)
-        .min_retry_wait(PAUSES.0)
-        .max_retry_wait(PAUSES.1)
+        // It would send again after a lost reply as well, and pass off the second answer as the
+        // only one: "conflict", where the first attempt was written and is history by now.
+        .retries(0)
         .push_sender(move |push: PushInfo| {
             pushed(match push.kind {
                 PushKind::Disconnection => Heard::NodeLost,
@@ -48,8 +61,58 @@ pub(crate) async fn open(
         None => builder,
     };
     let client = builder.build().map_err(ConnectError::Unreachable)?;
-    let connection = client.get_async_connection().await;
-    Ok(Connection::Cluster(connection.map_err(ConnectError::Unreachable)?))
+    let client = client.get_async_connection().await.map_err(ConnectError::Unreachable)?;
+    let place = Arc::new((target.clone(), options.clone()));
+    Ok(Connection::Cluster(Cluster { client, place }))
+}
+
+impl Cluster {
+    /// Sends a command to who serves its key.
+    ///
+    /// It is carried out once at most: it is sent again only where a node said that it did not even
+    /// look at it.
+    pub(crate) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
+        let mut pause = PAUSE;
+        for _ in 1..FOLLOWED {
+            let mut answer = command.query_async(&mut self.client).await;
+            if let Err(error) = &answer
+                && error.kind() == ErrorKind::Server(ServerErrorKind::Ask)
+                && let Some(node) = error.redirect_node().and_then(|(node, _)| named(node))
+            {
+                answer = self.ask(&node, command).await;
+            }
+            match answer {
+                Err(error) if was_not_looked_at(&error) => {}
+                answer => return answer,
+            }
+            sleep(pause).await;
+            pause *= 2;
+        }
+        command.query_async(&mut self.client).await
+    }
+
+    /// Sends a command to who is about to serve its key, on a connection of its own: what opens
+    /// that node's door opens it to the next command, whosever it is.
+    async fn ask(&self, node: &Node, command: &Cmd) -> RedisResult<Value> {
+        let (target, options) = &*self.place;
+        let unreached = || RedisError::from((ErrorKind::ClusterConnectionNotFound, "not reached"));
+        let address = target.nodes.first().ok_or_else(unreached)?;
+        let address = address.clone().set_addr(beside(address.addr(), node));
+        let ignored: Pushed = Arc::new(|_| {});
+        let reaching = connection::reach_node(&address, target, options, &ignored);
+        let Ok((Connection::Single(mut there), _)) = reaching.await else {
+            return Err(unreached());
+        };
+        redis::cmd("ASKING").query_async::<Value>(&mut there).await?;
+        command.query_async(&mut there).await
+    }
+}
+
+/// Whether a node said so, of this very request: nothing that the client does by itself is ever
+/// answered with one of these.
+pub(crate) fn was_not_looked_at(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, Moved, TryAgain};
+    matches!(error.kind(), ErrorKind::Server(Moved | Ask | TryAgain))
 }
 
 /// Looks at those who serve a cluster's slots, each on a connection of its own: `false` if not all
@@ -59,9 +122,7 @@ pub(crate) async fn vet(
     target: &Target,
     options: &Options,
 ) -> Result<bool, ConnectError> {
-    let Some(seed) = target.nodes.first().filter(|_| !connection.is_one()) else {
-        return Ok(true);
-    };
+    let Some(seed) = target.nodes.first() else { return Ok(true) };
     let patience = options.timeout / 4;
     let Ok(Ok(Some(masters))) = timeout(patience, connection.masters()).await else {
         tracing::warn!("the cluster does not say who serves all of its slots");
@@ -98,11 +159,14 @@ fn beside(seed: &ConnectionAddr, node: &Node) -> ConnectionAddr {
 
 /// The server that an address names.
 pub(crate) fn name(node: &Value) -> Option<Node> {
-    let text = match node {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-        Value::SimpleString(text) => text,
-        _ => return None,
-    };
+    match node {
+        Value::BulkString(bytes) => named(std::str::from_utf8(bytes).ok()?),
+        Value::SimpleString(text) => named(text),
+        _ => None,
+    }
+}
+
+fn named(text: &str) -> Option<Node> {
     let (host, port) = text.rsplit_once(':')?;
     Some(Node { host: host.into(), port: port.parse().ok()? })
 }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::{MultiplexedConnection, SendError};
-#[cfg(feature = "cluster")]
-use redis::cluster_async::ClusterConnection;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, PushInfo, PushKind, RedisError,
     RedisResult, Value,
 };
 use tokio::time::timeout;
 
+#[cfg(feature = "cluster")]
+use crate::cluster::Cluster;
+#[cfg(feature = "cluster")]
+pub(crate) use crate::cluster::open as cluster;
 use crate::error::{ConnectError, Failure};
 use crate::facts::{Facts, Unfit};
 use crate::options::Options;
@@ -38,10 +40,11 @@ pub(crate) enum Heard {
 pub(crate) enum Connection {
     Single(MultiplexedConnection),
     #[cfg(feature = "cluster")]
-    Cluster(ClusterConnection),
+    Cluster(Cluster),
 }
 
-/// Connects, and leaves again where no store may be; who serves a cluster, [`vet`] looks at. `pushed` hears what comes unasked.
+/// Connects, and leaves again where no store may be; who serves a cluster, [`vet`] looks at.
+/// `pushed` hears what comes unasked.
 pub(crate) async fn open(
     target: &Target,
     options: &Options,
@@ -175,9 +178,6 @@ pub(crate) fn certificates(options: &Options) -> Option<redis::TlsCertificates> 
         .then_some(redis::TlsCertificates { client_tls, root_cert })
 }
 
-#[cfg(feature = "cluster")]
-pub(crate) use crate::cluster::{open as cluster, vet};
-
 #[cfg(not(feature = "cluster"))]
 pub(crate) async fn cluster(
     _target: &Target,
@@ -187,12 +187,21 @@ pub(crate) async fn cluster(
     Err(Unfit::Cluster.into())
 }
 
-#[cfg(not(feature = "cluster"))]
+/// Looks whether what is behind it is still a place for a store: `false` if not all of it was seen.
 pub(crate) async fn vet(
-    _connection: &mut Connection,
-    _target: &Target,
-    _options: &Options,
+    connection: &mut Connection,
+    target: &Target,
+    options: &Options,
 ) -> Result<bool, ConnectError> {
+    #[cfg(feature = "cluster")]
+    if !connection.is_one() {
+        return crate::cluster::vet(connection, target, options).await;
+    }
+    #[cfg(not(feature = "cluster"))]
+    let _ = target;
+    for (_, facts) in connection.facts().await? {
+        facts.check(options.allow_eviction)?;
+    }
     Ok(true)
 }
 
@@ -214,10 +223,10 @@ impl Connection {
                 Ok(vec![(None, facts(&said))])
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => {
+            Self::Cluster(cluster) => {
                 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
                 let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllNodes, None));
-                let said = connection.route_command(info, all).await.map_err(denied)?;
+                let said = cluster.client.route_command(info, all).await.map_err(denied)?;
                 let Value::Map(said) = said else {
                     return Err(Unfit::Silent { field: "INFO" }.into());
                 };
@@ -251,11 +260,11 @@ impl Connection {
     ) -> RedisResult<Value> {
         match (self, node) {
             #[cfg(feature = "cluster")]
-            (Self::Cluster(connection), Some(Node { host, port })) => {
+            (Self::Cluster(cluster), Some(Node { host, port })) => {
                 use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
                 let node = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
                 let routing = RoutingInfo::SingleNode(node);
-                connection.route_command(command.clone(), routing).await?.extract_error()
+                cluster.client.route_command(command.clone(), routing).await?.extract_error()
             }
             (connection, _) => connection.query(command).await,
         }
@@ -265,7 +274,7 @@ impl Connection {
         match self {
             Self::Single(connection) => command.query_async(connection).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => command.query_async(connection).await,
+            Self::Cluster(cluster) => cluster.query(command).await,
         }
     }
 
@@ -273,7 +282,7 @@ impl Connection {
         match self {
             Self::Single(connection) => connection.subscribe(channels).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => connection.subscribe(channels).await,
+            Self::Cluster(cluster) => cluster.client.subscribe(channels).await,
         }
     }
 
@@ -281,7 +290,7 @@ impl Connection {
         match self {
             Self::Single(connection) => connection.unsubscribe(channels).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => connection.unsubscribe(channels).await,
+            Self::Cluster(cluster) => cluster.client.unsubscribe(channels).await,
         }
     }
 
@@ -290,7 +299,7 @@ impl Connection {
         match self {
             Self::Single(_) => crate::error::classify(error),
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => crate::error::classify_retried(error),
+            Self::Cluster(_) => crate::error::classify_of_cluster(error),
         }
     }
 

@@ -102,17 +102,7 @@ impl Failure {
     /// Whether the server that was asked last does not know the script.
     pub(crate) fn is_unknown_script(&self) -> bool {
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
-        let (Self::Nothing(source) | Self::Unknown(source)) = self else { return false };
-        matches!(source, RedisStoreError::Redis(error) if error.kind() == unknown)
-    }
-
-    /// The same, after an attempt of the same request that may have been carried out: what fails
-    /// later does not undo it.
-    pub(crate) fn after_unknown(self) -> Self {
-        match self {
-            Self::Nothing(source) => Self::Unknown(source),
-            other => other,
-        }
+        matches!(self, Self::Nothing(RedisStoreError::Redis(error)) if error.kind() == unknown)
     }
 
     /// For a swap.
@@ -135,12 +125,17 @@ impl Failure {
 
 /// What an error says, once the request was handed to a cluster's client.
 ///
-/// That one sends a request again by itself, also after a connection broke under it, and tells only
-/// of the last attempt; and when it cannot learn who serves what, it says so to requests that other
-/// nodes may be carrying out. So no error of it means that nothing was done.
+/// When that one cannot learn who serves what, it tells so everybody who waits, also those whose
+/// request a node is carrying out. So an error means that nothing was done only where it can be
+/// none but a node's answer to the request itself.
 #[cfg(feature = "cluster")]
-pub(crate) fn classify_retried(error: RedisError) -> Failure {
-    classify(error).after_unknown()
+pub(crate) fn classify_of_cluster(error: RedisError) -> Failure {
+    let answered = crate::cluster::was_not_looked_at(&error)
+        || error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+    match classify(error) {
+        Failure::Nothing(source) if !answered => Failure::Unknown(source),
+        failure => failure,
+    }
 }
 
 /// What an error says, once the request was handed to a connection that sends it once.
@@ -226,7 +221,7 @@ pub(crate) fn breaks(error: &RedisError) -> bool {
 mod tests {
     use redis::{ErrorKind, RedisError};
 
-    use super::{Failure, classify, classify_retried};
+    use super::{Failure, classify, classify_of_cluster};
 
     fn said(line: &str) -> Option<RedisError> {
         let said = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
@@ -234,19 +229,24 @@ mod tests {
     }
 
     #[test]
-    fn what_a_clusters_client_says_last_does_not_tell_of_what_it_sent_before() {
-        let refusals = ["CLUSTERDOWN x", "READONLY x", "TRYAGAIN x", "MOVED 1 h:1", "OOM x"];
+    fn what_a_clusters_client_says_may_be_meant_for_another_request() {
+        let [refusals, answers] =
+            [["CLUSTERDOWN x", "READONLY x", "OOM x"], ["TRYAGAIN x", "MOVED 1 h:1", "ASK 1 h:1"]];
         let mut errors: Vec<_> = refusals.into_iter().filter_map(said).collect();
         errors.push((ErrorKind::ClusterConnectionNotFound, "none").into());
         assert_eq!(errors.len(), refusals.len() + 1);
         for error in errors {
             let text = error.to_string();
-            let (once, retried) = (classify(error.clone()), classify_retried(error));
-            assert!(matches!(once, Failure::Nothing(_)), "{text}");
-            assert!(matches!(retried, Failure::Unknown(_)), "{text}");
+            let (one, of_cluster) = (classify(error.clone()), classify_of_cluster(error));
+            assert!(matches!(one, Failure::Nothing(_)), "{text}");
+            assert!(matches!(of_cluster, Failure::Unknown(_)), "{text}");
         }
-        assert!(matches!(said("HAPAX x").map(classify_retried), Some(Failure::Foreign)));
-        let unknown = said("NOSCRIPT x").map(classify_retried);
+        for answer in answers {
+            let failure = said(answer).map(classify_of_cluster);
+            assert!(matches!(failure, Some(Failure::Nothing(_))), "{answer}");
+        }
+        assert!(matches!(said("HAPAX x").map(classify_of_cluster), Some(Failure::Foreign)));
+        let unknown = said("NOSCRIPT x").map(classify_of_cluster);
         assert!(unknown.is_some_and(|failure| failure.is_unknown_script()));
     }
 }

@@ -9,7 +9,8 @@
 //!    *ambiguous*, because it may be carried out yet, and the engine sends it again. A server's
 //!    refusal says that nothing was done; not so a cluster's, see below.
 //! 4. A server that would forget by design is refused, at first and whenever it is found again:
-//!    one that evicts, a replica, an old version. [`diagnose`] looks at what can be accepted.
+//!    one that evicts, a replica, an old version; it is looked at again every thirty time-outs (a
+//!    minute by default). [`diagnose`] looks at what can be accepted.
 //! 5. Those who wait for a key hear of its end by pub/sub ([`hapax::Notify`]).
 //!
 //! ```no_run
@@ -60,8 +61,8 @@
 //!
 //! `publish`, `subscribe` and channels are for those who wait; without them they look four times a
 //! second. `scan` is for paging ([`hapax::Inspect`]). `client|setinfo` exists from 7.2 on and names
-//! the connection. A cluster needs `+cluster|slots` as well, and [`diagnose`] asks for
-//! `+config|get`, but goes without.
+//! the connection. A cluster needs `+cluster|slots +asking` as well, and [`diagnose`] asks
+//! for `+config|get`, but goes without.
 //!
 //! # At rest
 //!
@@ -82,10 +83,11 @@
 //!
 //! # Clusters
 //!
-//! The cluster's client sends a request again by itself, also after the connection broke under it,
-//! and tells only of the last attempt. Therefore every error that it reports for a write is
-//! *ambiguous*, also a plain refusal such as `CLUSTERDOWN` or `OOM`; *unavailable* is only what was
-//! never given to it.
+//! A request is carried out once at most: it is sent again only where a node answered that it did
+//! not look at it, because its slot is elsewhere or on the move. When the client cannot learn who
+//! serves what, it says so to all who wait for any answer. Therefore most errors that it reports for
+//! a write are *ambiguous*, also a plain refusal such as `CLUSTERDOWN` or `OOM`; *unavailable* is
+//! what was never given to it, or was only sent from node to node.
 //!
 //! Who serves slots is looked at when the store opens, when a node's connection was lost, and every
 //! thirty time-outs. A master that is away cannot be looked at: that is logged, and made up for once

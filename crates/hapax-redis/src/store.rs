@@ -173,19 +173,14 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script: by its name, and by its text where the server does not know the name. Not
-    /// knowing it, that server did nothing; one that was asked before it may have.
+    /// Runs a script: by its name, and by its text where the server does not know the name and so
+    /// did nothing.
     async fn run(&self, script: &Lua, name: &str, arguments: &[&[u8]]) -> Result<Value, Failure> {
         let by_name = self.link.send(&script.by_name(name, arguments)).await;
-        let Err(failure) = by_name else { return by_name };
-        if !failure.is_unknown_script() {
-            return Err(failure);
+        if !by_name.as_ref().is_err_and(Failure::is_unknown_script) {
+            return by_name;
         }
-        let by_text = self.link.send(&script.by_text(name, arguments)).await;
-        match failure {
-            Failure::Unknown(_) => by_text.map_err(Failure::after_unknown),
-            _ => by_text,
-        }
+        self.link.send(&script.by_text(name, arguments)).await
     }
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {

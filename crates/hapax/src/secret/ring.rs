@@ -40,7 +40,8 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// The most secrets that open: more are a sign that nobody removes them.
+    /// The most secrets that open which a file may name: more are a sign that nobody removes them.
+    /// What a program adds itself is not counted.
     pub const MAX_OPENING: usize = 16;
 
     /// One secret for everything.
@@ -56,7 +57,6 @@ impl KeyRing {
         let before = std::mem::replace(&mut self.sealing, secret);
         if before != self.sealing {
             self.opening.insert(0, before);
-            self.opening.truncate(Self::MAX_OPENING);
         }
         self
     }
@@ -66,7 +66,6 @@ impl KeyRing {
     pub fn opening(mut self, secret: Secret) -> Self {
         if secret != self.sealing && !self.opening.contains(&secret) {
             self.opening.push(secret);
-            self.opening.truncate(Self::MAX_OPENING);
         }
         self
     }
@@ -117,7 +116,7 @@ impl KeyRing {
         Ok(Self { naming, sealing, opening })
     }
 
-    /// The text of a file, which [`parse`](Self::parse) reads.
+    /// The text of a file, which [`parse`](Self::parse) reads, unless too many open.
     #[must_use]
     pub fn to_text(&self) -> String {
         if self.naming == self.sealing && self.opening.is_empty() {
@@ -177,6 +176,14 @@ mod tests {
         // Back again, as when a change is taken back.
         let back = ring.sealing(secret(2));
         assert_eq!((back.sealing, back.opening), (secret(2), vec![secret(3), secret(1)]));
+    }
+
+    #[test]
+    fn no_secret_is_dropped_unasked() {
+        let ring = (0..40).map(secret).fold(KeyRing::new(secret(99)), KeyRing::opening);
+        let ring = (40..80).map(secret).fold(ring, KeyRing::sealing);
+        assert_eq!(ring.opening.len(), 80);
+        assert_eq!(KeyRing::parse(&ring.to_text()), Err(KeyRingError::TooMany));
     }
 
     #[test]

@@ -53,11 +53,24 @@ async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
 
 #[tokio::test]
 async fn a_server_that_begins_to_evict_is_given_up_when_it_is_found_again() {
+    begins_to_evict(true).await;
+}
+
+#[tokio::test]
+async fn a_server_that_begins_to_evict_is_given_up_unasked() {
+    begins_to_evict(false).await;
+}
+
+async fn begins_to_evict(disconnect: bool) {
     let server = RedisServer::start().await;
-    let store = connect(&server).await;
-    stored(&*store, &claim(1)).await;
+    // It is looked at again after thirty of them.
+    let options = at(server.port()).timeout(Duration::from_millis(200));
+    let store = RedisStore::connect(options).await.unwrap();
+    stored(&store, &claim(1)).await;
     server.command("CONFIG SET maxmemory-policy volatile-ttl").await;
-    server.command("CLIENT KILL TYPE normal").await;
+    if disconnect {
+        server.command("CLIENT KILL TYPE normal").await;
+    }
     let error = loop {
         match store.swap(claim(2)).await {
             Err(StoreError::Unavailable(source)) => break source,
