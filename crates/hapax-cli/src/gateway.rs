@@ -2,6 +2,7 @@
 
 mod args;
 mod limits;
+mod transport;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,14 +30,20 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     limits::raise_open_files();
     let told = config.clone();
     let gateway = Gateway::start(config).await.map_err(|error| failure(&error))?;
-    let mut line = format!("listening on http://{}", gateway.local_addr());
+    let scheme = if told.transport.tls.is_some() { "https" } else { "http" };
+    let mut line = format!("listening on {scheme}://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
         line.push_str(&format!(", admin http://{admin}"));
     }
     // Whoever started it may not want to know.
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
-    signals.next().await;
+    loop {
+        match signals.next().await {
+            Told::End(_) => break,
+            Told::Reload => reload(&gateway).await,
+        }
+    }
     let first = Instant::now();
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
@@ -61,7 +68,8 @@ fn ready(gateway: &Running, told: &Config) {
     // Without its query, which may be secret.
     let auth = told.auth.as_ref().map(|auth| {
         let authority = auth.url.authority().map_or("", |authority| authority.as_str());
-        format!("http://{authority}{}", auth.url.path())
+        let scheme = auth.url.scheme_str().unwrap_or("http");
+        format!("{scheme}://{authority}{}", auth.url.path())
     });
     tracing::info!(
         listen = %gateway.local_addr(),
@@ -81,11 +89,29 @@ fn ready(gateway: &Running, told: &Config) {
 fn failure(error: &StartError) -> Failure {
     match error {
         StartError::Config(_)
+        | StartError::Tls(_)
         | StartError::Store(StoreOpenError::Secret { .. } | StoreOpenError::Url { .. }) => {
             Failure::usage(error)
         }
         _ => Failure::unavailable(error),
     }
+}
+
+/// Certificates are all that can be read again: everything else was said by flags.
+async fn reload(gateway: &Running) {
+    match gateway.reload_certificates().await {
+        Ok(()) => tracing::info!("SIGHUP: certificates were read again"),
+        Err(error) => {
+            tracing::warn!(%error, "SIGHUP: certificates cannot be used, the ones before still hold");
+        }
+    }
+}
+
+/// What a signal says.
+enum Told {
+    /// To end; the signal's number.
+    End(u8),
+    Reload,
 }
 
 /// SIGTERM and SIGINT, and SIGHUP, which would end the process if nobody heard it.
@@ -111,7 +137,8 @@ impl Signals {
     /// The number of the first one from `from` on that says to end.
     async fn another(&mut self, from: Instant) -> u8 {
         loop {
-            let signal = self.next().await;
+            // What ends has nothing to reload for.
+            let Told::End(signal) = self.next().await else { continue };
             if Instant::now() >= from {
                 return signal;
             }
@@ -119,16 +146,12 @@ impl Signals {
         }
     }
 
-    /// The number of the next one that says to end.
-    async fn next(&mut self) -> u8 {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return 15,
-                _ = self.interrupt.recv() => return 2,
-                _ = self.hang_up.recv() => {
-                    tracing::info!("SIGHUP: everything was said by flags, there is nothing to reload");
-                }
-            }
+    /// The next one.
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::End(15),
+            _ = self.interrupt.recv() => Told::End(2),
+            _ = self.hang_up.recv() => Told::Reload,
         }
     }
 }

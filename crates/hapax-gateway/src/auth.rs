@@ -9,7 +9,6 @@
 //! 3. Everything else is no answer: another status, silence, an answer that breaks off, is larger than
 //!    [`MAX_ANSWER`] or does not say who the caller is. Then nothing is executed and nothing replayed.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use hapax_http::stored::named_by_connection;
 use hapax_http::{Body, BoxError};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::uri::{Authority, PathAndQuery};
+use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::sync::Semaphore;
@@ -26,8 +25,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ForwardAuth;
 use crate::metrics::{Authorised, Metrics};
-use crate::proxy::headers;
-use crate::upstream::{Failure, Upstream};
+use crate::proxy::{Peer, headers};
+use crate::upstream::{Dialling, Failure, Origin, Upstream};
 
 /// The largest body of an answer, in bytes. While a client is given one it gets nothing from the
 /// upstream, so that this is within what a connection may take.
@@ -87,15 +86,16 @@ enum Silence {
 }
 
 impl Auth {
-    /// Asks at `path` of `authority`, as `told`.
+    /// Asks at `path` of `origin`, as `told`, in HTTP/1.1.
     pub(crate) fn new(
-        (authority, path): (Authority, PathAndQuery),
+        (origin, path): (Origin, PathAndQuery),
         told: &ForwardAuth,
+        dialling: &Dialling,
         metrics: Arc<Metrics>,
     ) -> Self {
         let given = told.given().into_iter();
         Self {
-            upstream: Upstream::new(authority, told.timeout, PLACES),
+            upstream: Upstream::new(origin, told.timeout, PLACES, dialling.http1()),
             path,
             timeout: told.timeout,
             scope: told.scope.clone(),
@@ -122,11 +122,7 @@ impl Auth {
     /// Whether this request may go on, and with which headers in addition.
     ///
     /// Dropping the future ends the question; nothing follows from it.
-    pub(crate) async fn ask(
-        &self,
-        request: &Parts,
-        peer: SocketAddr,
-    ) -> Result<HeaderMap, Refused> {
+    pub(crate) async fn ask(&self, request: &Parts, peer: Peer) -> Result<HeaderMap, Refused> {
         let named = named_by_connection(&request.headers);
         if let Some(given) = self.given.iter().find(|given| named.contains(&given.name)) {
             return Err(Refused::Malformed(format!("Connection must not name {}.", given.name)));

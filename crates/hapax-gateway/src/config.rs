@@ -1,6 +1,7 @@
 //! What a gateway is told, and what is refused before anything starts.
 
 mod auth;
+mod transport;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,20 +14,26 @@ use hapax_http::classify::Profile;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, RouteError, StoreOutage};
 use hapax_http::stored::hop_by_hop;
-use http::uri::{Authority, PathAndQuery, Scheme};
+use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, Method, Uri};
+use rustls::pki_types::ServerName;
 
 use crate::memory::{LargestBodies, Shares};
 use crate::store::{CacheUrl, StoreUrl};
+use crate::tls::{AllCertificates, TlsError};
 use crate::units::Size;
+use crate::upstream::Origin;
 pub use auth::ForwardAuth;
+pub use transport::{
+    ListenTls, Network, NotANetwork, Protocol, Transport, TransportError, UpstreamTls,
+};
 
 /// Everything a gateway is told. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where clients connect. Default `127.0.0.1:8080`.
     pub listen: SocketAddr,
-    /// The service to protect: `http://HOST[:PORT]`.
+    /// The service to protect: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
     pub upstream: Uri,
     /// The operators' listener; `None` for none. Default `127.0.0.1:9090`.
     pub admin: Option<SocketAddr>,
@@ -59,8 +66,8 @@ pub struct Config {
     pub in_flight: InFlight,
     /// What a retry of an unknown outcome gets. Default: it is executed again.
     pub on_unknown: OnUnknown,
-    /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH`; for
-    /// [`OnUnknown::Reconcile`].
+    /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH` or
+    /// `https`; for [`OnUnknown::Reconcile`].
     pub reconcile_url: Option<Uri>,
     /// What statuses mean. Default [`Profile::Standard`].
     pub profile: Profile,
@@ -84,12 +91,15 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// How much is served and held at once.
     pub limits: Limits,
+    /// TLS, versions of HTTP, and who is believed.
+    pub transport: Transport,
 }
 
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections of clients; further ones wait to be accepted. Default 1,024.
+    /// Connections of clients, and what HTTP/2 has under way on one beyond its first request; further
+    /// ones wait. Default 1,024.
     pub connections: usize,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
@@ -156,12 +166,14 @@ impl Config {
             replay_set_cookie: false,
             drain_timeout: Duration::from_secs(25),
             limits: Limits::default(),
+            transport: Transport::default(),
         }
     }
 
     /// Settles what depends on each other, and refuses what would only show in production.
     pub(crate) fn settle(&self) -> Result<Settled, ConfigError> {
-        let upstream = authority(&self.upstream).ok_or(ConfigError::Upstream)?;
+        self.transport.check()?;
+        let upstream = origin(&self.upstream).ok_or(ConfigError::Upstream)?;
         if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(ConfigError::UpstreamPath);
         }
@@ -313,13 +325,24 @@ impl fmt::Debug for AdminToken {
 /// What follows from a [`Config`].
 #[derive(Debug)]
 pub(crate) struct Settled {
-    pub(crate) upstream: Authority,
-    pub(crate) auth: Option<(Authority, PathAndQuery)>,
-    pub(crate) reconcile: Option<(Authority, PathAndQuery)>,
+    pub(crate) upstream: Origin,
+    pub(crate) auth: Option<(Origin, PathAndQuery)>,
+    pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
     pub(crate) callers: Callers,
     pub(crate) missing: MissingScope,
     pub(crate) policy: Policy,
     pub(crate) memory: Shares,
+}
+
+impl Settled {
+    /// Reads the certificates that are needed.
+    pub(crate) async fn certificates(&self, config: &Config) -> Result<AllCertificates, TlsError> {
+        let others = [&self.auth, &self.reconcile].into_iter().flatten();
+        let mut origins = std::iter::once(&self.upstream).chain(others.map(|(origin, _)| origin));
+        let secure = origins.any(|origin| origin.secure);
+        let Transport { tls, upstream_tls, .. } = config.transport.clone();
+        AllCertificates::read(tls, secure.then_some(upstream_tls)).await
+    }
 }
 
 /// Who the caller is.
@@ -347,23 +370,19 @@ impl Callers {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "each says itself what it is")]
 pub enum ConfigError {
-    #[error("--upstream must be a URL like http://127.0.0.1:3000 (https is not in this build)")]
+    #[error("--upstream must be a URL like http://127.0.0.1:3000")]
     Upstream,
     #[error("--upstream is --listen ({0}): the gateway would call itself")]
     Loop(SocketAddr),
     #[error("--upstream must not have a path: paths are forwarded as they came")]
     UpstreamPath,
-    #[error(
-        "--reconcile-url must be a URL like http://127.0.0.1:3000/outcome (https is not in this build)"
-    )]
+    #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]
     ReconcileTarget,
     #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
     ReconcileUrl,
     #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
     NeverAsked,
-    #[error(
-        "--auth-url must be a URL like http://127.0.0.1:4180/check (https is not in this build)"
-    )]
+    #[error("--auth-url must be a URL like http://127.0.0.1:4180/check")]
     AuthTarget,
     #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
     AuthLoop(SocketAddr),
@@ -412,15 +431,19 @@ pub enum ConfigError {
     #[error("--admin-token must be visible ASCII, at least one character")]
     TokenText,
     #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
     Policy(#[from] PolicyError),
     #[error(transparent)]
     Route(#[from] RouteError),
 }
 
-fn authority(uri: &Uri) -> Option<Authority> {
-    if uri.scheme() != Some(&Scheme::HTTP) {
-        return None;
-    }
+fn origin(uri: &Uri) -> Option<Origin> {
+    let secure = match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTP => false,
+        Some(scheme) if *scheme == Scheme::HTTPS => true,
+        _ => return None,
+    };
     let authority = uri.authority()?;
     // `user@host` would send credentials nobody asked for.
     let named = !authority.host().is_empty() && !authority.as_str().contains('@');
@@ -429,19 +452,22 @@ fn authority(uri: &Uri) -> Option<Authority> {
         "" => true,
         port => port.strip_prefix(':').is_some_and(is_port),
     };
-    (named && port).then(|| authority.clone())
+    let origin = Origin { secure, authority: authority.clone() };
+    // A certificate is for a name or an address.
+    let certain = !secure || ServerName::try_from(origin.host()).is_ok();
+    (named && port && certain).then_some(origin)
 }
 
 fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|it| it > 0)
 }
 
-/// Whether `authority` is certain to be where the gateway itself listens.
-fn is_self(authority: &Authority, listen: SocketAddr) -> bool {
-    if authority.port_u16().unwrap_or(80) != listen.port() {
+/// Whether `origin` is certain to be where the gateway itself listens.
+fn is_self(origin: &Origin, listen: SocketAddr) -> bool {
+    if origin.port() != listen.port() {
         return false;
     }
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let host = origin.host();
     if host.eq_ignore_ascii_case("localhost") {
         return listen.ip().is_loopback() || listen.ip().is_unspecified();
     }
@@ -451,10 +477,10 @@ fn is_self(authority: &Authority, listen: SocketAddr) -> bool {
     })
 }
 
-fn reconcile_target(uri: &Uri) -> Result<(Authority, PathAndQuery), ConfigError> {
-    let authority = authority(uri).ok_or(ConfigError::ReconcileTarget)?;
+fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
+    let origin = origin(uri).ok_or(ConfigError::ReconcileTarget)?;
     let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    Ok((authority, path))
+    Ok((origin, path))
 }
 
 fn is_token(token: &str) -> bool {

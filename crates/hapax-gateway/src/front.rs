@@ -12,16 +12,17 @@ use hapax_http::server::IdempotencyService;
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use crate::auth::{Auth, Refused};
-use crate::guard::Heads;
+use crate::guard::{Heads, http2};
 use crate::metrics::Metrics;
 use crate::proxy::headers::drop_own;
+use crate::proxy::tunnel::Switch;
 use crate::proxy::{Peer, Proxy};
 use crate::work::{Phase, Work};
 
@@ -37,43 +38,59 @@ pub(crate) struct Front {
     pub(crate) metrics: Arc<Metrics>,
 }
 
+/// The connection that a request came by.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// What its guard says of HTTP/1 requests.
+    pub(crate) heads: Option<Arc<Heads>>,
+    pub(crate) peer: Peer,
+    /// Where it can leave HTTP.
+    pub(crate) switch: Option<Switch>,
+}
+
 impl Front {
-    /// Answers a request of the connection that `heads` tells of.
+    /// Answers a request that came by `link`.
     pub(crate) async fn answer(
         self: Arc<Self>,
-        heads: Arc<Heads>,
-        peer: Peer,
+        link: Arc<Link>,
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
-        let mut response = match self.serve(&heads, peer, request).await {
+        let mut response = match self.serve(&link, request).await {
             Ok(response) => response,
             Err(refused) => {
                 self.metrics.refused(refused.code());
                 let mut response = refused.response(self.docs.as_ref()).map(Body::from);
                 if refused.code() == Code::MalformedRequest {
-                    close(&mut response);
+                    close(&mut response, &link);
                 }
                 response
             }
         };
         if self.is_ending() {
-            close(&mut response);
+            close(&mut response, &link);
         }
         response.map(|body| in_hand.until_sent(body))
     }
 
+    /// Answers a request for which there was no place.
+    pub(crate) fn overloaded(&self) -> Response<Body> {
+        let detail = "Too many requests are under way. Nothing was executed.";
+        let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
+        self.metrics.refused(problem.code());
+        problem.response(self.docs.as_ref()).map(Body::from)
+    }
+
     async fn serve(
         &self,
-        heads: &Heads,
-        peer: Peer,
+        link: &Link,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let (mut parts, body) = self.admit(heads, request)?.into_parts();
+        let (mut parts, body) = self.admit(link, request)?.into_parts();
         if let Some(auth) = &self.auth {
             auth.drop_given(&mut parts.headers);
             if self.may_be_protected(&parts) {
-                match auth.ask(&parts, peer.0).await {
+                match auth.ask(&parts, link.peer).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(Refused::Denied(answer)) => return Ok(answer),
                     Err(Refused::Malformed(detail)) => {
@@ -85,7 +102,10 @@ impl Front {
                 }
             }
         }
-        parts.extensions.insert(peer);
+        parts.extensions.insert(link.peer);
+        if let Some(switch) = &link.switch {
+            parts.extensions.insert(switch.clone());
+        }
         // A clone is ready: neither the layer nor the proxy has anything to wait for.
         match self.service.clone().call(Request::from_parts(parts, body)).await {
             Ok(response) => Ok(response),
@@ -102,14 +122,18 @@ impl Front {
         self.work.phase() > Phase::Serving
     }
 
-    fn admit(&self, heads: &Heads, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
-        if let Some(refusal) = heads.refusal() {
+    fn admit(&self, link: &Link, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
+        let (mut parts, incoming) = request.into_parts();
+        let refusal = match &link.heads {
+            Some(heads) => heads.refusal(),
+            None => http2::settle(&mut parts).err(),
+        };
+        if let Some(refusal) = refusal {
             return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
         if self.is_ending() {
             return Err(draining());
         }
-        let (parts, incoming) = request.into_parts();
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept = self.may_be_protected(&parts);
         let body = Patient::new(incoming, self.stall, kept).under(self.auth.clone());
@@ -127,7 +151,12 @@ fn auth_unavailable() -> Problem {
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }
 
-fn close(response: &mut Response<Body>) {
+/// Says that it is the connection's last answer. HTTP/2 says so by a frame, and a connection that
+/// leaves HTTP has no next one.
+fn close(response: &mut Response<Body>, link: &Link) {
+    if link.peer.http2 || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return;
+    }
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 

@@ -12,6 +12,7 @@ use hapax_http::server::{
 };
 use hapax_http::stored::Cookies;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tower_layer::Layer;
@@ -22,13 +23,14 @@ use crate::config::{Callers, Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
-use crate::listener;
+use crate::listener::{self, Door};
 use crate::memory::Shares;
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
 use crate::store::{Measured, Opened, Opening, StoreOpenError};
-use crate::upstream::Upstream;
+use crate::tls::{AllCertificates, TlsError};
+use crate::upstream::{Dialling, Upstream};
 use crate::work::{Phase, Work};
 
 /// How many requests to the upstream may be under way for each connection: its own, and that of a
@@ -52,6 +54,7 @@ pub struct Running {
     engine: Idempotency,
     upstreams: Vec<Upstream>,
     opened: Opened,
+    certificates: AllCertificates,
     work: Work,
     store_timeout: Duration,
     drain_timeout: Duration,
@@ -84,6 +87,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// Certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The store did not open.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
@@ -102,6 +108,7 @@ impl Gateway {
     /// [`StartError`].
     pub async fn start(config: Config) -> Result<Running, StartError> {
         let settled = config.settle()?;
+        let certificates = settled.certificates(&config).await?;
         let listeners = Listeners::bind(&config).await?;
         let opening = Opening {
             store: config.store.clone(),
@@ -113,7 +120,7 @@ impl Gateway {
             make: true,
         };
         let opened = opening.open().await?;
-        run(&config, settled, listeners, opened)
+        run(&config, settled, certificates, listeners, opened)
     }
 
     /// Starts a gateway on a store that is open already; `config.store` is ignored,
@@ -123,8 +130,9 @@ impl Gateway {
     /// [`StartError`].
     pub async fn start_on(config: Config, opened: Opened) -> Result<Running, StartError> {
         let settled = config.settle()?;
+        let certificates = settled.certificates(&config).await?;
         let listeners = Listeners::bind(&config).await?;
-        run(&config, settled, listeners, opened)
+        run(&config, settled, certificates, listeners, opened)
     }
 }
 
@@ -145,6 +153,16 @@ impl Running {
     #[must_use]
     pub const fn engine(&self) -> &Idempotency {
         &self.engine
+    }
+
+    /// Reads the files of certificates again. Connections that begin from then on have what they say;
+    /// where they cannot be used, what held before still holds. It is done by itself every few
+    /// seconds.
+    ///
+    /// # Errors
+    /// [`TlsError`], the first one.
+    pub async fn reload_certificates(&self) -> Result<(), TlsError> {
+        self.certificates.reload().await
     }
 
     /// Drains and ends.
@@ -236,21 +254,28 @@ fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
 fn run(
     config: &Config,
     settled: Settled,
+    certificates: AllCertificates,
     listeners: Listeners,
     opened: Opened,
 ) -> Result<Running, StartError> {
     let metrics = Arc::new(Metrics::new(config.retention));
     let engine = engine(config, settled.memory, &opened, &metrics);
     let scope_headers = settled.callers.headers().to_vec();
+    let dialling = Dialling {
+        protocol: config.transport.upstream_protocol,
+        tls: certificates.upstream.clone(),
+        patience: config.transport.connect_timeout,
+        idle: config.transport.upstream_idle,
+    };
     let asker = settled.reconcile.map(|target| {
         let timeout = config.upstream_timeout;
-        Asker::new(target, scope_headers.clone(), config.max_response_body, timeout)
+        Asker::new(target, scope_headers.clone(), config.max_response_body, timeout, &dialling)
     });
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
-    let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent);
     let auth = settled.auth.zip(config.auth.as_ref());
-    let auth = auth.map(|(target, told)| Auth::new(target, told, Arc::clone(&metrics)));
+    let auth = auth.map(|(target, told)| Auth::new(target, told, &dialling, Arc::clone(&metrics)));
     let auth = auth.map(Arc::new);
+    let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent, dialling);
     let upstreams = std::iter::once(&upstream)
         .chain(asker.as_ref().map(Asker::upstream))
         .chain(auth.as_deref().map(Auth::upstream))
@@ -291,6 +316,15 @@ fn run(
         docs: config.docs_url.clone(),
         metrics: Arc::clone(&metrics),
     });
+    let door = Arc::new(Door {
+        front,
+        limits: config.limits,
+        tls: certificates.listener.clone(),
+        streams: config.transport.streams,
+        trusted: config.transport.trusted.clone(),
+        silence: config.upstream_timeout,
+        places: Arc::new(Semaphore::new(config.limits.connections)),
+    });
     let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
     let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
     let admin = Arc::new(Admin {
@@ -313,13 +347,15 @@ fn run(
             Arc::clone(&opened.store) as Arc<dyn Store>,
             metrics,
             upstreams.clone(),
+            certificates.clone(),
         ))),
         upstreams,
         opened,
+        certificates,
         work,
         store_timeout: config.store_timeout,
         drain_timeout: config.drain_timeout,
-        listener: Task(tokio::spawn(listener::serve(listeners.data, front, config.limits))),
+        listener: Task(tokio::spawn(listener::serve(listeners.data, door))),
         admin: listeners.admin.map(|listener| Task(tokio::spawn(admin::serve(listener, admin)))),
     })
 }

@@ -15,7 +15,9 @@
 //!    something to write fails.
 
 mod head;
+pub(crate) mod http2;
 mod scan;
+mod stall;
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -26,10 +28,10 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep};
 
 pub(crate) use head::Refusal;
 use scan::{Scanner, Verdict};
+pub(crate) use stall::{Stall, Stalling};
 
 /// The largest request head, in bytes.
 pub(crate) const MAX_HEAD: usize = 32 * 1024;
@@ -65,23 +67,21 @@ pub(crate) struct Guarded<S> {
     inbox: BytesMut,
     cleared: usize,
     refused: bool,
-    stall: Duration,
-    stalled: Option<Pin<Box<Sleep>>>,
+    stall: Stall,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
-    /// Guards `io`; a write that gets nowhere for `stall` fails.
-    pub(crate) fn new(io: S, stall: Duration) -> Self {
+    /// Guards `io`, of which `read` was read already; a write that gets nowhere for `stall` fails.
+    pub(crate) fn new(io: S, read: &[u8], stall: Duration) -> Self {
         Self {
             io,
             scanner: Scanner::new(),
             heads: Arc::default(),
             passed: 0,
-            inbox: BytesMut::new(),
+            inbox: BytesMut::from(read),
             cleared: 0,
             refused: false,
-            stall,
-            stalled: None,
+            stall: Stall::new(stall),
         }
     }
 
@@ -89,11 +89,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
         Arc::clone(&self.heads)
     }
 
-    /// The connection itself, and whether its peer may still be sending: it was not between two
-    /// requests.
-    pub(crate) fn into_inner(self) -> (S, bool) {
+    /// The connection itself; what was read of it and withheld, unless it was refused; and whether its
+    /// peer may still be sending: it was not between two requests.
+    pub(crate) fn into_parts(self) -> (S, Option<BytesMut>, bool) {
         let between = self.scanner.is_between() && self.inbox.is_empty() && !self.refused;
-        (self.io, !between)
+        (self.io, (!self.refused).then_some(self.inbox), !between)
     }
 
     /// Judges what was read; whether hyper may have any of it.
@@ -120,23 +120,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             }
         }
         Ok(true)
-    }
-
-    /// A write's outcome, or an error once there was none for too long.
-    fn unless_stalled(
-        &mut self,
-        cx: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.stalled = None;
-            return written;
-        }
-        let stall = self.stall;
-        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(stall)));
-        ready!(timer.as_mut().poll(cx));
-        timer.as_mut().reset(Instant::now() + stall);
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -179,7 +162,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.unless_stalled(cx, written)
+        self.stall.check(cx, written)
     }
 
     fn poll_write_vectored(
@@ -188,7 +171,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.unless_stalled(cx, written)
+        self.stall.check(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

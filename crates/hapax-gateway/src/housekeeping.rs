@@ -9,6 +9,7 @@ use hapax::Store;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::metrics::Metrics;
+use crate::tls::AllCertificates;
 use crate::upstream::Upstream;
 
 /// How often expired records are looked for.
@@ -22,13 +23,33 @@ const REAP_PAUSE: Duration = Duration::from_millis(20);
 /// How often idle upstream connections are looked through.
 const PRUNE_EVERY: Duration = Duration::from_millis(500);
 
+/// How often the files of certificates are looked at. They are small.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
 /// Goes on until it is dropped.
 pub(crate) async fn housekeeping(
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
     upstreams: Vec<Upstream>,
+    certificates: AllCertificates,
 ) {
-    tokio::join!(reap(&*store, &metrics), prune(&upstreams));
+    tokio::join!(reap(&*store, &metrics), prune(&upstreams), look(&certificates));
+}
+
+async fn look(certificates: &AllCertificates) {
+    let mut said = String::new();
+    loop {
+        sleep(LOOK_EVERY).await;
+        match certificates.reload().await {
+            Ok(()) => said.clear(),
+            // Files that stay as they are, are not complained of each time.
+            Err(error) if error.to_string() == said => {}
+            Err(error) => {
+                said = error.to_string();
+                tracing::warn!(%error, "certificates cannot be used: the ones before still hold");
+            }
+        }
+    }
 }
 
 async fn reap(store: &dyn Store, metrics: &Metrics) {

@@ -52,14 +52,19 @@ mod metrics;
 mod proxy;
 mod reconcile;
 mod store;
+mod tls;
 mod units;
 mod upstream;
 mod work;
 
-pub use config::{AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits};
+pub use config::{
+    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits, ListenTls, Network, NotANetwork,
+    Protocol, Transport, TransportError, UpstreamTls,
+};
 pub use gateway::{Ended, Gateway, Running, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
     StoreUrlError, Written,
 };
+pub use tls::TlsError;
 pub use units::{Size, UnitError, parse_duration};

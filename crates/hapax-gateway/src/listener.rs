@@ -1,39 +1,46 @@
 //! Connections of clients.
 
-use std::convert::Infallible;
-use std::io;
+mod http1;
+mod http2;
+mod io;
+
+use std::io as std_io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::config::Limits;
+use crate::config::{Limits, Network};
 use crate::front::Front;
-use crate::guard::{Guarded, MAX_HEAD};
 use crate::proxy::Peer;
+use crate::tls::ServerTls;
 use crate::work::Phase;
+use io::{Io, Opening};
 
-/// What hyper buffers of a connection; a head must fit.
-const MAX_BUFFER: usize = MAX_HEAD + 16 * 1024;
-
-/// How long a client may go on sending after its last answer, and how much.
-const LINGER: Duration = Duration::from_secs(2);
-const LINGER_BYTES: usize = 64 << 20;
+/// What holds for all connections.
+#[derive(Debug)]
+pub(crate) struct Door {
+    pub(crate) front: Arc<Front>,
+    pub(crate) limits: Limits,
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    /// Requests that an HTTP/2 connection may have open.
+    pub(crate) streams: u32,
+    pub(crate) trusted: Vec<Network>,
+    /// How long both ends of a connection that left HTTP may be silent.
+    pub(crate) silence: Duration,
+    /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
+    pub(crate) places: Arc<Semaphore>,
+}
 
 /// Serves connections until the drain begins, then those that are there until they end. Dropping
 /// the future ends them all.
-pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>, limits: Limits) {
-    let work = front.work.clone();
-    let places = Arc::new(Semaphore::new(limits.connections));
+pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
+    let work = door.front.work.clone();
     let mut connections = JoinSet::new();
     let mut draining = pin!(work.reached(Phase::Draining));
     loop {
@@ -43,18 +50,20 @@ pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>, limits: Limi
             () = &mut draining => break,
             Some(_) = connections.join_next() => continue,
             accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
+                let place = Arc::clone(&door.places).acquire_owned().await;
                 listener.accept().await.map(|accepted| (accepted, place))
             } => accepted,
         };
         match accepted {
-            Ok(((stream, peer), place)) => {
-                let front = Arc::clone(&front);
+            Ok(((stream, peer), Ok(place))) => {
+                let door = Arc::clone(&door);
                 connections.spawn(async move {
-                    connection(stream, peer, front, limits).await;
-                    drop(place);
+                    if let Err(error) = connection(stream, peer, &door, place).await {
+                        tracing::debug!(%error, "a connection ended early");
+                    }
                 });
             }
+            Ok((_, Err(_closed))) => break,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 // Out of descriptors, most likely: it does not pass by trying at once.
@@ -66,61 +75,38 @@ pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>, limits: Limi
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, front: Arc<Front>, limits: Limits) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection was gone at once");
-        return;
+/// Finds out what is spoken, and speaks it.
+async fn connection(
+    stream: TcpStream,
+    addr: SocketAddr,
+    door: &Arc<Door>,
+    place: OwnedSemaphorePermit,
+) -> std_io::Result<()> {
+    stream.set_nodelay(true)?;
+    let opening = timeout(door.limits.head_timeout, open(stream, door)).await;
+    let Opening { io, read, http2 } = opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
+    let believed = door.trusted.iter().any(|network| network.contains(addr.ip()));
+    let peer = Peer { addr, secure: door.tls.is_some(), believed, http2 };
+    if http2 {
+        http2::serve(io, read, peer, door, place).await;
+        return Ok(());
     }
-    let guarded = Guarded::new(stream, limits.stall);
-    let (heads, work) = (guarded.heads(), front.work.clone());
-    let service = service_fn(|request| {
-        let answer = Arc::clone(&front).answer(Arc::clone(&heads), Peer(peer), request);
-        Box::pin(async move { Ok::<_, Infallible>(answer.await) })
-    });
-    let mut connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_timeout)
-        .max_buf_size(MAX_BUFFER)
-        .serve_connection(TokioIo::new(guarded), service);
-    let ended = {
-        let mut closing = pin!(work.reached(Phase::Closing));
-        let mut told = false;
-        std::future::poll_fn(|cx| {
-            if !told && closing.as_mut().poll(cx).is_ready() {
-                told = true;
-                Pin::new(&mut connection).graceful_shutdown();
-            }
-            connection.poll_without_shutdown(cx)
-        })
-        .await
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection failed");
-    }
-    let (stream, sending) = connection.into_parts().io.into_inner().into_inner();
-    // Where nothing more comes, closing is closing.
-    if sending && let Err(error) = linger(stream).await {
-        tracing::debug!(%error, "a connection ended abruptly");
-    }
+    let served = http1::serve(io, &read, peer, door).await;
+    drop(place);
+    served
 }
 
-/// Closes in stages (RFC 9112 9.6): to close while the client still sends would reset the
-/// connection, and the client might never read its answer.
-async fn linger(mut stream: TcpStream) -> io::Result<()> {
-    stream.shutdown().await?;
-    let rest = async {
-        let mut buffer = [0; 4096];
-        let mut left = LINGER_BYTES;
-        loop {
-            let count = stream.read(&mut buffer).await?;
-            left = left.saturating_sub(count);
-            if count == 0 || left == 0 {
-                return Ok(());
-            }
+/// The first bytes tell HTTP/2 from HTTP/1, or the handshake of TLS does: there, who wants HTTP/2 has
+/// to say so in it (RFC 9113 3.2).
+async fn open(stream: TcpStream, door: &Door) -> std_io::Result<Opening> {
+    match &door.tls {
+        None => io::tell(Io::Plain(stream)).await,
+        Some(tls) => {
+            let io = io::secure(stream, tls.now()).await?;
+            let http2 = io.chose_http2();
+            Ok(Opening { io, read: Vec::new(), http2 })
         }
-    };
-    // Too long: it is reset after all.
-    timeout(LINGER, rest).await.unwrap_or(Ok(()))
+    }
 }
 
 /// Waits until `idle` says so, looking every 20 ms; whether it did before `limit`.

@@ -1,6 +1,7 @@
 //! The service behind the layer: one upstream.
 
 pub(crate) mod headers;
+pub(crate) mod tunnel;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,9 +25,17 @@ use tower_service::Service;
 use crate::metrics::Metrics;
 use crate::upstream::{Failure, Upstream};
 
-/// A request extension: who sent it.
+/// A request extension: who sent it, and over what.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub(crate) struct Peer {
+    pub(crate) addr: SocketAddr,
+    /// Over TLS.
+    pub(crate) secure: bool,
+    /// What it says of who is behind it is true.
+    pub(crate) believed: bool,
+    /// In HTTP/2.
+    pub(crate) http2: bool,
+}
 
 /// Forwards requests to an upstream. It never fails: what has no answer gets a problem, marked with
 /// what it means for the key.
@@ -40,13 +49,17 @@ pub(crate) struct Proxy {
 impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.get::<Peer>().map_or_else(unknown_peer, |peer| peer.0);
+        let peer = parts.extensions.get::<Peer>().copied().unwrap_or_else(unknown_peer);
+        let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::drop_own(&mut parts.headers, true);
         headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
         if body.is_end_stream() {
             headers::say_empty(&mut parts.headers, &parts.method, length_said);
+        }
+        if let Some((_, protocol)) = &switching {
+            tunnel::ask(&mut parts.headers, protocol);
         }
         let execution = parts.extensions.get::<Execution>();
         if let Some(execution) = execution {
@@ -63,7 +76,11 @@ impl Proxy {
         *forwarded.headers_mut() = parts.headers;
         match self.upstream.send(forwarded).await {
             Ok(mut response) => {
+                let switched = switching.and_then(|(switch, _)| switch.follow(&mut response));
                 headers::to_client(response.headers_mut());
+                if let Some(protocol) = switched {
+                    tunnel::ask(response.headers_mut(), &protocol);
+                }
                 if !protected {
                     // Where it protects, the layer reads them before it removes them.
                     headers::drop_own(response.headers_mut(), false);
@@ -127,6 +144,7 @@ fn origin_form(uri: Uri) -> Uri {
 }
 
 /// A request that did not come through the listener.
-fn unknown_peer() -> SocketAddr {
-    (std::net::Ipv4Addr::UNSPECIFIED, 0).into()
+fn unknown_peer() -> Peer {
+    let addr = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+    Peer { addr, secure: false, believed: false, http2: false }
 }

@@ -9,13 +9,13 @@ use hapax_http::Body;
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
-use http::uri::{Authority, PathAndQuery};
+use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::sync::Semaphore;
 
 use crate::keys::bodiless;
-use crate::upstream::Upstream;
+use crate::upstream::{Dialling, Origin, Upstream};
 
 /// Response of the service that is asked: the status that the operation was answered with.
 const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
@@ -39,15 +39,16 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// Asks at `path` of `authority`, showing the retry's `scope` headers. An answer has at most
+    /// Asks at `path` of `origin` in HTTP/1.1, showing the retry's `scope` headers. An answer has at most
     /// `max_body` bytes and no silence longer than `timeout`.
     pub(crate) fn new(
-        (authority, path): (Authority, PathAndQuery),
+        (origin, path): (Origin, PathAndQuery),
         scope: Vec<HeaderName>,
         max_body: usize,
         timeout: Duration,
+        dialling: &Dialling,
     ) -> Self {
-        let upstream = Upstream::new(authority, timeout, CONCURRENT);
+        let upstream = Upstream::new(origin, timeout, CONCURRENT, dialling.http1());
         let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
         Self { upstream, path, scope, max_body, readers }
     }

@@ -16,6 +16,7 @@ use hapax_http::problem::DocsUrl;
 use hapax_http::server::{KeyRule, MissingScope, StoreOutage};
 use http::{HeaderName, Method, Uri};
 
+use super::transport::TransportArgs;
 use crate::exit::{Failure, of};
 use crate::logging::LogFormat;
 
@@ -171,7 +172,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE", default_value = "512MiB")]
     max_memory: Size,
 
-    /// Connections of clients; further ones wait to be accepted
+    /// Connections of clients, and requests under way on one of HTTP/2 beyond the first; further ones
+    /// wait
     #[arg(
         long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", default_value_t = 1024,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
@@ -225,6 +227,9 @@ pub(crate) struct GatewayArgs {
         value_parser = parse_duration
     )]
     drain_timeout: Duration,
+
+    #[command(flatten)]
+    transport: TransportArgs,
 
     /// How log lines look
     #[arg(long, env = "HAPAX_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -301,6 +306,7 @@ impl GatewayArgs {
         config.docs_url = self.docs_url;
         config.replay_set_cookie = self.replay_set_cookie;
         config.drain_timeout = self.drain_timeout;
+        config.transport = self.transport.transport()?;
         config.limits = Limits {
             connections: self.max_connections as usize,
             memory: self.max_memory.0,

@@ -70,7 +70,7 @@ pub(super) async fn serve(listener: TcpListener, app: Router, work: Work) {
 }
 
 async fn connection(stream: TcpStream, app: Router, work: Work) {
-    let guarded = Guarded::new(stream, STALL);
+    let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
     let service = service_fn(|request| answer(app.clone(), Arc::clone(&heads), request));
     let mut connection = pin!(

@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use hapax_http::stored::hop_by_hop;
-use http::uri::{Authority, PathAndQuery};
+use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
 
-use super::{Config, ConfigError, authority, is_self};
+use super::{Config, ConfigError, is_self, origin};
+use crate::upstream::Origin;
 
 /// Who is asked whether a request with a key may have an answer, and what of the answer counts.
 /// [`ForwardAuth::new`] has the defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForwardAuth {
-    /// Where: `http://HOST[:PORT]/PATH`.
+    /// Where: `http://HOST[:PORT]/PATH`, or `https`.
     pub url: Uri,
     /// Within which time there must be a whole answer. Default 2 s.
     pub timeout: Duration,
@@ -42,9 +43,9 @@ impl ForwardAuth {
         given
     }
 
-    pub(super) fn target(&self, config: &Config) -> Result<(Authority, PathAndQuery), ConfigError> {
-        let authority = authority(&self.url).ok_or(ConfigError::AuthTarget)?;
-        if is_self(&authority, config.listen) {
+    pub(super) fn target(&self, config: &Config) -> Result<(Origin, PathAndQuery), ConfigError> {
+        let origin = origin(&self.url).ok_or(ConfigError::AuthTarget)?;
+        if is_self(&origin, config.listen) {
             return Err(ConfigError::AuthLoop(config.listen));
         }
         if self.timeout.is_zero() {
@@ -64,7 +65,7 @@ impl ForwardAuth {
             }
         }
         let path = self.url.path_and_query().cloned();
-        Ok((authority, path.unwrap_or_else(|| PathAndQuery::from_static("/"))))
+        Ok((origin, path.unwrap_or_else(|| PathAndQuery::from_static("/"))))
     }
 }
 

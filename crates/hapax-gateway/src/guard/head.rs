@@ -132,7 +132,7 @@ fn begins_with(target: &[u8], scheme: &[u8]) -> bool {
 
 /// RFC 3986 3.2.2, with or without a port; or nothing, as RFC 9112 3.2 allows. What else a server
 /// behind might make of it, into URLs and routes, is not ours to find out.
-fn is_host(value: &[u8]) -> bool {
+pub(super) fn is_host(value: &[u8]) -> bool {
     let (host, port) = match value {
         [b'[', rest @ ..] => {
             let Some(end) = rest.iter().position(|byte| *byte == b']') else { return false };
@@ -193,7 +193,7 @@ fn is_token(bytes: &[u8]) -> bool {
 }
 
 /// Digits only: no sign, no list, no white space within.
-fn number(value: &[u8]) -> Option<u64> {
+pub(super) fn number(value: &[u8]) -> Option<u64> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;
     }

@@ -1,12 +1,13 @@
 //! Header fields on their way through the proxy.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
+use super::Peer;
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::stored::{hop_by_hop, named_by_connection};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
-    HeaderName, HeaderValue, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, VIA,
+    CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName,
+    HeaderValue, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, VIA,
 };
 use http::request::Parts;
 use http::uri::{Authority, Uri};
@@ -22,15 +23,15 @@ const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 /// HTTP/1.0 client did not send.
 ///
 /// `Host` is the client's own: the upstream is to make the URLs that its clients know. What a
-/// peer on loopback says about who is behind it is kept and added to, since it is a proxy of the
-/// same machine; from anyone else it could be a lie and is replaced.
-pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: &Authority) {
+/// peer that is believed says about who is behind it is kept, and `X-Forwarded-For` added to; from
+/// anyone else it could be a lie and is replaced. `Forwarded` (RFC 7239) is passed on or dropped by the
+/// same rule, and never made: services would have to choose between two accounts.
+pub(super) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Authority) {
     let trailers = has_token(headers, &TE, "trailers");
     drop_hop_by_hop(headers);
     if trailers {
         // Trailers pass through this proxy, so what the client can take the upstream may send.
         headers.insert(TE, HeaderValue::from_static("trailers"));
-        headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     // The client was told to go on when its body was first read.
     headers.remove(EXPECT);
@@ -42,7 +43,12 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
         entry.insert(host);
     }
     forwarded(headers, peer);
-    headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+    headers.append(VIA, via(peer));
+}
+
+/// RFC 9110 7.6.3: which protocol the request came in. Responses bear none, as is a gateway's choice.
+const fn via(peer: Peer) -> HeaderValue {
+    HeaderValue::from_static(if peer.http2 { "2 hapax" } else { "1.1 hapax" })
 }
 
 /// The fields of a question about a request: its own, and what the request is.
@@ -52,27 +58,26 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: SocketAddr, authority: 
 /// of whoever is asked.
 pub(crate) fn question(
     request: &Parts,
-    peer: SocketAddr,
+    peer: Peer,
     authority: &Authority,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = request.headers.clone();
     drop_own(&mut headers, true);
     name_host(&mut headers, &request.uri);
     drop_hop_by_hop(&mut headers);
-    let believed = peer.ip().to_canonical().is_loopback();
     drop_where(&mut headers, |name| {
         let plain = plain(name);
         is_of_the_message(&plain)
             || plain.starts_with("x-original-")
             || matches!(plain.as_str(), "x-forwarded-method" | "x-forwarded-uri")
-            || (plain.starts_with("x-forwarded-") && !believed)
+            || (plain.starts_with("x-forwarded-") && !peer.believed)
     });
     forwarded(&mut headers, peer);
     let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
     headers.insert(X_FORWARDED_METHOD, HeaderValue::from_str(request.method.as_str())?);
     headers.insert(X_FORWARDED_URI, HeaderValue::from_bytes(target.as_bytes())?);
     headers.insert(HOST, HeaderValue::from_str(authority.as_str())?);
-    headers.append(VIA, HeaderValue::from_static("1.1 hapax"));
+    headers.append(VIA, via(peer));
     Ok(headers)
 }
 
@@ -159,7 +164,7 @@ fn drop_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
     headers
         .get_all(name)
         .iter()
@@ -167,20 +172,20 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
         .any(|token| token.trim_ascii().eq_ignore_ascii_case(wanted.as_bytes()))
 }
 
-fn forwarded(headers: &mut HeaderMap, peer: SocketAddr) {
+fn forwarded(headers: &mut HeaderMap, peer: Peer) {
     // Spelled with underscores they are nobody's but of one who wants to be believed.
     drop_where(headers, |name| {
         name.as_str().contains('_') && plain(name).starts_with("x-forwarded-")
     });
-    let ip = peer.ip().to_canonical();
-    if !ip.is_loopback() {
+    if !peer.believed {
         headers.remove(FORWARDED);
         headers.remove(X_FORWARDED_FOR);
         headers.remove(X_FORWARDED_HOST);
         headers.remove(X_FORWARDED_PROTO);
     }
-    append_for(headers, ip);
-    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    append_for(headers, peer.addr.ip().to_canonical());
+    let scheme = HeaderValue::from_static(if peer.secure { "https" } else { "http" });
+    headers.entry(X_FORWARDED_PROTO).or_insert(scheme);
     if let Some(host) = headers.get(HOST).cloned() {
         headers.entry(X_FORWARDED_HOST).or_insert(host);
     }
@@ -211,9 +216,14 @@ mod tests {
         headers
     }
 
+    fn from(addr: &str) -> Peer {
+        let addr: std::net::SocketAddr = addr.parse().unwrap();
+        Peer { addr, secure: false, believed: addr.ip().is_loopback(), http2: false }
+    }
+
     fn passed(peer: &str, fields: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = map(fields);
-        to_upstream(&mut headers, peer.parse().unwrap(), &Authority::from_static("up:1"));
+        to_upstream(&mut headers, from(peer), &Authority::from_static("up:1"));
         headers
     }
 
@@ -248,7 +258,6 @@ mod tests {
     fn a_client_that_takes_trailers_may_be_sent_some() {
         let headers = passed("127.0.0.1:1", &[("te", "gzip, Trailers"), ("connection", "te")]);
         assert_eq!(headers["te"], "trailers");
-        assert_eq!(headers["connection"], "te");
     }
 
     #[test]
@@ -267,6 +276,16 @@ mod tests {
         assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["x-forwarded-host"], "shop.example");
         assert_eq!(headers["host"], "inner");
+    }
+
+    #[test]
+    fn what_it_came_over_is_said() {
+        let mut headers = map(&[("x-forwarded-proto", "http"), ("forwarded", "for=10.0.0.1")]);
+        let peer = Peer { secure: true, believed: false, http2: true, ..from("127.0.0.1:1") };
+        to_upstream(&mut headers, peer, &Authority::from_static("up:1"));
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["via"], "2 hapax");
+        assert!(!headers.contains_key("forwarded"));
     }
 
     #[test]
@@ -306,7 +325,7 @@ mod tests {
         ]);
         let asked = |peer: &str| {
             let auth = Authority::from_static("auth:1");
-            let mut headers = question(&request, peer.parse().unwrap(), &auth).unwrap();
+            let mut headers = question(&request, from(peer), &auth).unwrap();
             let user = headers.remove("x-forwarded-user");
             (headers, user)
         };

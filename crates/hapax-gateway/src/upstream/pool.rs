@@ -7,34 +7,32 @@ use tokio::time::Instant;
 
 use super::wire::Wire;
 
-/// How long a connection may have been idle to be used again.
-///
-/// Servers drop idle connections after a time they seldom announce: 2 s (gunicorn), 5 s (Node,
-/// uvicorn, Apache), 75 s (nginx). A request that crosses such a drop on its way may or may not have
-/// been read, and its outcome is unknown for nothing. Under load connections are idle for
-/// milliseconds; so a limit below all of these costs next to nothing.
-const MAX_IDLE: Duration = Duration::from_secs(1);
-
 /// How many are kept.
 const MAX_KEPT: usize = 512;
 
 /// Idle connections, the latest used last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pool {
+    /// How long a connection may have been idle to be used again.
+    most: Duration,
     idle: Mutex<Vec<(Instant, Wire)>>,
 }
 
 impl Pool {
+    pub(super) fn new(most: Duration) -> Self {
+        Self { most, idle: Mutex::default() }
+    }
+
     /// The connection that was used last, unless all have been idle for too long.
     pub(super) fn take(&self) -> Option<Wire> {
         let mut idle = self.lock();
         while let Some((since, wire)) = idle.pop() {
-            if since.elapsed() > MAX_IDLE {
+            if since.elapsed() > self.most {
                 // All below it are older.
                 idle.clear();
                 return None;
             }
-            if wire.sender.is_ready() {
+            if wire.is_ready() {
                 return Some(wire);
             }
         }
@@ -51,7 +49,7 @@ impl Pool {
 
     /// Drops what has been idle for too long.
     pub(super) fn prune(&self) {
-        self.lock().retain(|(since, wire)| since.elapsed() <= MAX_IDLE && wire.sender.is_ready());
+        self.lock().retain(|(since, wire)| since.elapsed() <= self.most && wire.is_ready());
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Instant, Wire)>> {

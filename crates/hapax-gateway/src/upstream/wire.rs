@@ -1,144 +1,186 @@
-//! Connections to the upstream, and proof of what was written to them.
+//! Connections to the upstream, one request at a time on each.
+//!
+//! HTTP/2 could carry many at once. Then a connection that is given up because of one of them would
+//! take the others along, and of none of them would be known whether it was sent; so a connection has
+//! one here too, and what a server has to be asked at once takes as many connections as in HTTP/1.
 
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hyper::client::conn::http1;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
 
 use hapax_http::Body;
 
-/// How much was handed to the kernel, and when last.
-#[derive(Debug)]
-pub(super) struct Meter {
-    written: AtomicU64,
-    last_ms: AtomicU64,
-    since: Instant,
-}
+use super::form::{self, Sending};
+use super::meter::{Meter, Metered};
+use super::{MAX_BUFFER, Origin};
 
-impl Meter {
-    fn new() -> Self {
-        Self { written: AtomicU64::new(0), last_ms: AtomicU64::new(0), since: Instant::now() }
-    }
+/// Bytes of a request that wait to be written in HTTP/2.
+const SEND_BUFFER: usize = 64 * 1024;
 
-    /// Bytes the kernel took so far. Exact once the connection has [`ended`](Wire::end): then
-    /// nobody can write any more.
-    pub(super) fn written(&self) -> u64 {
-        self.written.load(Ordering::Acquire)
-    }
-
-    /// When it last took any.
-    pub(super) fn last(&self) -> Instant {
-        self.since + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
-    }
-
-    fn add(&self, count: usize) {
-        self.written.fetch_add(count as u64, Ordering::Release);
-        let since = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(since, Ordering::Relaxed);
-    }
-}
-
-/// One connection: what sends on it, and the task that drives it.
+/// One connection: what sends on it, and the tasks that drive it.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) sender: http1::SendRequest<Body>,
+    sender: Sender,
     pub(super) meter: Arc<Meter>,
     driver: JoinHandle<()>,
+    tasks: Tasks,
+}
+
+#[derive(Debug)]
+enum Sender {
+    Http1(http1::SendRequest<Body>),
+    Http2 {
+        sender: http2::SendRequest<Body>,
+        origin: Origin,
+        /// Resolves when the request's body is read whole or let go of.
+        sent: Option<oneshot::Receiver<()>>,
+    },
 }
 
 impl Wire {
     /// Speaks HTTP/1.1 on `io`. Nothing is written yet.
-    pub(super) async fn open<S>(io: S) -> hyper::Result<Self>
+    pub(super) async fn http1<S>(io: S) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let meter = Arc::new(Meter::new());
-        let io = TokioIo::new(Metered { io, meter: Arc::clone(&meter) });
-        let (sender, connection) =
-            http1::Builder::new().max_buf_size(super::MAX_BUFFER).handshake::<_, Body>(io).await?;
-        let driver = tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "an upstream connection ended");
-            }
-        });
-        Ok(Self { sender, meter, driver })
+        let io = Metered::new(io, false);
+        let meter = io.meter();
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_BUFFER)
+            .handshake::<_, Body>(TokioIo::new(io))
+            .await?;
+        let driver = tokio::spawn(drive(connection.with_upgrades()));
+        Ok(Self { sender: Sender::Http1(sender), meter, driver, tasks: Tasks::default() })
     }
 
-    /// Ends the connection and waits until its driver has stopped. From then on the meter stands.
+    /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
+    /// server has shown, by its settings, that it speaks HTTP/2 too.
+    pub(super) async fn http2<S>(io: S, origin: &Origin) -> hyper::Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let io = Metered::new(io, true);
+        let (meter, tasks) = (io.meter(), Tasks::default());
+        // One response at a time: the connection's window is the stream's.
+        let window = MAX_BUFFER as u32;
+        let (sender, connection) = http2::Builder::new(tasks.clone())
+            .initial_max_send_streams(0)
+            .initial_stream_window_size(window)
+            .initial_connection_window_size(window)
+            .max_header_list_size(window)
+            .max_send_buf_size(SEND_BUFFER)
+            .max_concurrent_reset_streams(16)
+            .handshake::<_, Body>(TokioIo::new(io))
+            .await?;
+        let driver = tokio::spawn(drive(connection));
+        let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
+        Ok(Self { sender, meter, driver, tasks })
+    }
+
+    /// Whether it takes a request now.
+    pub(super) fn is_ready(&self) -> bool {
+        match &self.sender {
+            Sender::Http1(sender) => sender.is_ready(),
+            Sender::Http2 { sender, .. } => sender.is_ready() && !sender.is_closed(),
+        }
+    }
+
+    /// Sends a request, in the form that the protocol has for it. One of which nothing was encoded
+    /// may come back with the error.
+    pub(super) async fn try_send(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        match &mut self.sender {
+            Sender::Http1(sender) => {
+                form::for_http1(&mut request);
+                sender.try_send_request(request).await
+            }
+            Sender::Http2 { sender, origin, sent } => {
+                form::for_http2(&mut request, origin);
+                let (request, done) = Sending::watch(request);
+                *sent = Some(done);
+                sender.try_send_request(request).await
+            }
+        }
+    }
+
+    /// Waits until the request is written whole and its response, which is over when `over` resolves,
+    /// read; whether another request can follow.
+    pub(super) async fn reusable(&mut self, over: impl Future<Output = ()>) -> bool {
+        match &mut self.sender {
+            // It is ready only then.
+            Sender::Http1(sender) => sender.ready().await.is_ok(),
+            Sender::Http2 { sender, sent, .. } => {
+                over.await;
+                if let Some(sent) = sent {
+                    // Its sender is dropped with the body.
+                    let _ = sent.await;
+                }
+                sender.ready().await.is_ok()
+            }
+        }
+    }
+
+    /// Ends the connection and waits until its tasks have stopped. From then on the meter stands.
     pub(super) async fn end(&mut self) {
         self.driver.abort();
         // Aborted, panicked or finished: in each case it runs no more.
         let _ = (&mut self.driver).await;
+        self.tasks.end().await;
+    }
+}
+
+async fn drive(connection: impl Future<Output = hyper::Result<()>>) {
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "an upstream connection ended");
     }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
         self.driver.abort();
+        self.tasks.lock().abort_all();
     }
 }
 
-/// Counts what the kernel takes. A failed write takes nothing.
-struct Metered<S> {
-    io: S,
-    meter: Arc<Meter>,
-}
+/// The tasks of an HTTP/2 connection: the one that reads and writes, and those that bodies are sent
+/// by.
+#[derive(Clone, Debug, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
-impl<S> Metered<S> {
-    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(count)) = written {
-            self.meter.add(count);
+impl Tasks {
+    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
+        // Nothing here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends them all, and those that they begin meanwhile.
+    async fn end(&self) {
+        loop {
+            let mut tasks = std::mem::take(&mut *self.lock());
+            if tasks.is_empty() {
+                return;
+            }
+            tasks.shutdown().await;
         }
-        written
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.count(written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.count(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+impl<F> hyper::rt::Executor<F> for Tasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        let mut tasks = self.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(future);
     }
 }

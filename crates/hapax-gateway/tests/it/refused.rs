@@ -15,7 +15,7 @@ async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
     let cases: [(&str, Change); 33] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
-        ("https is not in this build", |it| it.upstream = "https://a".parse().unwrap()),
+        ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://a:65536".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://a:99999".parse().unwrap()),
@@ -83,7 +83,7 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
     let user = || vec![HeaderName::from_static("x-user")];
     let cases: [(&str, Change); 10] = [
         ("--auth-url must be", |_, auth| auth.url = "/check".parse().unwrap()),
-        ("--auth-url must be", |_, auth| auth.url = "https://a/check".parse().unwrap()),
+        ("--auth-url must be", |_, auth| auth.url = "ftp://a/check".parse().unwrap()),
         ("--auth-url must be", |_, auth| auth.url = "http://u:p@a/check".parse().unwrap()),
         ("would ask itself", |config, auth| {
             config.listen = "127.0.0.1:82".parse().unwrap();

@@ -1,0 +1,118 @@
+//! Requests of HTTP/2, which h2 has read: what it lets pass and another version would not.
+//!
+//! Framing cannot be ambiguous in HTTP/2, but a request becomes so when it is written anew in HTTP/1.1,
+//! or when two of its fields name two hosts. h2 refuses connection-specific fields, bad pseudo-fields
+//! and a body that is not as long as said; `http` has no names or values that break lines. The rest is
+//! here, and what passes has the form that an HTTP/1.1 request has.
+
+use std::borrow::Cow;
+
+use http::Method;
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderValue};
+use http::request::Parts;
+use http::uri::{PathAndQuery, Scheme, Uri};
+
+use super::head::{Refusal, is_host, number};
+
+/// The largest list of a request's fields, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
+pub(crate) const MAX_LIST: u32 = 16 * 1024;
+
+/// Makes what h2 handed over what HTTP/1.1 would have, or says why not.
+pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
+    if parts.method == Method::CONNECT {
+        return Err(Refusal::Connect);
+    }
+    one_length(&parts.headers)?;
+    let target = std::mem::take(&mut parts.uri).into_parts();
+    let http = |scheme: &Scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS;
+    if !target.scheme.as_ref().is_some_and(http) {
+        return Err(Refusal::Target);
+    }
+    let path = target.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let known = match path.as_str() {
+        "*" => parts.method == Method::OPTIONS,
+        path => path.starts_with('/'),
+    };
+    if !known {
+        return Err(Refusal::Target);
+    }
+    parts.uri = Uri::from(path);
+    let authority = target.authority.as_ref().map(|authority| authority.as_str().as_bytes());
+    settle_host(&mut parts.headers, authority)?;
+    join_cookies(&mut parts.headers)
+}
+
+fn one_length(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    match (lengths.next(), lengths.next()) {
+        (Some(_), Some(_)) => Err(Refusal::TwoLengths),
+        (Some(length), None) if number(length.as_bytes()).is_none() => Err(Refusal::Length),
+        _ => Ok(()),
+    }
+}
+
+/// One host, by whichever field names it (RFC 9113 8.3.1); where both do, they agree.
+fn settle_host(headers: &mut HeaderMap, authority: Option<&[u8]>) -> Result<(), Refusal> {
+    let mut named = headers.get_all(HOST).iter();
+    let host = match (authority, named.next(), named.next()) {
+        (_, _, Some(_)) | (None, None, None) => return Err(Refusal::Host),
+        (Some(host), Some(field), None) if !host.eq_ignore_ascii_case(field.as_bytes()) => {
+            return Err(Refusal::Host);
+        }
+        (Some(host), _, None) => Cow::Borrowed(host),
+        (None, Some(field), None) => Cow::Owned(field.as_bytes().to_vec()),
+    };
+    if !is_host(&host) {
+        return Err(Refusal::HostValue);
+    }
+    let host = HeaderValue::from_bytes(&host).map_err(|_| Refusal::HostValue)?;
+    headers.insert(HOST, host);
+    Ok(())
+}
+
+/// Cookies may come in pieces (RFC 9113 8.2.3), which nobody else would put together.
+fn join_cookies(headers: &mut HeaderMap) -> Result<(), Refusal> {
+    let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() > 1 {
+        let whole = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]));
+        headers.insert(COOKIE, whole.map_err(|_| Refusal::FieldValue)?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(uri: &str, fields: &[(&'static str, &'static str)]) -> Result<Parts, Refusal> {
+        let mut parts = http::Request::builder().uri(uri).body(()).unwrap().into_parts().0;
+        for (name, value) in fields {
+            parts.headers.append(*name, HeaderValue::from_static(value));
+        }
+        settle(&mut parts).map(|()| parts)
+    }
+
+    #[test]
+    fn what_passes_looks_like_http_1() {
+        let cookies = [("cookie", "a=1"), ("x", "y"), ("cookie", "b=2; c=3")];
+        let parts = of("https://shop.example:81/a%20b?c", &cookies).unwrap();
+        assert_eq!(parts.uri, "/a%20b?c");
+        assert_eq!(parts.headers[HOST], "shop.example:81");
+        let cookies: Vec<_> = parts.headers.get_all(COOKIE).iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+        assert_eq!(of("http://a", &[("host", "A")]).unwrap().headers[HOST], "a");
+    }
+
+    #[test]
+    fn what_names_two_things_does_not() {
+        let two = [("content-length", "1"), ("content-length", "1")];
+        assert_eq!(of("http://a/", &two).unwrap_err(), Refusal::TwoLengths);
+        assert_eq!(of("http://a/", &[("content-length", "+1")]).unwrap_err(), Refusal::Length);
+        assert_eq!(of("http://a/", &[("host", "b")]).unwrap_err(), Refusal::Host);
+        let hosts = [("host", "a"), ("host", "a")];
+        assert_eq!(of("http://a/", &hosts).unwrap_err(), Refusal::Host);
+        assert_eq!(of("http://u@a/", &[]).unwrap_err(), Refusal::HostValue);
+        assert_eq!(of("ftp://a/", &[]).unwrap_err(), Refusal::Target);
+        assert_eq!(of("/", &[]).unwrap_err(), Refusal::Target);
+    }
+}

@@ -1,0 +1,103 @@
+//! Peers that take nothing.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// For how long writes have got nowhere.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    most: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stall {
+    pub(crate) const fn new(most: Duration) -> Self {
+        Self { most, stalled: None }
+    }
+
+    /// A write's outcome, or an error once there was none for too long.
+    pub(crate) fn check(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let most = self.most;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(most)));
+        ready!(timer.as_mut().poll(cx));
+        timer.as_mut().reset(Instant::now() + most);
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// A connection that fails when its peer takes nothing for too long while there is something to write,
+/// and of which something was read already.
+#[derive(Debug)]
+pub(crate) struct Stalling<S> {
+    io: S,
+    read: Vec<u8>,
+    stall: Stall,
+}
+
+impl<S> Stalling<S> {
+    pub(crate) const fn new(io: S, read: Vec<u8>, most: Duration) -> Self {
+        Self { io, read, stall: Stall::new(most) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.io).poll_read(cx, buf);
+        }
+        let count = self.read.len().min(buf.remaining());
+        buf.put_slice(&self.read[..count]);
+        self.read.drain(..count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.stall.check(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.stall.check(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

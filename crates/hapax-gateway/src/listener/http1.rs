@@ -1,0 +1,94 @@
+//! A connection of HTTP/1.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::Door;
+use super::io::Io;
+use crate::front::Link;
+use crate::guard::{Guarded, MAX_HEAD};
+use crate::proxy::Peer;
+use crate::proxy::tunnel::{self, Switch};
+use crate::work::Phase;
+
+/// What hyper buffers of a connection; a head must fit.
+const MAX_BUFFER: usize = MAX_HEAD + 16 * 1024;
+
+/// How long a client may go on sending after its last answer, and how much.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 64 << 20;
+
+/// Serves requests until the connection ends or leaves HTTP, and then what it left for. `read` came
+/// already.
+pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::Result<()> {
+    let guarded = Guarded::new(io, read, door.limits.stall);
+    let switch = Switch::default();
+    let link = Arc::new(Link { heads: Some(guarded.heads()), peer, switch: Some(switch.clone()) });
+    let (front, work) = (&door.front, &door.front.work);
+    let service = service_fn(|request| {
+        let answer = Arc::clone(front).answer(Arc::clone(&link), request);
+        Box::pin(async move { Ok::<_, Infallible>(answer.await) })
+    });
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(door.limits.head_timeout)
+        .max_buf_size(MAX_BUFFER)
+        .serve_connection(TokioIo::new(guarded), service);
+    let ended = {
+        let mut closing = pin!(work.reached(Phase::Closing));
+        let mut told = false;
+        std::future::poll_fn(|cx| {
+            if !told && closing.as_mut().poll(cx).is_ready() {
+                told = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            connection.poll_without_shutdown(cx)
+        })
+        .await
+    };
+    if let Err(error) = &ended {
+        tracing::debug!(%error, "a connection failed");
+    }
+    let parts = connection.into_parts();
+    let (io, withheld, sending) = parts.io.into_inner().into_parts();
+    if let Some(tunnel) = switch.take() {
+        // What was withheld came after the request that left HTTP, and is not for us to judge.
+        let (Ok(()), Some(withheld)) = (ended, withheld) else { return Ok(()) };
+        let read = [&parts.read_buf[..], &withheld[..]].concat();
+        return tokio::select! {
+            passed = tunnel::run(io, &read, tunnel, door.silence) => passed,
+            () = work.reached(Phase::Closing) => Ok(()),
+        };
+    }
+    // Where nothing more comes, closing is closing.
+    if sending { linger(io).await } else { Ok(()) }
+}
+
+/// Closes in stages (RFC 9112 9.6): to close while the client still sends would reset the
+/// connection, and the client might never read its answer.
+async fn linger(mut io: Io) -> io::Result<()> {
+    io.shutdown().await?;
+    let rest = async {
+        let mut buffer = [0; 4096];
+        let mut left = LINGER_BYTES;
+        loop {
+            let count = io.read(&mut buffer).await?;
+            left = left.saturating_sub(count);
+            if count == 0 || left == 0 {
+                return Ok(());
+            }
+        }
+    };
+    // Too long: it is reset after all.
+    timeout(LINGER, rest).await.unwrap_or(Ok(()))
+}

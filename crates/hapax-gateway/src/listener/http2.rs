@@ -1,0 +1,263 @@
+//! A connection of HTTP/2.
+//!
+//! 1. It takes no more memory than its places are worth. With its first place it may have four requests
+//!    open and one of them under way. For as many as are allowed, it gets further places at its beginning
+//!    if at least half of all are free; and each request under way beyond the first takes one.
+//! 2. A client that takes nothing of an answer for `stall` loses the connection: there is no way to
+//!    end an answer that only waits for its client.
+//! 3. A client that takes back most of what it asks for loses it too. What was claimed for it goes on
+//!    by itself, as it does when a client hangs up.
+//! 4. Without a request for `head_timeout` it is told to go (GOAWAY), and so it is when a drain begins;
+//!    what is under way ends in peace.
+
+mod activity;
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_http::{Body, BoxError};
+use http::{Request, Response};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, sleep_until};
+
+use super::Door;
+use super::io::Io;
+use crate::config::Limits;
+use crate::front::Link;
+use crate::guard::Stalling;
+use crate::guard::http2::MAX_LIST;
+use crate::proxy::Peer;
+use crate::work::Phase;
+use activity::{Activity, Busy, State};
+
+/// Requests that a connection may have open with its own place only.
+const LEAN: u32 = 4;
+
+/// What a client may send of one body before it is read, and of all with one place, in bytes; and how
+/// much more of all it may with further places.
+const WINDOW: u32 = 65_535;
+const MORE_WINDOW: u32 = 2 * Limits::PER_CONNECTION as u32;
+
+/// The pieces that answers are given to h2 in, and how much of one may wait there, in bytes.
+const PIECE: usize = 16 * 1024;
+const SEND_BUFFER: usize = 8 * 1024;
+
+/// What an open request may take: its head until it is under way, the end of its answer afterwards.
+const STREAM: usize = PIECE + SEND_BUFFER;
+const _: () = assert!(STREAM >= MAX_LIST as usize);
+
+/// Requests that a client may take back before they are looked at (CVE-2023-44487), and resets
+/// that it may provoke, before the connection is ended.
+const RESETS: usize = 20;
+const PROVOKED: usize = 100;
+
+/// How long a client that was told to go may take, with nothing under way.
+const LEAVE: Duration = Duration::from_secs(1);
+
+/// How long a request may wait for a place.
+const PLACE: Duration = Duration::from_secs(30);
+
+/// Serves requests until the connection ends.
+pub(super) async fn serve(
+    io: Io,
+    read: Vec<u8>,
+    peer: Peer,
+    door: &Arc<Door>,
+    place: OwnedSemaphorePermit,
+) {
+    let link = Arc::new(Link { heads: None, peer, switch: None });
+    let room = Room::new(door, place);
+    let activity = Arc::new(Activity::new());
+    let served = Served {
+        door: Arc::clone(door),
+        link,
+        activity: Arc::clone(&activity),
+        own: Arc::new(Semaphore::new(1)),
+    };
+    let service = service_fn(|request| {
+        let answer = served.clone().answer(request);
+        Box::pin(async move { Ok::<_, Infallible>(answer.await) })
+    });
+    let io = Stalling::new(io, read, door.limits.stall);
+    let mut connection = pin!(
+        http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(room.streams)
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(room.window)
+            .max_header_list_size(MAX_LIST)
+            .header_table_size(4096)
+            .max_frame_size(PIECE as u32)
+            .max_send_buf_size(SEND_BUFFER)
+            .max_pending_accept_reset_streams(RESETS)
+            .max_local_error_reset_streams(PROVOKED)
+            .serve_connection(TokioIo::new(io), service)
+    );
+    let work = &door.front.work;
+    let mut draining = pin!(work.reached(Phase::Draining));
+    let mut told = false;
+    loop {
+        let idle = if told { LEAVE } else { door.limits.head_timeout };
+        let look = activity.look_at(idle, door.limits.stall);
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "an HTTP/2 connection failed");
+                }
+                break;
+            }
+            () = draining.as_mut(), if !told => {
+                told = true;
+                activity.begin_to_leave();
+                connection.as_mut().graceful_shutdown();
+            }
+            () = activity.abused() => {
+                tracing::info!(peer = %peer.addr, "a client takes back most of what it asks for");
+                break;
+            }
+            () = sleep_until(look) => match activity.state(idle, door.limits.stall) {
+                State::Alive => {}
+                State::Idle if !told => {
+                    told = true;
+                    activity.begin_to_leave();
+                    connection.as_mut().graceful_shutdown();
+                }
+                State::Idle => break,
+                State::Stalled => {
+                    tracing::debug!(peer = %peer.addr, "a client takes nothing of its answer");
+                    break;
+                }
+            },
+        }
+    }
+}
+
+/// What a connection has, until it ends.
+struct Room {
+    streams: u32,
+    window: u32,
+    _places: [Option<OwnedSemaphorePermit>; 2],
+}
+
+impl Room {
+    fn new(door: &Door, place: OwnedSemaphorePermit) -> Self {
+        let more = door.streams.saturating_sub(LEAN) as usize;
+        let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
+        let half_free = door.places.available_permits() >= door.limits.connections / 2;
+        let places = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
+        let places =
+            places.and_then(|places| Arc::clone(&door.places).try_acquire_many_owned(places).ok());
+        let (streams, window) = match &places {
+            Some(_) => (door.streams, WINDOW + MORE_WINDOW),
+            None => (door.streams.min(LEAN), WINDOW),
+        };
+        Self { streams, window, _places: [Some(place), places] }
+    }
+}
+
+/// What requests of one connection share.
+#[derive(Clone)]
+struct Served {
+    door: Arc<Door>,
+    link: Arc<Link>,
+    activity: Arc<Activity>,
+    /// The place of the request that may be under way without taking one.
+    own: Arc<Semaphore>,
+}
+
+impl Served {
+    /// Dropped before it resolves, the client took its request back.
+    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+        let busy = self.activity.begin();
+        let response = match self.place().await {
+            Some(place) => {
+                let response = Arc::clone(&self.door.front).answer(self.link, request).await;
+                let pace = self.activity.watch();
+                return busy.answered(response.map(|body| {
+                    let rest = Bytes::new();
+                    Body::new(Answer { body, rest, pace, _busy: busy.clone(), _place: place })
+                }));
+            }
+            None => self.door.front.overloaded(),
+        };
+        busy.answered(response)
+    }
+
+    /// Waits for its own place or for any; `None` if neither is there in time.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        let (own, any) = (Arc::clone(&self.own), Arc::clone(&self.door.places));
+        // The semaphores are never closed.
+        tokio::select! {
+            biased;
+            place = own.acquire_owned() => place.ok(),
+            place = any.acquire_owned() => place.ok(),
+            () = sleep(PLACE) => None,
+        }
+    }
+}
+
+/// An answer in pieces, so that h2 asks for the next one only when it has sent the one before: then
+/// it shows whether the client takes it.
+struct Answer {
+    body: Body,
+    rest: Bytes,
+    pace: activity::Pace,
+    _busy: Busy,
+    _place: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if this.rest.is_empty() {
+            match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(frame) => {
+                        this.pace.is_the_clients();
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                },
+                Poll::Pending => {
+                    this.pace.is_ours();
+                    return Poll::Pending;
+                }
+                ended => return ended,
+            }
+        }
+        this.pace.is_the_clients();
+        let piece = this.rest.split_to(this.rest.len().min(PIECE));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, here) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        // Upper first: a hint's lower bound must never pass its upper one.
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(here)) {
+            hint.set_upper(upper);
+        }
+        hint.set_lower(rest.lower().saturating_add(here));
+        hint
+    }
+}

@@ -1,0 +1,92 @@
+//! Making connections.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::Authority;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::wire::Wire;
+use crate::config::Protocol;
+use crate::tls::ClientTls;
+use hapax_http::BoxError;
+
+/// Where a server is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    /// Whether behind TLS.
+    pub(crate) secure: bool,
+    /// Its host, and its port unless that goes without saying.
+    pub(crate) authority: Authority,
+}
+
+impl Origin {
+    /// Brackets around an IPv6 address belong to the authority, not to the address.
+    pub(crate) fn host(&self) -> &str {
+        self.authority.host().trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.authority.port_u16().unwrap_or(if self.secure { 443 } else { 80 })
+    }
+}
+
+/// How connections are made, and for how long they are kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Dialling {
+    pub(crate) protocol: Protocol,
+    /// There wherever any server is behind TLS.
+    pub(crate) tls: Option<Arc<ClientTls>>,
+    /// How long it may take.
+    pub(crate) patience: Duration,
+    /// How long a connection may be idle to be used again.
+    pub(crate) idle: Duration,
+}
+
+impl Dialling {
+    /// In HTTP/1.1, whatever others are spoken to in.
+    pub(crate) fn http1(&self) -> Self {
+        Self { protocol: Protocol::Http1, ..self.clone() }
+    }
+
+    /// A connection that is ready for a request. Nothing of one is sent.
+    pub(super) async fn dial(&self, to: &Origin, at_most: Duration) -> Result<Wire, BoxError> {
+        let dial = async {
+            let stream = TcpStream::connect((to.host(), to.port())).await?;
+            stream.set_nodelay(true)?;
+            if to.secure { self.secured(to, stream).await } else { self.plain(to, stream).await }
+        };
+        let late = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        timeout(self.patience.min(at_most), dial).await.unwrap_or_else(late)
+    }
+
+    async fn plain(&self, to: &Origin, stream: TcpStream) -> Result<Wire, BoxError> {
+        Ok(match self.protocol {
+            Protocol::Http2 => Wire::http2(stream, to).await?,
+            Protocol::Auto | Protocol::Http1 => Wire::http1(stream).await?,
+        })
+    }
+
+    async fn secured(&self, to: &Origin, stream: TcpStream) -> Result<Wire, BoxError> {
+        let tls = self.tls.as_ref().ok_or("there are no certificates to believe in")?;
+        let mut config = (*tls.now()).clone();
+        let offered: &[&[u8]] = match self.protocol {
+            Protocol::Auto => &[b"h2", b"http/1.1"],
+            Protocol::Http1 => &[b"http/1.1"],
+            Protocol::Http2 => &[b"h2"],
+        };
+        config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
+        let name = ServerName::try_from(to.host().to_owned())?;
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        let chosen = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok(match self.protocol {
+            Protocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
+            _ if chosen => Wire::http2(stream, to).await?,
+            _ => Wire::http1(stream).await?,
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! The form that a protocol has for requests.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hapax_http::{Body, BoxError};
+use http::header::{CONNECTION, HOST, HeaderValue, TE};
+use http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use http::{Request, Version};
+use http_body::{Frame, SizeHint};
+use tokio::sync::oneshot;
+
+use super::Origin;
+
+/// In origin form, the host in a field of its own (RFC 9112 3.2.1).
+pub(super) fn for_http1(request: &mut Request<Body>) {
+    *request.version_mut() = Version::HTTP_11;
+    let target = std::mem::take(request.uri_mut()).into_parts();
+    if let Some(authority) = target.authority
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(HOST, host);
+    }
+    *request.uri_mut() = target.path_and_query.map_or_else(Uri::default, Uri::from);
+    if request.headers().contains_key(TE) {
+        // It is of this connection only (RFC 9110 10.1.4).
+        request.headers_mut().append(CONNECTION, HeaderValue::from_static("te"));
+    }
+}
+
+/// The host as `:authority` (RFC 9113 8.3.1), and no field that is of a connection. Without a host it
+/// is that of `origin`; and beside one that is none, so that the server has reason to refuse it.
+pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
+    *request.version_mut() = Version::HTTP_2;
+    let mut target = std::mem::take(request.uri_mut()).into_parts();
+    let headers = request.headers_mut();
+    headers.remove(CONNECTION);
+    let host = headers.get(HOST).map_or(&b""[..], HeaderValue::as_bytes);
+    let named = Authority::try_from(host);
+    if host.is_empty() || named.is_ok() {
+        headers.remove(HOST);
+    }
+    target.authority = Some(named.unwrap_or_else(|_| origin.authority.clone()));
+    target.scheme = Some(if origin.secure { Scheme::HTTPS } else { Scheme::HTTP });
+    target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    // All three are there, which is what makes it a URI.
+    *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
+}
+
+/// A request's body, which tells when it is let go of.
+pub(super) struct Sending {
+    body: Body,
+    _done: oneshot::Sender<()>,
+}
+
+impl Sending {
+    pub(super) fn watch(request: Request<Body>) -> (Request<Body>, oneshot::Receiver<()>) {
+        let (done, is_done) = oneshot::channel();
+        (request.map(|body| Body::new(Self { body, _done: done })), is_done)
+    }
+}
+
+impl http_body::Body for Sending {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(secure: bool) -> Origin {
+        Origin { secure, authority: Authority::from_static("up:1") }
+    }
+
+    fn request(target: &'static str, host: &'static str) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = Uri::from_static(target);
+        request.headers_mut().insert(HOST, HeaderValue::from_static(host));
+        request
+    }
+
+    #[test]
+    fn both_forms_say_the_same_and_lead_back() {
+        let mut there = request("/a%20b?c", "shop.example:81");
+        there.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+        for _ in 0..2 {
+            for_http2(&mut there, &origin(true));
+            assert_eq!(there.uri(), "https://shop.example:81/a%20b?c");
+            assert!(!there.headers().contains_key(HOST));
+            assert!(!there.headers().contains_key(CONNECTION));
+            for_http1(&mut there);
+            assert_eq!(
+                (there.uri(), &there.headers()[HOST]),
+                (&Uri::from_static("/a%20b?c"), &HeaderValue::from_static("shop.example:81"))
+            );
+            assert_eq!(there.headers()[CONNECTION], "te");
+        }
+    }
+
+    #[test]
+    fn what_is_no_authority_stays_a_field() {
+        let mut there = request("/", "%%");
+        for_http2(&mut there, &origin(false));
+        assert_eq!(
+            (there.uri(), &there.headers()[HOST]),
+            (&Uri::from_static("http://up:1/"), &HeaderValue::from_static("%%"))
+        );
+        let mut there = request("/", "");
+        for_http2(&mut there, &origin(false));
+        assert_eq!(there.uri(), "http://up:1/");
+        assert!(!there.headers().contains_key(HOST));
+        let mut there = request("*", "a");
+        *there.method_mut() = http::Method::OPTIONS;
+        for_http2(&mut there, &origin(false));
+        assert_eq!(there.uri().path(), "*");
+    }
+}
