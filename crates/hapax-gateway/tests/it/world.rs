@@ -11,14 +11,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_gateway::{Config, Gateway, Running, StoreUrl};
 use hapax_http::Body;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 /// Longer than anything here takes; a test that needs it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,6 +31,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Seen {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
+    pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
@@ -39,7 +43,11 @@ impl Seen {
     }
 }
 
-/// A service that hyper serves.
+/// Anything that bytes go over.
+pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
+
+/// A service that hyper serves, in HTTP/1 or HTTP/2.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
@@ -51,6 +59,15 @@ pub(crate) struct Upstream {
 impl Upstream {
     /// Answers each request, once it is read, with what `answer` makes of it.
     pub(crate) async fn start<F, A>(answer: F) -> Self
+    where
+        F: Fn(Seen) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        Self::start_with(None, answer).await
+    }
+
+    /// Behind TLS, where there is any.
+    pub(crate) async fn start_with<F, A>(tls: Option<Arc<ServerConfig>>, answer: F) -> Self
     where
         F: Fn(Seen) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
@@ -77,6 +94,7 @@ impl Upstream {
                         let seen = Seen {
                             method: parts.method,
                             uri: parts.uri,
+                            version: parts.version,
                             headers: parts.headers,
                             body: body.to_bytes(),
                             trailers,
@@ -85,8 +103,16 @@ impl Upstream {
                         Ok(answer(seen).await)
                     }
                 });
+                let tls = tls.clone();
                 tokio::spawn(async move {
-                    let server = hyper::server::conn::http1::Builder::new();
+                    let stream: Box<dyn Wire> = match tls {
+                        None => Box::new(stream),
+                        Some(config) => match TlsAcceptor::from(config).accept(stream).await {
+                            Ok(stream) => Box::new(stream),
+                            Err(_) => return,
+                        },
+                    };
+                    let server = auto::Builder::new(TokioExecutor::new());
                     drop(server.serve_connection(TokioIo::new(stream), service).await);
                 });
             }
@@ -172,15 +198,19 @@ impl Answer {
 }
 
 /// A connection that sends what it is told, byte for byte.
-#[derive(Debug)]
 pub(crate) struct Raw {
-    stream: TcpStream,
+    stream: Box<dyn Wire>,
     read: VecDeque<u8>,
 }
 
 impl Raw {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(address).await.unwrap(), read: VecDeque::new() }
+        Self::on(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// On a connection that is there already.
+    pub(crate) fn on(stream: impl Wire + 'static) -> Self {
+        Self { stream: Box::new(stream), read: VecDeque::new() }
     }
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {

@@ -50,13 +50,15 @@ impl Activity {
     /// When its state is worth a look: no change of it is earlier.
     pub(super) fn look_at(&self, idle: Duration, stall: Duration) -> Instant {
         let now = Instant::now();
-        if self.busy.load(Ordering::Acquire) == 0 {
-            return (self.at(self.last_ms.load(Ordering::Acquire)) + idle).max(now);
-        }
-        // An answer may begin to wait at any time, and then has all of it.
-        let earliest = self.turns().into_iter().map(|ms| self.at(ms)).min().unwrap_or(now);
-        // A moment later at least: what is due is looked at when it is over.
-        (earliest + stall).max(now + Duration::from_millis(10)).min(now + stall.max(idle))
+        // An answer that begins to wait from now on has all of it.
+        let most = now + stall;
+        let due = if self.busy.load(Ordering::Acquire) == 0 {
+            self.at(self.last_ms.load(Ordering::Acquire)) + idle
+        } else {
+            self.turns().into_iter().map(|ms| self.at(ms) + stall).min().unwrap_or(most)
+        };
+        // What is due already is found so at once; but not again and again while it stays so.
+        due.min(most).max(now + Duration::from_millis(1))
     }
 
     pub(super) fn state(&self, idle: Duration, stall: Duration) -> State {
@@ -193,6 +195,7 @@ mod tests {
         pass(IDLE - Duration::from_secs(1)).await;
         assert_eq!(activity.state(IDLE, STALL), State::Alive);
         assert_eq!(activity.look_at(IDLE, STALL), Instant::now() + Duration::from_secs(1));
+        assert_eq!(activity.look_at(2 * IDLE, STALL), Instant::now() + STALL);
         pass(Duration::from_secs(1)).await;
         assert_eq!(activity.state(IDLE, STALL), State::Idle);
     }

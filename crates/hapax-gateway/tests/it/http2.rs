@@ -1,0 +1,330 @@
+//! HTTP/2 on both sides.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_gateway::Protocol;
+use hapax_http::Body;
+use http::{HeaderMap, HeaderValue, Version};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::two::{Two, frame, is_refused, read};
+use crate::world::{PATIENCE, Upstream, config, post, start, text, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wire_22_the_same_request_in_http_1_and_2() {
+    for protocol in [Protocol::Auto, Protocol::Http2] {
+        let upstream = Upstream::counting().await;
+        let mut config = config(upstream.url());
+        config.transport.upstream_protocol = protocol;
+        let gateway = start(config).await;
+        let two = Two::connect(gateway.local_addr()).await;
+        let first = post(gateway.local_addr(), "/a?b=%20", "k", "body").await;
+        let again = two.post("/a?b=%20", "\"k\"", "body").await;
+        assert_eq!((first.status, first.text().as_str()), (201, "1"));
+        assert_eq!((again.status, again.text().as_str()), (201, "1"));
+        assert_eq!(again.header("idempotency-replayed"), "true");
+        // And the other way round.
+        assert_eq!(two.post("/c", "l", "body").await.header("idempotency-replayed"), "false");
+        let again = post(gateway.local_addr(), "/c", "l", "body").await;
+        assert_eq!((again.header("idempotency-replayed"), again.text().as_str()), ("true", "2"));
+        assert_eq!(two.post("/c", "l", "other").await.code(), "key-reused");
+        let seen = upstream.seen();
+        assert_eq!(seen.len(), 2);
+        let spoken = if protocol == Protocol::Auto { Version::HTTP_11 } else { Version::HTTP_2 };
+        for (seen, via) in seen.iter().zip(["1.1 hapax", "2 hapax"]) {
+            assert_eq!((seen.version, seen.header("via")), (spoken, via));
+            assert_eq!(
+                seen.uri.path_and_query().unwrap(),
+                ["/a?b=%20", "/c"][usize::from(via != "1.1 hapax")]
+            );
+            let host = match seen.uri.authority() {
+                Some(authority) => authority.as_str(),
+                None => seen.header("host"),
+            };
+            assert_eq!((host, seen.body.as_ref()), ("shop.example", &b"body"[..]));
+            assert_eq!(seen.header("x-forwarded-host"), "shop.example");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wire_22_trailers_are_kept_and_replayed_in_both_versions() {
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let upstream = Upstream::start(|_| async {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", HeaderValue::from_static("7"));
+            trailers.insert("idempotency-outcome", HeaderValue::from_static("retryable"));
+            let body = Body::whole(Bytes::from_static(b"abc"), Some(trailers));
+            let mut response = http::Response::new(body);
+            response.headers_mut().insert("trailer", HeaderValue::from_static("x-sum"));
+            response
+        })
+        .await;
+        let mut config = config(upstream.url());
+        config.transport.upstream_protocol = protocol;
+        let gateway = start(config).await;
+        let two = Two::connect(gateway.local_addr()).await;
+        for replayed in ["false", "true"] {
+            let request =
+                Two::request("POST", "/", &[("idempotency-key", "k"), ("te", "trailers")]);
+            let answer = two.ask(request, "x").await;
+            assert_eq!(
+                (answer.header("idempotency-replayed"), answer.text()),
+                (replayed, "abc".into())
+            );
+            let trailers = answer.trailers.unwrap();
+            assert_eq!((trailers.len(), &trailers["x-sum"]), (1, &HeaderValue::from_static("7")));
+        }
+        let mut one = crate::world::Raw::connect(gateway.local_addr()).await;
+        one.send("POST / HTTP/1.1\r\nhost: a\r\nte: trailers\r\nidempotency-key: k\r\ncontent-length: 1\r\n\r\nx").await;
+        let answer = one.until(b"\r\n0\r\nx-sum: 7\r\n\r\n").await;
+        assert!(answer.windows(7).any(|part| part == b"\r\nabc\r\n"));
+        assert_eq!(upstream.seen().len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cookies_in_pieces_arrive_whole() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let two = Two::connect(gateway.local_addr()).await;
+    let fields = [("cookie", "a=1"), ("cookie", "b=2"), ("x-two", "1"), ("x-two", "2")];
+    assert_eq!(two.ask(Two::request("GET", "/", &fields), "").await.status, 201);
+    let seen = upstream.seen();
+    assert_eq!(seen[0].headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    assert_eq!(seen[0].headers.get_all("x-two").iter().count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_be_ambiguous_elsewhere_is_refused() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let sound = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
+    let body = frame(0, 1, 1, b"x");
+    let with = |more: &[(&'static str, &'static str)]| [&sound[..], more].concat();
+    let but = |name: &str, value: &'static str| {
+        sound.map(|(it, was)| (it, if it == name { value } else { was })).to_vec()
+    };
+    let cases = [
+        ("a length twice", with(&[("content-length", "1"), ("content-length", "1")])),
+        ("another length", with(&[("content-length", "2")])),
+        ("a list of lengths", with(&[("content-length", "1, 1")])),
+        ("a coding", with(&[("transfer-encoding", "chunked")])),
+        ("a connection", with(&[("connection", "close")])),
+        ("an upgrade", with(&[("upgrade", "websocket")])),
+        ("a kept connection", with(&[("keep-alive", "timeout=5")])),
+        ("te for more than trailers", with(&[("te", "gzip")])),
+        ("another host", with(&[("host", "b")])),
+        ("two hosts", with(&[("host", "a"), ("host", "a")])),
+        ("a line in a value", with(&[("x", "a\r\nb: c")])),
+        ("a null in a value", with(&[("x", "a\0b")])),
+        ("a line in a name", with(&[("x\r\ny", "a")])),
+        ("a space in a name", with(&[("x y", "a")])),
+        ("a colon in a name", with(&[("x:y", "a")])),
+        ("an upper-case name", with(&[("X", "a")])),
+        ("a pseudo-field behind a field", with(&[("x", "y"), (":path", "/b")])),
+        ("a pseudo-field twice", with(&[(":path", "/b")])),
+        ("an unknown pseudo-field", with(&[(":sesame", "open")])),
+        ("a status", with(&[(":status", "200")])),
+        ("a path with a line in it", but(":path", "/ HTTP/1.1\r\nhost: b\r\n\r\nGET /")),
+        ("a path with a space", but(":path", "/a b")),
+        ("a path that is none", but(":path", "a")),
+        ("an empty path", but(":path", "")),
+        ("a star", but(":path", "*")),
+        ("a method with a line in it", but(":method", "POST / HTTP/1.1\r\n")),
+        ("a method with a space", but(":method", "PO ST")),
+        ("a connect", but(":method", "CONNECT")),
+        ("a foreign scheme", but(":scheme", "ftp")),
+        ("a user", but(":authority", "u@a")),
+        ("an authority with a path", but(":authority", "a/b")),
+        ("an authority with a line in it", but(":authority", "a\r\nx: y")),
+        ("no authority and no host", but(":authority", "")),
+    ];
+    for (name, fields) in cases {
+        assert!(is_refused(gateway.local_addr(), &fields, &body).await, "{name}");
+        assert_eq!(upstream.seen().len(), 0, "{name}");
+    }
+    let fields = with(&[("content-length", "1")]);
+    assert!(!is_refused(gateway.local_addr(), &fields, &body).await);
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_are_as_many_as_there_is_room_for() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.limits.connections = 40;
+    let gateway = start(config).await;
+    let allowed = async || {
+        let two = Two::connect(gateway.local_addr()).await;
+        // Settings have come with the first answer.
+        assert_eq!(two.ask(Two::request("GET", "/", &[]), "").await.status, 201);
+        (two.send.current_max_send_streams(), two)
+    };
+    // Each of these takes 15 places of the 40.
+    let (first, _one) = allowed().await;
+    let (second, _two) = allowed().await;
+    let (third, three) = allowed().await;
+    assert_eq!([first, second, third], [100, 100, 4]);
+    // More than its streams, and than the places that are left, wait and are answered.
+    let asked = (0..30).map(|_| three.try_ask(Two::request("GET", "/", &[]), ""));
+    for answer in futures_join(asked).await {
+        assert_eq!(answer.unwrap().status, 201);
+    }
+}
+
+async fn futures_join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    let mut outputs = Vec::new();
+    std::future::poll_fn(|cx| {
+        futures.retain_mut(|future| match future.as_mut().poll(cx) {
+            std::task::Poll::Ready(output) => {
+                outputs.push(output);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if futures.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    outputs
+}
+
+type Begun = mpsc::Receiver<oneshot::Sender<u16>>;
+
+/// An upstream that tells of each request, and answers it when, and as, it is told.
+async fn patient() -> (Upstream, Begun) {
+    let (begun, beginnings) = mpsc::channel(300);
+    let upstream = Upstream::start(move |_| {
+        let begun = begun.clone();
+        async move {
+            let (answer, answered) = oneshot::channel();
+            begun.send(answer).await.unwrap();
+            match answered.await {
+                Ok(status) => text(status, "done"),
+                Err(_) => std::future::pending().await,
+            }
+        }
+    })
+    .await;
+    (upstream, beginnings)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_lets_what_is_under_way_end_and_takes_nothing_new() {
+    let (upstream, mut begun) = patient().await;
+    let gateway = start(config(upstream.url())).await;
+    let address = gateway.local_addr();
+    let busy = Two::connect(address).await;
+    let request = Two::request("POST", "/", &[("idempotency-key", "k")]);
+    let (response, mut sending) = busy.begin(request, false).await.unwrap();
+    sending.send_data(Bytes::from_static(b"x"), true).unwrap();
+    let answer = begun.recv().await.unwrap();
+    let idle = Two::connect(address).await;
+    assert_eq!(idle.post("/", "k", "x").await.code(), "in-flight");
+    let ending = tokio::spawn(gateway.shutdown());
+    while TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    // Who has nothing under way is told to go, and goes.
+    let Two { send: _kept, driver } = idle;
+    tokio::time::timeout(PATIENCE, driver).await.unwrap().unwrap().unwrap();
+    // Who has something hears the same, and its answer comes.
+    while busy.try_ask(Two::request("GET", "/new", &[]), "").await.is_ok_and(|answer| {
+        assert_eq!((answer.status, answer.code().as_str()), (503, "draining"));
+        true
+    }) {}
+    answer.send(201).unwrap();
+    let answer = read(response.await.unwrap()).await.unwrap();
+    assert_eq!((answer.status, answer.text().as_str()), (201, "done"));
+    busy.ended().await.unwrap();
+    assert_eq!(ending.await.unwrap(), hapax_gateway::Ended::default());
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_nothing_is_told_to_go() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.limits.head_timeout = Duration::from_millis(300);
+    let gateway = start(config).await;
+    let Two { send: _kept, driver } = Two::connect(gateway.local_addr()).await;
+    tokio::time::timeout(PATIENCE, driver).await.unwrap().unwrap().unwrap();
+    // Nor are those waited for who have not said what they speak.
+    for begun in ["", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut stream = TcpStream::connect(gateway.local_addr()).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        let mut rest = Vec::new();
+        let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "{begun:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_nothing_of_an_answer_loses_the_connection() {
+    let large = Bytes::from(vec![b'x'; 3 << 20]);
+    let upstream = Upstream::start(move |_| {
+        let large = large.clone();
+        async move { text(200, large) }
+    })
+    .await;
+    let mut config = config(upstream.url());
+    config.limits.stall = Duration::from_millis(300);
+    let gateway = start(config).await;
+    let slow = Two::connect(gateway.local_addr()).await;
+    let (response, _sending) = slow.begin(Two::request("GET", "/", &[]), true).await.unwrap();
+    // Its head is taken, and of its body only what the window lets through.
+    let _body = response.await.unwrap().into_body();
+    drop(slow.ended().await);
+    // Who takes it gets it whole.
+    let quick = Two::connect(gateway.local_addr()).await;
+    assert_eq!(quick.ask(Two::request("GET", "/", &[]), "").await.body.len(), 3 << 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_back_what_it_asks_for_loses_the_connection() {
+    let (upstream, mut begun) = patient().await;
+    let gateway = start(config(upstream.url())).await;
+    let hasty = Two::connect(gateway.local_addr()).await;
+    let mut taken_back = 0;
+    loop {
+        let Ok((response, mut sending)) = hasty.begin(Two::request("GET", "/", &[]), true).await
+        else {
+            break;
+        };
+        // Once it is under way.
+        let begun = tokio::time::timeout(Duration::from_secs(1), begun.recv()).await;
+        if begun.is_err() {
+            break;
+        }
+        sending.send_reset(h2::Reason::CANCEL);
+        drop(response);
+        taken_back += 1;
+        assert!(taken_back < 300, "it may go on");
+    }
+    assert!(taken_back > 50, "{taken_back} are not many");
+    drop(hasty.ended().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wire_10_what_was_claimed_and_taken_back_is_recorded() {
+    let (upstream, mut begun) = patient().await;
+    let gateway = start(config(upstream.url())).await;
+    let two = Two::connect(gateway.local_addr()).await;
+    let request = Two::request("POST", "/", &[("idempotency-key", "k")]);
+    let (response, mut sending) = two.begin(request, false).await.unwrap();
+    sending.send_data(Bytes::from_static(b"x"), true).unwrap();
+    let answer = begun.recv().await.unwrap();
+    sending.send_reset(h2::Reason::CANCEL);
+    drop(response);
+    assert_eq!(two.post("/", "k", "x").await.code(), "in-flight");
+    answer.send(201).unwrap();
+    let engine = gateway.engine().clone();
+    until("it is recorded", || engine.stats().in_flight == 0).await;
+    let again = two.post("/", "k", "x").await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (201, "true"));
+    assert_eq!(upstream.seen().len(), 1);
+}
