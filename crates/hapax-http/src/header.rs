@@ -8,7 +8,7 @@
 //! 3. There is one field line with one key. Two lines, or a list, are no key: no reader may pick
 //!    one where another reader would pick the other.
 
-use hapax::{Key, KeyError};
+use hapax::{Key, KeyError, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use sfv::BareItemFromInput;
 use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
@@ -29,6 +29,18 @@ pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotenc
 pub const IDEMPOTENCY_RECORDED: HeaderName = HeaderName::from_static("idempotency-recorded");
 /// Response: `false` where the store was away and the route executes all the same.
 pub const IDEMPOTENCY_PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected");
+
+/// Response, where a route says so: from when on the key may be used anew, as a Date (RFC 9651,
+/// 3.3.7): `@` and seconds since 1970, by the store's clock.
+pub const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
+
+/// The value of [`IDEMPOTENCY_EXPIRES`]: rounded up, so that nobody comes too early.
+#[must_use]
+pub fn date(moment: Timestamp) -> HeaderValue {
+    let date = format!("@{}", moment.as_micros().div_ceil(1_000_000));
+    // Digits are fit for every header.
+    HeaderValue::try_from(date).unwrap_or_else(|_| HeaderValue::from_static("@0"))
+}
 
 /// Removes every `Idempotency-*` header: those of a handler are for this layer only.
 pub fn strip(headers: &mut HeaderMap) {

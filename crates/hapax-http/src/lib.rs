@@ -3,6 +3,7 @@
 //! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
 //! - [`problem`]: refusals, as RFC 9457 problem details.
+//! - [`manner`]: refusals in gRPC, and for scripts of web pages.
 //! - [`fingerprint`]: whether a retry is the same request.
 //! - [`classify`]: what a response means for its key.
 //! - [`stored`]: responses as outcomes.
@@ -11,6 +12,7 @@ mod body;
 pub mod classify;
 pub mod fingerprint;
 pub mod header;
+pub mod manner;
 pub mod problem;
 pub mod server;
 pub mod stored;

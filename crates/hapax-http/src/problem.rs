@@ -205,7 +205,19 @@ impl Problem {
         self.code
     }
 
-    /// The response. With `docs`, its `type` and a `Link` lead to the documentation.
+    /// The sentence about this occurrence.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// When to come again, in seconds, where that is said.
+    #[must_use]
+    pub const fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after
+    }
+
+    /// The response as problem details; [`crate::manner`] knows the others. With `docs`, its `type` and a `Link` lead to the documentation.
     #[must_use]
     pub fn response(&self, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let code = self.code;

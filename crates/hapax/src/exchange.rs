@@ -79,8 +79,10 @@ pub struct Replay {
     pub outcome: Outcome,
     /// The fence of the execution that gave it.
     pub fence: FencingToken,
-    /// For how long it is still kept.
+    /// For how long it is still kept; `None` where that is for ever, or not known.
     pub expires_in: Option<Duration>,
+    /// The same as a moment on the store's clock.
+    pub expires_at: Option<Timestamp>,
     /// Whether it is still on its way to the store: it would be forgotten if this process died.
     pub held_back: bool,
 }
@@ -532,6 +534,7 @@ fn cell_of(tag: Tag, draft: Draft, stamped: Stamped) -> Cell {
 }
 
 fn replay(outcome: Outcome, now: Timestamp, cell: &Cell) -> Replay {
-    let expires_in = cell.keep_until.map(|until| until.since(now));
-    Replay { outcome, fence: cell.fence, expires_in, held_back: false }
+    let expires_at = cell.keep_until;
+    let expires_in = expires_at.map(|until| until.since(now));
+    Replay { outcome, fence: cell.fence, expires_in, expires_at, held_back: false }
 }

@@ -25,9 +25,10 @@ use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::fingerprint::Asked;
 use crate::header::{
-    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
-    IDEMPOTENCY_REPLAYED, is_ours,
+    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED,
+    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours,
 };
+use crate::manner::Manner;
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
 
@@ -51,7 +52,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let Ticket { policy, key, scope, pass } = ticket;
+    let Ticket { policy, manner, key, scope, pass } = ticket;
     // A client's word for these would be taken for ours.
     parts.headers.remove(IDEMPOTENCY_FENCE);
     parts.headers.remove(IDEMPOTENCY_ATTEMPT);
@@ -84,18 +85,20 @@ where
     };
     let (claim, body, trailers) = match claimed {
         Ok(claimed) => claimed,
-        Err(problem) => return Ok(layer.refuse(&policy, &problem)),
+        Err(problem) => return Ok(layer.refuse(&policy, &manner, &problem)),
     };
     let request = Request::from_parts(parts, Body::whole(body, trailers));
-    match settle(&layer, &policy, claim) {
+    match settle(&layer, &policy, &manner, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => {
             let named = Named::new(layer.engine.store_key(&scope, &key), &request);
-            let work = Work { layer, policy, pass, named };
+            let work = Work { layer, policy, manner, pass, named };
             detach(work, inner, request, lease).await
         }
-        Settled::Unprotected if pass.gate().is_stopping() => Ok(layer.refuse(&policy, &draining())),
+        Settled::Unprotected if pass.gate().is_stopping() => {
+            Ok(layer.refuse(&policy, &manner, &draining()))
+        }
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
             let mut response = tokio::select! {
@@ -104,7 +107,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &cut_off())),
+                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &manner, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -179,6 +182,7 @@ enum Settled {
 fn settle(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
+    manner: &Manner,
     claim: Result<Claim, ClaimError>,
 ) -> Settled {
     let problem = match claim {
@@ -208,7 +212,7 @@ fn settle(
             None => return Settled::Unprotected,
         },
     };
-    Settled::Answer(layer.refuse(policy, &problem))
+    Settled::Answer(layer.refuse(policy, manner, &problem))
 }
 
 /// The refusal, or `None` where the route executes without a record. Only where the store is
@@ -258,6 +262,9 @@ fn replayed(
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    if let Some(until) = replay.expires_at.filter(|_| policy.options.expires) {
+        response.headers_mut().insert(IDEMPOTENCY_EXPIRES, header::date(until));
+    }
     if replay.held_back {
         let pending = HeaderValue::from_static("pending");
         response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
@@ -280,6 +287,7 @@ where
     B::Error: Into<BoxError>,
 {
     let (layer, policy) = (Arc::clone(&work.layer), Arc::clone(&work.policy));
+    let manner = work.manner.clone();
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
@@ -289,6 +297,6 @@ where
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
-        Ok(layer.refuse(&policy, &problem))
+        Ok(layer.refuse(&policy, &manner, &problem))
     })
 }

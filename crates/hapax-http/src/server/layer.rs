@@ -16,6 +16,7 @@ use super::observe::{Event, Nobody, Observer};
 use super::policy::RoutePolicy;
 use super::service::IdempotencyService;
 use crate::body::Body;
+use crate::manner::Manner;
 use crate::problem::{DocsUrl, Problem};
 
 /// Makes every service it wraps idempotent. See the [module](super) for what that means.
@@ -113,9 +114,14 @@ impl IdempotencyLayer {
     }
 
     /// Answers with a problem.
-    pub(super) fn refuse(&self, policy: &RoutePolicy, problem: &Problem) -> Response<Body> {
+    pub(super) fn refuse(
+        &self,
+        policy: &RoutePolicy,
+        manner: &Manner,
+        problem: &Problem,
+    ) -> Response<Body> {
         self.observe(policy, Event::Refused(problem.code()));
-        problem.response(self.docs.as_ref()).map(Body::from)
+        manner.refuse(problem, self.docs.as_ref()).map(Body::from)
     }
 }
 

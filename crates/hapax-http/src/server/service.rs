@@ -17,6 +17,7 @@ use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
 use crate::body::{Body, BoxError};
 use crate::header::{self, IDEMPOTENCY_KEY};
+use crate::manner::Manner;
 use crate::problem::{Code, Problem, sentence};
 use crate::stored::named_by_connection;
 
@@ -80,6 +81,7 @@ enum Admission {
 /// A request that has a key and a scope.
 pub(super) struct Ticket {
     pub(super) policy: Arc<RoutePolicy>,
+    pub(super) manner: Manner,
     pub(super) key: Key,
     pub(super) scope: Scope,
     pub(super) pass: Pass,
@@ -89,10 +91,11 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let Some(policy) = layer.routes.policy(parts) else {
         return Admission::Pass;
     };
-    let Some(pass) = layer.gate.enter() else {
-        return Admission::Refuse(layer.refuse(&policy, &draining()));
-    };
     let options = &policy.options;
+    let manner = Manner::of(&parts.headers, options.cors.as_ref());
+    let Some(pass) = layer.gate.enter() else {
+        return Admission::Refuse(layer.refuse(&policy, &manner, &draining()));
+    };
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
     }
@@ -102,17 +105,17 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         Ok(None) => {
             let detail = format!("{} requests here need an Idempotency-Key.", parts.method);
             let problem = Problem::new(Code::MissingKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, &problem));
+            return Admission::Refuse(layer.refuse(&policy, &manner, &problem));
         }
         Err(error) => {
             let problem = Problem::new(Code::InvalidKey, sentence(&error.to_string()));
-            return Admission::Refuse(layer.refuse(&policy, &problem));
+            return Admission::Refuse(layer.refuse(&policy, &manner, &problem));
         }
     };
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
-        Err(problem) => Admission::Refuse(layer.refuse(&policy, &problem)),
-        Ok(scope) => Admission::Guard(Ticket { policy, key, scope, pass }),
+        Err(problem) => Admission::Refuse(layer.refuse(&policy, &manner, &problem)),
+        Ok(scope) => Admission::Guard(Ticket { policy, manner, key, scope, pass }),
     }
 }
 

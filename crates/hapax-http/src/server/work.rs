@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FinishError, Lease, Outcome, StoreKey};
+use hapax::{FinishError, Lease, Outcome, StoreKey, Timestamp};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use tokio::time::Instant;
@@ -23,7 +23,10 @@ use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{Class, Classified, Override, classify_grpc, is_grpc};
-use crate::header::{self, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain};
+use crate::header::{
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
+};
+use crate::manner::Manner;
 use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
 
@@ -31,6 +34,7 @@ use crate::stored::{Stored, Whole};
 pub(super) struct Work {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
+    pub(super) manner: Manner,
     /// Given up last: a drain waits until the outcome is written, or held back.
     pub(super) pass: Pass,
     pub(super) named: Named,
@@ -95,7 +99,7 @@ impl Work {
         if self.pass.gate().is_stopping() {
             // It would be cut off at once. If the store does not take the release, it is held back.
             let _ = lease.release().await;
-            return Ok(self.layer.refuse(&self.policy, &draining()));
+            return Ok(self.layer.refuse(&self.policy, &self.manner, &draining()));
         }
         let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
@@ -237,22 +241,28 @@ impl Work {
         (class, said.retention.or(by_response.retention))
     }
 
-    async fn record(&self, lease: Lease, ending: Ending, took: Duration) -> Recorded {
+    /// Also until when a final outcome is kept, where that is known and not for ever.
+    async fn record(
+        &self,
+        lease: Lease,
+        ending: Ending,
+        took: Duration,
+    ) -> (Recorded, Option<Timestamp>) {
         let Ending { class, retention, kept } = ending;
         let attempt = lease.attempt();
         let finished = match (class, kept) {
             (Class::Final, Some(outcome)) => lease.complete(outcome, retention).await,
-            (Class::Retryable, _) => lease.release().await,
+            (Class::Retryable, _) => lease.release().await.map(|()| None),
             // What is final has something that is kept; without it, nobody could be answered.
-            (Class::Final | Class::Unknown, seen) => lease.abandon(seen).await,
+            (Class::Final | Class::Unknown, seen) => lease.abandon(seen).await.map(|()| None),
         };
-        let recorded = match finished {
-            Ok(()) => Recorded::Stored,
-            Err(FinishError::Pending) => Recorded::Pending,
-            Err(_) => Recorded::Lost,
+        let (recorded, until) = match finished {
+            Ok(until) => (Recorded::Stored, until),
+            Err(FinishError::Pending) => (Recorded::Pending, None),
+            Err(_) => (Recorded::Lost, None),
         };
         self.layer.observe(&self.policy, Event::Executed { class, recorded, attempt, took });
-        recorded
+        (recorded, until)
     }
 
     /// Records the outcome; only then is there an answer.
@@ -266,7 +276,7 @@ impl Work {
         let class = ending.class;
         let withhold = class == Class::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
-        let recorded = self.record(lease, ending, took).await;
+        let (recorded, until) = self.record(lease, ending, took).await;
         let problem = match (recorded, answer) {
             (Recorded::Lost, _) => Problem::new(
                 Code::Superseded,
@@ -279,13 +289,16 @@ impl Work {
                     let pending = HeaderValue::from_static("pending");
                     given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
                 }
+                if let Some(until) = until.filter(|_| self.policy.options.expires) {
+                    given.head.headers.insert(IDEMPOTENCY_EXPIRES, header::date(until));
+                }
                 match self.deliver(class, given) {
                     Ok(response) => return response,
                     Err(problem) => problem,
                 }
             }
         };
-        self.layer.refuse(&self.policy, &problem)
+        self.layer.refuse(&self.policy, &self.manner, &problem)
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.

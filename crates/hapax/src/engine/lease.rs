@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::background::{Held, HeldOutcome, held};
 use super::carry;
 use super::idempotency::Inner;
+use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
 use crate::exchange::{Holding, Replay, Wrote};
 use crate::machine::Act;
@@ -158,7 +159,8 @@ impl Lease {
     }
 
     /// It happened: keeps `outcome` for `retention`, or as the policy says. A retention of zero,
-    /// which would forget at once what just happened, counts as not said.
+    /// which would forget at once what just happened, counts as not said. Answers until when it is
+    /// kept, by the store's clock; `None` for ever.
     ///
     /// # Errors
     /// [`FinishError`]; only `Ok` means that it will be replayed. What is too large to be kept is
@@ -167,7 +169,7 @@ impl Lease {
         self,
         outcome: Outcome,
         retention: Option<Duration>,
-    ) -> Result<(), FinishError> {
+    ) -> Result<Option<Timestamp>, FinishError> {
         if outcome.bytes().len() > MAX_OUTCOME {
             self.shared.finish(Act::Abandon { seen: None }).await?;
             return Err(FinishError::TooLarge);
@@ -183,7 +185,7 @@ impl Lease {
     /// [`FinishError`]; in any case no other execution is less safe than after a crash.
     pub async fn abandon(self, seen: Option<Outcome>) -> Result<(), FinishError> {
         let seen = seen.filter(|seen| seen.bytes().len() <= MAX_OUTCOME);
-        self.shared.finish(Act::Abandon { seen }).await
+        self.shared.finish(Act::Abandon { seen }).await.map(drop)
     }
 
     /// It did not happen: the next claim executes.
@@ -191,7 +193,7 @@ impl Lease {
     /// # Errors
     /// [`FinishError`].
     pub async fn release(self) -> Result<(), FinishError> {
-        self.shared.finish(Act::Release).await
+        self.shared.finish(Act::Release).await.map(drop)
     }
 
     /// Releases in the background what nobody will execute.
@@ -274,7 +276,8 @@ impl Shared {
     }
 
     /// The last write, on a task of its own; if the store does not take it, it is held back.
-    async fn finish(self: Arc<Self>, act: Act) -> Result<(), FinishError> {
+    /// Answers until when the record is kept.
+    async fn finish(self: Arc<Self>, act: Act) -> Result<Option<Timestamp>, FinishError> {
         let runtime = self.inner.runtime.clone();
         let talking = self.inner.backlog.talking();
         let task = runtime.spawn(async move {
@@ -294,8 +297,9 @@ impl Shared {
                     );
                     match run.await {
                         Ok(Wrote::Recorded(seen)) => {
+                            let until = seen.cell.as_ref().and_then(|cell| cell.keep_until);
                             inner.waiters.wake(&self.key, Some(seen));
-                            return Ok(());
+                            return Ok(until);
                         }
                         Ok(Wrote::Lost) => return Err(self.lose(FinishError::Lost)),
                         Ok(Wrote::Gone) => return Err(self.lose(FinishError::Gone)),
@@ -328,6 +332,7 @@ impl Shared {
             outcome: outcome.clone(),
             fence: self.fence,
             expires_in: None,
+            expires_at: None,
             held_back: true,
         };
         Some(HeldOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })

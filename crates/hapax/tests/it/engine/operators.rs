@@ -69,5 +69,5 @@ async fn who_is_refused_is_told_for_what() {
     let resolved = process.resolve(store_key(&world), resolve).await.unwrap();
     assert_eq!(resolved.wrote, Wrote::Refused);
     assert_eq!(was(resolved), State::InFlight);
-    assert_eq!(lease.complete(outcome("done"), None).await, Ok(()));
+    assert!(lease.complete(outcome("done"), None).await.is_ok());
 }
