@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::header::IDEMPOTENCY_KEY;
+use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem, sentence};
 use hapax_http::server::IdempotencyService;
 use hapax_http::{Body, BoxError};
@@ -56,11 +57,11 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
+        let manner = Manner::of(request.headers(), None);
         let mut response = match self.serve(&link, request).await {
             Ok(response) => response,
             Err(refused) => {
-                self.metrics.refused(refused.code());
-                let mut response = refused.response(self.docs.as_ref()).map(Body::from);
+                let mut response = self.refuse(&manner, &refused);
                 if refused.code() == Code::MalformedRequest {
                     close(&mut response, &link);
                 }
@@ -74,11 +75,15 @@ impl Front {
     }
 
     /// Answers a request for which there was no place.
-    pub(crate) fn overloaded(&self) -> Response<Body> {
+    pub(crate) fn overloaded(&self, request: &Request<Incoming>) -> Response<Body> {
         let detail = "Too many requests are under way. Nothing was executed.";
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
+        self.refuse(&Manner::of(request.headers(), None), &problem)
+    }
+
+    fn refuse(&self, manner: &Manner, problem: &Problem) -> Response<Body> {
         self.metrics.refused(problem.code());
-        problem.response(self.docs.as_ref()).map(Body::from)
+        manner.refuse(problem, self.docs.as_ref()).map(Body::from)
     }
 
     async fn serve(

@@ -14,6 +14,7 @@ use std::time::Duration;
 use hapax_http::Body;
 use hapax_http::classify::{Class, Classified};
 use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE};
+use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::Execution;
 use http::header::CONTENT_LENGTH;
@@ -49,6 +50,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
+        let manner = Manner::of(&parts.headers, None);
         let peer = parts.extensions.get::<Peer>().copied().unwrap_or_else(unknown_peer);
         let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
@@ -100,12 +102,12 @@ impl Proxy {
                     source,
                     "a request got no answer"
                 );
-                self.problem(&failure)
+                self.problem(&manner, &failure)
             }
         }
     }
 
-    fn problem(&self, failure: &Failure) -> Response<Body> {
+    fn problem(&self, manner: &Manner, failure: &Failure) -> Response<Body> {
         let (code, class) = match failure {
             Failure::Busy => (Code::Overloaded, Class::Retryable),
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),
@@ -117,7 +119,7 @@ impl Proxy {
         if class == Class::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));
         }
-        let mut response = problem.response(self.docs.as_ref()).map(Body::from);
+        let mut response = manner.refuse(&problem, self.docs.as_ref()).map(Body::from);
         response.extensions_mut().insert(Classified(class));
         response
     }

@@ -188,7 +188,7 @@ impl Served {
                     Body::new(Answer { body, rest, pace, _busy: busy.clone(), _place: place })
                 }));
             }
-            None => self.door.front.overloaded(),
+            None => self.door.front.overloaded(&request),
         };
         busy.answered(response)
     }

@@ -285,9 +285,9 @@ async fn metrics_count_what_happened() {
 
 /// A memory store that can be away.
 #[derive(Debug)]
-struct Away {
-    store: MemoryStore,
-    away: AtomicBool,
+pub(crate) struct Away {
+    pub(crate) store: MemoryStore,
+    pub(crate) away: AtomicBool,
 }
 
 impl Away {
