@@ -3,7 +3,7 @@
 use crate::world::{Raw, Upstream, config, post, request, start};
 
 /// What each of these says in its head, after the request line.
-const HEADS: [(&str, &str); 20] = [
+const HEADS: [(&str, &str); 58] = [
     ("two lengths that agree", "host: a\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
     ("two lengths that do not", "host: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx"),
     ("a list of lengths", "host: a\r\ncontent-length: 1, 1\r\n\r\nx"),
@@ -33,6 +33,50 @@ const HEADS: [(&str, &str); 20] = [
     ("a host with a user", "host: u@a\r\ncontent-length: 1\r\n\r\nx"),
     ("a host with a word for a port", "host: a:http\r\ncontent-length: 1\r\n\r\nx"),
     ("two hosts", "host: a\r\nhost: b\r\ncontent-length: 1\r\n\r\nx"),
+    ("two hosts that agree", "host: a\r\nhost: a\r\ncontent-length: 1\r\n\r\nx"),
+    ("a list of hosts", "host: a, b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a host with a query", "host: a?b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a host with a fragment", "host: a#b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a host with two ports", "host: a:1:2\r\ncontent-length: 1\r\n\r\nx"),
+    ("half an address for a host", "host: [::1\r\ncontent-length: 1\r\n\r\nx"),
+    ("a folded host", "host: a\r\n b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a negative length", "host: a\r\ncontent-length: -1\r\n\r\nx"),
+    ("a hexadecimal length", "host: a\r\ncontent-length: 0x1\r\n\r\nx"),
+    ("a fractional length", "host: a\r\ncontent-length: 1.0\r\n\r\nx"),
+    ("a length with a space", "host: a\r\ncontent-length: 1 0\r\n\r\nx"),
+    ("a length with an underscore", "host: a\r\ncontent-length: 1_0\r\n\r\nx"),
+    ("an empty length", "host: a\r\ncontent-length:\r\n\r\nx"),
+    ("a length in quotes", "host: a\r\ncontent-length: \"1\"\r\n\r\nx"),
+    ("a length beyond all", "host: a\r\ncontent-length: 18446744073709551616\r\n\r\nx"),
+    ("a length and an empty one", "host: a\r\ncontent-length: 1\r\ncontent-length:\r\n\r\nx"),
+    ("lengths in other letters", "host: a\r\nContent-Length: 1\r\nCONTENT-LENGTH: 0\r\n\r\nx"),
+    ("a length with a tab before its colon", "host: a\r\ncontent-length\t: 1\r\n\r\nx"),
+    ("a length behind a carriage return", "host: a\r\nx: \rcontent-length: 1\r\n\r\nx"),
+    ("a vertical tab before a length", "host: a\r\n\x0bcontent-length: 1\r\n\r\nx"),
+    ("a null in a length", "host: a\r\ncontent-length: 1\0\r\n\r\nx"),
+    ("a null in a name", "host: a\r\ncontent\0-length: 1\r\n\r\nx"),
+    ("identity", "host: a\r\ntransfer-encoding: identity\r\ncontent-length: 1\r\n\r\nx"),
+    ("identity alone", "host: a\r\ntransfer-encoding: identity\r\n\r\nx"),
+    ("chunked and more", "host: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+    ("chunked in quotes", "host: a\r\ntransfer-encoding: \"chunked\"\r\n\r\n0\r\n\r\n"),
+    ("chunked with a parameter", "host: a\r\ntransfer-encoding: chunked;q=1\r\n\r\n0\r\n\r\n"),
+    ("chunked and a comma", "host: a\r\ntransfer-encoding: chunked,\r\n\r\n0\r\n\r\n"),
+    ("chunked behind a vertical tab", "host: a\r\ntransfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\n"),
+    ("chunked on a line of its own", "host: a\r\ntransfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n"),
+    ("an empty coding", "host: a\r\ntransfer-encoding:\r\n\r\n0\r\n\r\n"),
+    (
+        "a coding with a space before its colon",
+        "host: a\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    ),
+    (
+        "a coding and another's",
+        "host: a\r\ntransfer-encoding: chunked\r\ntransfer-encoding: gzip\r\n\r\n0\r\n\r\n",
+    ),
+    ("a bare line feed at the end", "host: a\r\ncontent-length: 1\n\r\nx"),
+    ("an empty line of a bare line feed", "host: a\r\ncontent-length: 1\r\n\nx"),
+    ("a field without a colon", "host: a\r\nnonsense\r\ncontent-length: 1\r\n\r\nx"),
+    ("a field without a name", "host: a\r\n: b\r\ncontent-length: 1\r\n\r\nx"),
+    ("a name with a bracket", "host: a\r\nx[y]: b\r\ncontent-length: 1\r\n\r\nx"),
 ];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,6 +113,81 @@ async fn a_target_that_is_neither_path_nor_url_is_refused() {
         assert_eq!(raw.answer().await.code(), "malformed-request", "{target}");
     }
     assert_eq!(upstream.seen().len(), 0);
+}
+
+/// Request lines that are none, or not ours.
+const LINES: [&str; 20] = [
+    "POST  /a HTTP/1.1",
+    "POST /a  HTTP/1.1",
+    " POST /a HTTP/1.1",
+    "POST\t/a HTTP/1.1",
+    "POST /a HTTP/1.1 ",
+    "POST /a b HTTP/1.1",
+    "POST /a",
+    "POST /a HTTP/2.0",
+    "POST /a HTTP/0.9",
+    "POST /a HTTP/1.2",
+    "POST /a HTTP/1.10",
+    "POST /a http/1.1",
+    "POST /a HTTPS/1.1",
+    "POST /a#b HTTP/1.1",
+    "POST /a\0 HTTP/1.1",
+    "POST a HTTP/1.1",
+    "PO(ST /a HTTP/1.1",
+    "PRI * HTTP/2.0",
+    "CONNECT a:443 HTTP/1.1",
+    "POST ftp://a/ HTTP/1.1",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_lines_that_are_none_are_refused() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    for line in LINES {
+        let mut raw = Raw::connect(gateway.local_addr()).await;
+        raw.send(format!("{line}\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 1\r\n\r\nx"))
+            .await;
+        let answer = raw.answer().await;
+        assert_eq!((answer.status, answer.code().as_str()), (400, "malformed-request"), "{line}");
+        assert_eq!(raw.rest().await, b"", "{line}");
+    }
+    assert_eq!(upstream.seen().len(), 0);
+}
+
+/// What is odd and still says one thing: each of these is one request here and one behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_odd_is_one_request_here_and_one_behind() {
+    let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+    let cases = [
+        "\r\n\r\nPOST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc".to_owned(),
+        "POST /a HTTP/1.1\r\nhost:\r\ncontent-length: 003\r\n\r\nabc".into(),
+        "POST /a HTTP/1.1\r\nhost:a\r\ncontent-length:\t 3\t \r\n\r\nabc".into(),
+        "POST http://a/a HTTP/1.1\r\nhost: b\r\ncontent-length: 3\r\n\r\nabc".into(),
+        "POST /a HTTP/1.1\r\nhost: a\r\ncontent_length: 9\r\ncontent-length: 3\r\n\r\nabc".into(),
+        "POST /a HTTP/1.1\r\nhost: a\r\ntransfer_encoding: chunked\r\ncontent-length: 3\r\n\r\nabc"
+            .into(),
+        "POST /a HTTP/1.1\r\nhost: a\r\nx: y, content-length: 9\r\ncontent-length: 3\r\n\r\nabc"
+            .into(),
+        "POST /a HTTP/1.1\r\nhost: a\r\nconnection: content-length\r\ncontent-length: 3\r\n\r\nabc"
+            .into(),
+        format!("{chunked}3\r\nabc\r\n0\r\n\r\n"),
+        format!("{chunked}0000003\r\nabc\r\n000\r\n\r\n"),
+        format!("{chunked}1;a=b\r\na\r\n2 ;c=\"d\"\r\nbc\r\n0;e\r\n\r\n"),
+        format!("{chunked}3\r\nabc\r\n0\r\nx: y\r\n\r\n"),
+        format!("{chunked}3\r\nabc\r\n0\r\ncontent-length: 9\r\ntransfer-encoding: gzip\r\n\r\n"),
+        format!("{chunked}3\r\nabc\r\n0\r\nidempotency-key: l\r\nhost: b\r\n\r\n"),
+    ];
+    for bytes in cases {
+        let upstream = Upstream::counting().await;
+        let gateway = start(config(upstream.url())).await;
+        let mut raw = Raw::connect(gateway.local_addr()).await;
+        // A second one right behind shows where the first one ended.
+        raw.send(format!("{bytes}{}", request("POST", "/next", &[], "next"))).await;
+        assert_eq!((raw.answer().await.status, raw.answer().await.status), (201, 201), "{bytes:?}");
+        let seen = upstream.seen();
+        let bodies: Vec<_> = seen.iter().map(|seen| (seen.uri.path(), &seen.body[..])).collect();
+        assert_eq!(bodies, [("/a", &b"abc"[..]), ("/next", b"next")], "{bytes:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +238,25 @@ async fn connection_may_not_name_the_key_or_the_caller() {
 async fn a_broken_chunk_ends_the_connection_and_nothing_is_forwarded() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
-    for body in ["1\r\nxx\r\n0\r\n\r\n", "x\r\n", "1\nx\r\n0\r\n\r\n", "fffffffffffffffff\r\n"] {
+    for body in [
+        "1\r\nxx\r\n0\r\n\r\n",
+        "x\r\n",
+        "1\nx\r\n0\r\n\r\n",
+        "fffffffffffffffff\r\n",
+        "+1\r\nx\r\n0\r\n\r\n",
+        "-1\r\nx\r\n0\r\n\r\n",
+        "0x1\r\nx\r\n0\r\n\r\n",
+        " 1\r\nx\r\n0\r\n\r\n",
+        "1_\r\nx\r\n0\r\n\r\n",
+        "1\r\nx0\r\n\r\n",
+        "1\r\nx\n0\r\n\r\n",
+        "1\rx\r\n0\r\n\r\n",
+        "1;a\nb\r\nx\r\n0\r\n\r\n",
+        "\r\n1\r\nx\r\n0\r\n\r\n",
+        "0\r\nx: y\n\r\n",
+        "0\r\nx: y\rz\r\n\r\n",
+        "0\r\n\n",
+    ] {
         let mut raw = Raw::connect(gateway.local_addr()).await;
         raw.send(format!(
             "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n\

@@ -19,6 +19,7 @@ mod operators;
 mod proxy;
 mod reconcile;
 mod refused;
+mod switch;
 mod tls;
 mod two;
 mod world;
