@@ -27,7 +27,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let config = args.config()?;
     // Before anything listens: a signal that comes early is not lost.
     let mut signals = Signals::new()?;
-    limits::raise_open_files();
+    limits::raise_open_files(config.limits.connections);
     let told = config.clone();
     let gateway = Gateway::start(config).await.map_err(|error| failure(&error))?;
     let scheme = if told.transport.tls.is_some() { "https" } else { "http" };

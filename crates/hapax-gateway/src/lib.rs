@@ -12,7 +12,9 @@
 //! 5. Its store is a file of its own, or a server that any number of gateways share, with a cache in
 //!    front if need be ([`StoreUrl`], [`CacheUrl`]). [`Opening::diagnose`] says what would silently
 //!    break a store's promise.
-//! 6. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
+//! 6. It speaks HTTP/1.1 and HTTP/2 on both sides, with TLS or without ([`Transport`]); in which manner,
+//!    [`manual::proxy`] says.
+//! 7. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
 //!    unknown.
 //!
 //! It is not a load balancer (one upstream), it does not cache (only requests with keys are
@@ -47,6 +49,7 @@ mod guard;
 mod housekeeping;
 pub mod keys;
 mod listener;
+pub mod manual;
 mod memory;
 mod metrics;
 mod proxy;

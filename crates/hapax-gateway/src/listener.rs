@@ -8,6 +8,7 @@ use std::io as std_io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -56,12 +57,7 @@ pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
         };
         match accepted {
             Ok(((stream, peer), Ok(place))) => {
-                let door = Arc::clone(&door);
-                connections.spawn(async move {
-                    if let Err(error) = connection(stream, peer, &door, place).await {
-                        tracing::debug!(%error, "a connection ended early");
-                    }
-                });
+                connections.spawn(connection(stream, peer, Arc::clone(&door), place));
             }
             Ok((_, Err(_closed))) => break,
             Err(error) => {
@@ -71,12 +67,38 @@ pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
             }
         }
     }
+    // Who is in the kernel's queue already hears that this one is shutting down, rather than nothing.
+    while let Ok(place) = Arc::clone(&door.places).try_acquire_owned()
+        && let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await
+    {
+        connections.spawn(connection(stream, peer, Arc::clone(&door), place));
+    }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-/// Finds out what is spoken, and speaks it.
+/// What there is without waiting.
+async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+    std::future::poll_fn(|cx| match poll(cx) {
+        Poll::Ready(there) => Poll::Ready(Some(there)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
 async fn connection(
+    stream: TcpStream,
+    addr: SocketAddr,
+    door: Arc<Door>,
+    place: OwnedSemaphorePermit,
+) {
+    if let Err(error) = speak(stream, addr, &door, place).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// Finds out what is spoken, and speaks it.
+async fn speak(
     stream: TcpStream,
     addr: SocketAddr,
     door: &Arc<Door>,

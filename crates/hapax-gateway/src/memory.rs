@@ -25,8 +25,9 @@ impl Limits {
     /// What the program itself takes: its code, its threads, what counts and what is logged, and
     /// operators.
     pub const PROGRAM: usize = 32 << 20;
-    /// What a connection may take: heads of requests and responses and buffers, on either side, and
-    /// bodies of up to 16 KiB.
+    /// What a connection may take: heads of requests and responses and buffers, those of TLS included, on
+    /// either side, and bodies of up to 16 KiB. One of HTTP/2 counts as more where it may have more than
+    /// four requests open, and so does each that is under way on it beyond the first.
     pub const PER_CONNECTION: usize = 192 << 10;
 
     /// The shares, if they are enough for the largest bodies.

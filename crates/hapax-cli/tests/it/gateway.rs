@@ -30,6 +30,15 @@ fn what_cannot_be_is_one_line_and_64() {
         (&["--scope", "x-forwarded-for"], "x-forwarded-for"),
         (&["--retention", "4000d"], "--retention"),
         (&["--on-unknown", "block", "--reconcile-url", "http://a/"], "--reconcile-url"),
+        (&["--tls-cert", "/nowhere/at/all"], "go together"),
+        (&["--tls-client-ca", "/nowhere/at/all"], "go together"),
+        (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere"], "/nowhere/at/all"),
+        (&["--upstream-key", "/nowhere/at/all"], "go together"),
+        (&["--upstream-protocol", "spdy"], "--upstream-protocol"),
+        (&["--trust-forwarded", "10.0.0.0/99"], "10.0.0.0/8"),
+        (&["--trust-forwarded", "loopback,none"], "stands alone"),
+        (&["--max-streams", "0"], "--max-streams"),
+        (&["--connect-timeout", "0s"], "--connect-timeout"),
     ] {
         let (code, line) = refused(&[&upstream[..], more].concat());
         assert!(code == 64 && line.contains(says), "{code} {line:?} for {more:?}");
@@ -38,6 +47,9 @@ fn what_cannot_be_is_one_line_and_64() {
     assert_eq!(refused(&["gateway"]).0, 64);
     let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);
     assert!(code == 64 && line.contains("--upstream must be"), "{code} {line}");
+    let secure = ["gateway", "--upstream", "https://127.0.0.1:1", "--upstream-ca", "/nowhere/ca"];
+    let (code, line) = refused(&secure);
+    assert!(code == 64 && line.contains("/nowhere/ca"), "{code} {line}");
     assert_eq!(run(&[]).status.code(), Some(64));
 }
 
