@@ -354,3 +354,29 @@ async fn connection_may_name_the_host_in_vain() {
     assert_eq!(seen[0].header("host"), "shop.example");
     assert_eq!(seen[0].header("content-type"), "text/plain");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_believed_can_be_said() {
+    let upstream = Upstream::counting().await;
+    let fields = [
+        ("x-forwarded-for", "198.51.100.1"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-host", "shop.example.com"),
+        ("forwarded", "for=198.51.100.1"),
+    ];
+    for (trusted, seen) in [
+        (
+            &["127.0.0.0/8"][..],
+            ["198.51.100.1, 127.0.0.1", "https", "shop.example.com", "for=198.51.100.1"],
+        ),
+        (&["10.0.0.0/8"], ["127.0.0.1", "http", "shop.example", ""]),
+        (&[], ["127.0.0.1", "http", "shop.example", ""]),
+    ] {
+        let mut config = config(upstream.url());
+        config.transport.trusted = trusted.iter().map(|it| it.parse().unwrap()).collect();
+        let gateway = start(config).await;
+        assert_eq!(post_with(gateway.local_addr(), "/", &fields, "x").await.status, 201);
+        let last = upstream.seen().pop().unwrap();
+        assert_eq!(fields.map(|(name, _)| last.header(name).to_owned()), seen, "{trusted:?}");
+    }
+}
