@@ -14,6 +14,7 @@ use super::gate::{Drained, Gate};
 use super::memory::Memory;
 use super::observe::{Event, Nobody, Observer};
 use super::policy::RoutePolicy;
+use super::quota::Quotas;
 use super::service::IdempotencyService;
 use crate::body::Body;
 use crate::problem::{DocsUrl, Problem};
@@ -28,6 +29,7 @@ pub struct IdempotencyLayer {
     docs: Option<DocsUrl>,
     observer: Arc<dyn Observer>,
     pub(super) memory: Memory,
+    pub(super) quotas: Arc<Quotas>,
     pub(super) gate: Arc<Gate>,
 }
 
@@ -54,6 +56,7 @@ impl IdempotencyLayer {
             docs: None,
             observer: Arc::new(Nobody),
             memory: Memory::unbounded(),
+            quotas: Arc::default(),
             gate: Gate::new(),
         }
     }
