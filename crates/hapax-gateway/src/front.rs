@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_http::problem::{Code, DocsUrl, Problem, sentence};
-use hapax_http::server::IdempotencyService;
+use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
@@ -19,22 +18,25 @@ use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use crate::auth::{Auth, Refused};
+use crate::cors;
 use crate::guard::Heads;
-use crate::metrics::Metrics;
+use crate::live::{self, Current, Live, Route};
+use crate::proxy::Peer;
 use crate::proxy::headers::drop_own;
-use crate::proxy::{Peer, Proxy};
 use crate::work::{Phase, Work};
 
 /// One for all connections.
 #[derive(Debug)]
 pub(crate) struct Front {
-    pub(crate) service: IdempotencyService<Proxy>,
-    pub(crate) auth: Option<Arc<Auth>>,
+    pub(crate) current: Arc<Current>,
     pub(crate) work: Work,
-    pub(crate) methods: Vec<Method>,
     pub(crate) stall: Duration,
-    pub(crate) docs: Option<DocsUrl>,
-    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// What holds for a request, from its beginning to its end.
+struct Held {
+    live: Arc<Live>,
+    route: Arc<Route>,
 }
 
 impl Front {
@@ -46,16 +48,21 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
-        let mut response = match self.serve(&heads, peer, request).await {
-            Ok(response) => response,
-            Err(refused) => {
-                self.metrics.refused(refused.code());
-                let mut response = refused.response(self.docs.as_ref()).map(Body::from);
-                if refused.code() == Code::MalformedRequest {
-                    close(&mut response);
+        let live = self.current.now();
+        let mut response = match live.route(request.uri().path(), request.method()).cloned() {
+            Ok(route) => {
+                let held = Held { live, route };
+                let away = self.turned_away(&heads);
+                // A preflight that is turned away is not answered as one.
+                let is_answered = away.is_none() || request.method() != Method::OPTIONS;
+                let cors = held.route.cors.clone().filter(|_| is_answered);
+                let answer = |request| self.serve(away, peer, held, request);
+                match cors {
+                    Some(cors) => cors::answer(&cors, request, answer).await,
+                    None => answer(request).await,
                 }
-                response
             }
+            Err(ambiguous) => self.refuse(live.rest(), &ambiguous),
         };
         if self.is_ending() {
             close(&mut response);
@@ -65,14 +72,40 @@ impl Front {
 
     async fn serve(
         &self,
-        heads: &Heads,
+        away: Option<Problem>,
         peer: Peer,
+        held: Held,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let answered = match away {
+            Some(problem) => Err(problem),
+            None => self.pass_on(peer, &held, request).await,
+        };
+        match answered {
+            Ok(response) => response,
+            Err(refused) => self.refuse(&held.route, &refused),
+        }
+    }
+
+    fn refuse(&self, route: &Route, refused: &Problem) -> Response<Body> {
+        route.counts.refused(refused.code());
+        let mut response = refused.response(route.docs.as_ref()).map(Body::from);
+        if refused.code() == Code::MalformedRequest {
+            close(&mut response);
+        }
+        response
+    }
+
+    async fn pass_on(
+        &self,
+        peer: Peer,
+        Held { live, route }: &Held,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let (mut parts, body) = self.admit(heads, request)?.into_parts();
-        if let Some(auth) = &self.auth {
+        let (mut parts, body) = self.admit(live, route, request).into_parts();
+        if let Some(auth) = live.auth() {
             auth.drop_given(&mut parts.headers);
-            if self.may_be_protected(&parts) {
+            if may_be_protected(route, &parts) {
                 match auth.ask(&parts, peer.0).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(Refused::Denied(answer)) => return Ok(answer),
@@ -86,35 +119,49 @@ impl Front {
             }
         }
         parts.extensions.insert(peer);
-        // A clone is ready: neither the layer nor the proxy has anything to wait for.
-        match self.service.clone().call(Request::from_parts(parts, body)).await {
+        // Clones are ready: neither the layer nor the proxy has anything to wait for.
+        let answered = match &route.service {
+            live::Service::Protected { layered, holds, .. } => {
+                parts.extensions.insert(holds.clone());
+                layered.clone().call(Request::from_parts(parts, body)).await
+            }
+            live::Service::Passed(proxy) => {
+                proxy.clone().call(Request::from_parts(parts, body)).await
+            }
+            live::Service::Observed(observed) => return Ok(observed.call(parts, body).await),
+        };
+        match answered {
             Ok(response) => Ok(response),
             Err(never) => match never {},
         }
-    }
-
-    /// Whether the layer could claim or replay for this request: it does so for no other.
-    fn may_be_protected(&self, parts: &Parts) -> bool {
-        parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method)
     }
 
     fn is_ending(&self) -> bool {
         self.work.phase() > Phase::Serving
     }
 
-    fn admit(&self, heads: &Heads, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
+    /// Why no request is taken from this connection, or none at all.
+    fn turned_away(&self, heads: &Heads) -> Option<Problem> {
         if let Some(refusal) = heads.refusal() {
-            return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
+            return Some(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
-        if self.is_ending() {
-            return Err(draining());
-        }
+        self.is_ending().then(draining)
+    }
+
+    fn admit(&self, live: &Live, route: &Route, request: Request<Incoming>) -> Request<Body> {
         let (parts, incoming) = request.into_parts();
         // What the layer keeps whole in memory must come at a pace; everything else streams.
-        let kept = self.may_be_protected(&parts);
-        let body = Patient::new(incoming, self.stall, kept).under(self.auth.clone());
-        Ok(Request::from_parts(parts, Body::new(body)))
+        let kept = may_be_protected(route, &parts);
+        let body = Patient::new(incoming, self.stall, kept).under(live.auth().cloned());
+        Request::from_parts(parts, Body::new(body))
     }
+}
+
+/// Whether the layer could claim or replay for this request: it does so for no other.
+fn may_be_protected(route: &Route, parts: &Parts) -> bool {
+    parts.headers.contains_key(IDEMPOTENCY_KEY)
+        && matches!(&route.service, live::Service::Protected { methods, .. }
+            if methods.contains(&parts.method))
 }
 
 fn draining() -> Problem {

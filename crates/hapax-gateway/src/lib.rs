@@ -41,23 +41,30 @@ mod readme {}
 mod admin;
 mod auth;
 mod config;
+mod cors;
 mod front;
 mod gateway;
 mod guard;
 mod housekeeping;
 pub mod keys;
 mod listener;
+mod live;
 mod memory;
 mod metrics;
+mod observe;
 mod proxy;
 mod reconcile;
+mod routes;
 mod store;
 mod units;
 mod upstream;
 mod work;
 
-pub use config::{AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits};
-pub use gateway::{Ended, Gateway, Running, StartError};
+pub use config::{
+    AdminToken, Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits,
+    Origins, PolicyConfig, RouteConfig,
+};
+pub use gateway::{Ended, Gateway, ReloadError, Running, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
     StoreUrlError, Written,

@@ -21,12 +21,16 @@ use http::{Request, Response, Uri, Version};
 use http_body::Body as _;
 use tower_service::Service;
 
-use crate::metrics::Metrics;
+use crate::metrics::Counts;
 use crate::upstream::{Failure, Upstream};
 
 /// A request extension: who sent it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
+
+/// A request extension: somebody reads what the upstream says by `Idempotency-*`, and removes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard;
 
 /// Forwards requests to an upstream. It never fails: what has no answer gets a problem, marked with
 /// what it means for the key.
@@ -34,7 +38,7 @@ pub(crate) struct Peer(pub(crate) SocketAddr);
 pub(crate) struct Proxy {
     pub(crate) upstream: Upstream,
     pub(crate) docs: Option<DocsUrl>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl Proxy {
@@ -55,6 +59,7 @@ impl Proxy {
         }
         let id = execution.map(Execution::id);
         let protected = id.is_some();
+        let is_heard = parts.extensions.get::<Heard>().is_some();
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
         let mut forwarded = Request::new(body);
@@ -64,8 +69,8 @@ impl Proxy {
         match self.upstream.send(forwarded).await {
             Ok(mut response) => {
                 headers::to_client(response.headers_mut());
-                if !protected {
-                    // Where it protects, the layer reads them before it removes them.
+                if !protected && !is_heard {
+                    // Where it protects or observes, they are read before they are removed.
                     headers::drop_own(response.headers_mut(), false);
                 }
                 // Whatever the upstream speaks, the client is answered in what it speaks.
@@ -95,7 +100,7 @@ impl Proxy {
             Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
             Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
         };
-        self.metrics.refused(code);
+        self.counts.refused(code);
         let mut problem = Problem::new(code, failure.to_string());
         if class == Class::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));

@@ -14,6 +14,7 @@
 //! to one that was kept from before (the server had closed it meanwhile), and if hyper hands the
 //! request back, which it does when it had not begun to encode it.
 
+mod all;
 mod pool;
 mod wire;
 
@@ -35,6 +36,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
+pub(crate) use all::Upstreams;
 use hapax_http::{Body, BoxError};
 use pool::Pool;
 use wire::Wire;
@@ -56,12 +58,12 @@ const SETTLE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(crate) struct Upstream {
     inner: Arc<Inner>,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
 struct Inner {
     authority: Authority,
-    timeout: Duration,
     pool: Pool,
     places: Arc<Semaphore>,
     cut: watch::Sender<bool>,
@@ -106,12 +108,21 @@ impl Upstream {
     pub(crate) fn new(authority: Authority, timeout: Duration, concurrent: usize) -> Self {
         let inner = Inner {
             authority,
-            timeout,
             pool: Pool::default(),
             places: Arc::new(Semaphore::new(concurrent)),
             cut: watch::Sender::new(false),
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), timeout }
+    }
+
+    /// The same server and its connections, which may be silent for `timeout`.
+    pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { inner: Arc::clone(&self.inner), timeout }
+    }
+
+    /// Whether anybody but this holds it or has a request under way there.
+    pub(crate) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
     }
 
     /// Its host, and port if it is not 80: what it expects as `Host`.
@@ -168,7 +179,7 @@ impl Upstream {
             Ok(stream)
         };
         let stream = tokio::select! {
-            stream = timeout(CONNECT.min(self.inner.timeout), connect) => {
+            stream = timeout(CONNECT.min(self.timeout), connect) => {
                 stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             }
             () = cut(self.inner.cut.subscribe()) => Err(io::Error::other(ENDING)),
@@ -189,12 +200,12 @@ impl Upstream {
             let mut cut = self.inner.cut.subscribe();
             loop {
                 // An upload that goes on is no silence.
-                let deadline = begun.max(wire.meter.last()) + self.inner.timeout;
+                let deadline = begun.max(wire.meter.last()) + self.timeout;
                 tokio::select! {
                     sent = &mut sending => break Sent::Answered(sent),
                     _ = cut.wait_for(|cut| *cut) => break Sent::Cut,
                     () = sleep_until(deadline) => {
-                        if wire.meter.last() + self.inner.timeout <= Instant::now() {
+                        if wire.meter.last() + self.timeout <= Instant::now() {
                             break Sent::Silent;
                         }
                     }
@@ -243,7 +254,7 @@ impl Upstream {
         tokio::spawn(settle(Arc::clone(&self.inner), wire, place, is_over));
         let body = Receiving {
             body,
-            silence: self.inner.timeout,
+            silence: self.timeout,
             waiting: None,
             cut: Box::pin(cut(self.inner.cut.subscribe())),
             over: Some(over),
