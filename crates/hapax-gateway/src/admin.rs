@@ -17,7 +17,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap,
-    HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    HeaderValue, ORIGIN, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -27,6 +27,7 @@ use tokio::net::TcpListener;
 
 use crate::config::AdminToken;
 use crate::keys::Keys;
+use crate::live::Current;
 use crate::metrics::{Gauges, Metrics};
 use crate::store::Opened;
 use crate::work::{Phase, Work};
@@ -49,8 +50,8 @@ pub(crate) struct Admin {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Work,
     pub(crate) token: Option<AdminToken>,
-    /// The headers that name the caller.
-    pub(crate) scope: Vec<HeaderName>,
+    /// What holds now: it says which headers name callers.
+    pub(crate) current: Arc<Current>,
     /// The store, for what it counts.
     pub(crate) opened: Opened,
     /// Whether the store answered when last asked.

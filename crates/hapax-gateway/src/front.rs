@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::manner::Manner;
-use hapax_http::problem::{Code, DocsUrl, Problem, sentence};
-use hapax_http::server::IdempotencyService;
+use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
@@ -20,23 +19,29 @@ use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use crate::auth::{Auth, Refused};
+use crate::cors;
 use crate::guard::{Heads, http2};
-use crate::metrics::Metrics;
+use crate::live::{self, Current, Live, Route};
+use crate::proxy::Peer;
 use crate::proxy::headers::drop_own;
 use crate::proxy::tunnel::Switch;
-use crate::proxy::{Peer, Proxy};
 use crate::work::{Phase, Work};
 
 /// One for all connections.
 #[derive(Debug)]
 pub(crate) struct Front {
-    pub(crate) service: IdempotencyService<Proxy>,
-    pub(crate) auth: Option<Arc<Auth>>,
+    pub(crate) current: Arc<Current>,
     pub(crate) work: Work,
-    pub(crate) methods: Vec<Method>,
     pub(crate) stall: Duration,
-    pub(crate) docs: Option<DocsUrl>,
-    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// What holds for a request, from its beginning to its end.
+struct Held {
+    live: Arc<Live>,
+    route: Arc<Route>,
+    link: Arc<Link>,
+    /// How it is refused.
+    manner: Manner,
 }
 
 /// The connection that a request came by.
@@ -57,16 +62,25 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
+        let (mut parts, body) = request.into_parts();
+        // First of all and for every request: the guard counts them.
+        let away = self.turned_away(&link, &mut parts);
+        let request = Request::from_parts(parts, body);
+        let live = self.current.now();
         let manner = Manner::of(request.headers(), None);
-        let mut response = match self.serve(&link, request).await {
-            Ok(response) => response,
-            Err(refused) => {
-                let mut response = self.refuse(&manner, &refused);
-                if refused.code() == Code::MalformedRequest {
-                    close(&mut response, &link);
+        let mut response = match live.route(request.uri().path(), request.method()).cloned() {
+            Ok(route) => {
+                // A preflight that is turned away is not answered as one.
+                let is_answered = away.is_none() || request.method() != Method::OPTIONS;
+                let cors = route.cors.clone().filter(|_| is_answered);
+                let held = Held { live, route, link: Arc::clone(&link), manner };
+                let answer = |request| self.serve(away, held, request);
+                match cors {
+                    Some(cors) => cors::answer(&cors, request, answer).await,
+                    None => answer(request).await,
                 }
-                response
             }
+            Err(ambiguous) => refuse(live.rest(), &link, &manner, &away.unwrap_or(ambiguous)),
         };
         if self.is_ending() {
             close(&mut response, &link);
@@ -75,26 +89,40 @@ impl Front {
     }
 
     /// Answers a request for which there was no place.
-    pub(crate) fn overloaded(&self, request: &Request<Incoming>) -> Response<Body> {
+    pub(crate) fn overloaded(&self, link: &Link, request: &Request<Incoming>) -> Response<Body> {
         let detail = "Too many requests are under way. Nothing was executed.";
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
-        self.refuse(&Manner::of(request.headers(), None), &problem)
-    }
-
-    fn refuse(&self, manner: &Manner, problem: &Problem) -> Response<Body> {
-        self.metrics.refused(problem.code());
-        manner.refuse(problem, self.docs.as_ref()).map(Body::from)
+        let live = self.current.now();
+        let route = live.route(request.uri().path(), request.method());
+        let manner = Manner::of(request.headers(), None);
+        refuse(route.unwrap_or(live.rest()), link, &manner, &problem)
     }
 
     async fn serve(
         &self,
-        link: &Link,
+        away: Option<Problem>,
+        held: Held,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let answered = match away {
+            Some(problem) => Err(problem),
+            None => self.pass_on(&held, request).await,
+        };
+        match answered {
+            Ok(response) => response,
+            Err(refused) => refuse(&held.route, &held.link, &held.manner, &refused),
+        }
+    }
+
+    async fn pass_on(
+        &self,
+        Held { live, route, link, .. }: &Held,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let (mut parts, body) = self.admit(link, request)?.into_parts();
-        if let Some(auth) = &self.auth {
+        let (mut parts, body) = self.admit(live, route, request).into_parts();
+        if let Some(auth) = live.auth() {
             auth.drop_given(&mut parts.headers);
-            if self.may_be_protected(&parts) {
+            if may_be_protected(route, &parts) {
                 match auth.ask(&parts, link.peer).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(Refused::Denied(answer)) => return Ok(answer),
@@ -111,39 +139,63 @@ impl Front {
         if let Some(switch) = &link.switch {
             parts.extensions.insert(switch.clone());
         }
-        // A clone is ready: neither the layer nor the proxy has anything to wait for.
-        match self.service.clone().call(Request::from_parts(parts, body)).await {
+        // Clones are ready: neither the layer nor the proxy has anything to wait for.
+        let answered = match &route.service {
+            live::Service::Protected { layered, holds, .. } => {
+                parts.extensions.insert(holds.clone());
+                layered.clone().call(Request::from_parts(parts, body)).await
+            }
+            live::Service::Passed(proxy) => {
+                proxy.clone().call(Request::from_parts(parts, body)).await
+            }
+            live::Service::Observed(observed) => return Ok(observed.call(parts, body).await),
+        };
+        match answered {
             Ok(response) => Ok(response),
             Err(never) => match never {},
         }
-    }
-
-    /// Whether the layer could claim or replay for this request: it does so for no other.
-    fn may_be_protected(&self, parts: &Parts) -> bool {
-        parts.headers.contains_key(IDEMPOTENCY_KEY) && self.methods.contains(&parts.method)
     }
 
     fn is_ending(&self) -> bool {
         self.work.phase() > Phase::Serving
     }
 
-    fn admit(&self, link: &Link, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
-        let (mut parts, incoming) = request.into_parts();
+    /// Why no request is taken from this connection, or none at all. What passes has the form that
+    /// HTTP/1.1 gives it.
+    fn turned_away(&self, link: &Link, parts: &mut Parts) -> Option<Problem> {
         let refusal = match &link.heads {
             Some(heads) => heads.refusal(),
-            None => http2::settle(&mut parts).err(),
+            None => http2::settle(parts).err(),
         };
         if let Some(refusal) = refusal {
-            return Err(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
+            return Some(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
         }
-        if self.is_ending() {
-            return Err(draining());
-        }
-        // What the layer keeps whole in memory must come at a pace; everything else streams.
-        let kept = self.may_be_protected(&parts);
-        let body = Patient::new(incoming, self.stall, kept).under(self.auth.clone());
-        Ok(Request::from_parts(parts, Body::new(body)))
+        self.is_ending().then(draining)
     }
+
+    fn admit(&self, live: &Live, route: &Route, request: Request<Incoming>) -> Request<Body> {
+        let (parts, incoming) = request.into_parts();
+        // What the layer keeps whole in memory must come at a pace; everything else streams.
+        let kept = may_be_protected(route, &parts);
+        let body = Patient::new(incoming, self.stall, kept).under(live.auth().cloned());
+        Request::from_parts(parts, Body::new(body))
+    }
+}
+
+/// Whether the layer could claim or replay for this request: it does so for no other.
+fn may_be_protected(route: &Route, parts: &Parts) -> bool {
+    parts.headers.contains_key(IDEMPOTENCY_KEY)
+        && matches!(&route.service, live::Service::Protected { methods, .. }
+            if methods.contains(&parts.method))
+}
+
+fn refuse(route: &Route, link: &Link, manner: &Manner, refused: &Problem) -> Response<Body> {
+    route.counts.refused(refused.code());
+    let mut response = manner.refuse(refused, route.docs.as_ref()).map(Body::from);
+    if refused.code() == Code::MalformedRequest {
+        close(&mut response, link);
+    }
+    response
 }
 
 fn draining() -> Problem {

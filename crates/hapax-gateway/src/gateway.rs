@@ -1,5 +1,7 @@
 //! A gateway's life: start, run, drain, end.
 
+mod reload;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,31 +9,26 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store};
-use hapax_http::server::{
-    IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
-};
-use hapax_http::stored::Cookies;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tower_layer::Layer;
 
 use crate::admin::{self, Admin};
-use crate::auth::Auth;
-use crate::config::{Callers, Config, ConfigError, Settled};
+use crate::config::{Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener::{self, Door};
+use crate::live::{Current, Lasting};
 use crate::memory::Shares;
 use crate::metrics::Metrics;
-use crate::proxy::Proxy;
-use crate::reconcile::Asker;
 use crate::store::{Measured, Opened, Opening, StoreOpenError};
 use crate::tls::{AllCertificates, TlsError};
-use crate::upstream::{Dialling, Upstream};
+use crate::upstream::Dialling;
 use crate::work::{Phase, Work};
+pub use reload::ReloadError;
+use reload::Reloading;
 
 /// How many requests to the upstream may be under way for each connection: its own, and that of a
 /// client that has hung up.
@@ -50,14 +47,14 @@ pub struct Gateway;
 pub struct Running {
     local_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
-    layer: IdempotencyLayer,
+    lasting: Lasting,
+    current: Arc<Current>,
+    reloading: Reloading,
     engine: Idempotency,
-    upstreams: Vec<Upstream>,
     opened: Opened,
     certificates: AllCertificates,
     work: Work,
     store_timeout: Duration,
-    drain_timeout: Duration,
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
@@ -93,12 +90,6 @@ pub enum StartError {
     /// The store did not open.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
-}
-
-impl From<RouteError> for StartError {
-    fn from(error: RouteError) -> Self {
-        Self::Config(error.into())
-    }
 }
 
 impl Gateway {
@@ -165,6 +156,16 @@ impl Running {
         self.certificates.reload().await
     }
 
+    /// Has `config` hold for new requests. Those under way keep what they began with.
+    ///
+    /// All of it or nothing: where something in it needs a restart, nothing changes.
+    ///
+    /// # Errors
+    /// [`ReloadError`] where it cannot be, or not without a restart; what held before holds on.
+    pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
+        self.reloading.reload(config, &self.lasting, &self.current)
+    }
+
     /// Drains and ends.
     ///
     /// 1. No new connections; new requests on those that are there get 503 `draining`.
@@ -177,16 +178,14 @@ impl Running {
         self.work.enter(Phase::Draining);
         let (work, engine) = (self.work.clone(), self.engine.clone());
         let idle = || work.in_hand() == 0 && engine.stats().in_flight == 0;
-        let in_time = listener::settled(self.drain_timeout, idle).await;
+        let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
         let mut ended = Ended::default();
         if !in_time {
             ended.cut_off = work.in_hand().max(engine.stats().in_flight);
-            for upstream in &self.upstreams {
-                upstream.cut();
-            }
+            self.lasting.upstreams.cut();
         }
         // What the cut ended is recorded now; what hangs elsewhere is unknown.
-        let drained = self.layer.drain(self.store_timeout).await;
+        let drained = self.lasting.layer.drain(self.store_timeout).await;
         ended.cut_off = ended.cut_off.max(drained.cut_off);
         if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
             ended.not_recorded = self.engine.stats().held_back;
@@ -258,63 +257,25 @@ fn run(
     listeners: Listeners,
     opened: Opened,
 ) -> Result<Running, StartError> {
-    let metrics = Arc::new(Metrics::new(config.retention));
-    let engine = engine(config, settled.memory, &opened, &metrics);
-    let scope_headers = settled.callers.headers().to_vec();
+    let metrics = Arc::new(Metrics::new());
+    let Shares { bodies, observed, .. } = settled.memory;
+    let engine = engine(config, &settled, &opened, &metrics);
     let dialling = Dialling {
         protocol: config.transport.upstream_protocol,
         tls: certificates.upstream.clone(),
         patience: config.transport.connect_timeout,
         idle: config.transport.upstream_idle,
     };
-    let asker = settled.reconcile.map(|target| {
-        let timeout = config.upstream_timeout;
-        Asker::new(target, scope_headers.clone(), config.max_response_body, timeout, &dialling)
-    });
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
-    let auth = settled.auth.zip(config.auth.as_ref());
-    let auth = auth.map(|(target, told)| Auth::new(target, told, &dialling, Arc::clone(&metrics)));
-    let auth = auth.map(Arc::new);
-    let upstream = Upstream::new(settled.upstream, config.upstream_timeout, concurrent, dialling);
-    let upstreams = std::iter::once(&upstream)
-        .chain(asker.as_ref().map(Asker::upstream))
-        .chain(auth.as_deref().map(Auth::upstream))
-        .cloned()
-        .collect::<Vec<_>>();
-
-    let options = RouteOptions {
-        key: config.key,
-        methods: config.methods.clone(),
-        policy: settled.policy,
-        reconcile: asker.map(|asker| Arc::new(asker) as _),
-        profile: config.profile,
-        cookies: if config.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
-        max_request_body: config.max_request_body,
-        max_response_body: config.max_response_body,
-        store_outage: config.store_outage,
-        ..RouteOptions::default()
-    };
-    let scope = match &settled.callers {
-        Callers::Everyone => ScopeSource::shared(),
-        Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
-    };
-    let mut layer = IdempotencyLayer::new(engine.clone(), RoutePolicy::new(scope, options)?)
-        .body_memory(settled.memory.bodies)
-        .observer(Arc::clone(&metrics) as _);
-    if let Some(docs) = &config.docs_url {
-        layer = layer.docs(docs.clone());
-    }
-
+    let lasting =
+        Lasting::new(engine.clone(), bodies, observed, Arc::clone(&metrics), concurrent, dialling);
+    let reloading = Reloading::new(config.clone(), settled.largest);
+    let current = Arc::new(Current::new(lasting.live(config, settled, None)?));
     let work = Work::new();
-    let proxy = Proxy { upstream, docs: config.docs_url.clone(), metrics: Arc::clone(&metrics) };
     let front = Arc::new(Front {
-        service: layer.layer(proxy),
-        auth,
+        current: Arc::clone(&current),
         work: work.clone(),
-        methods: config.methods.clone(),
         stall: config.limits.stall,
-        docs: config.docs_url.clone(),
-        metrics: Arc::clone(&metrics),
     });
     let door = Arc::new(Door {
         front,
@@ -322,7 +283,7 @@ fn run(
         tls: certificates.listener.clone(),
         streams: config.transport.streams,
         trusted: config.transport.trusted.clone(),
-        silence: config.upstream_timeout,
+        silence: config.policy.upstream_timeout,
         places: Arc::new(Semaphore::new(config.limits.connections)),
     });
     let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
@@ -334,42 +295,43 @@ fn run(
         metrics: Arc::clone(&metrics),
         work: work.clone(),
         token: config.admin_token.clone(),
-        scope: scope_headers,
+        current: Arc::clone(&current),
         store_up: AtomicBool::new(true),
     });
     warn(config, &opened);
     Ok(Running {
         local_addr,
         admin_addr,
-        layer,
         engine,
         housekeeping: Task(tokio::spawn(housekeeping(
             Arc::clone(&opened.store) as Arc<dyn Store>,
+            Arc::clone(&lasting.observed) as Arc<dyn Store>,
             metrics,
-            upstreams.clone(),
+            Arc::clone(&lasting.upstreams),
             certificates.clone(),
         ))),
-        upstreams,
+        lasting,
+        current,
+        reloading,
         opened,
         certificates,
         work,
         store_timeout: config.store_timeout,
-        drain_timeout: config.drain_timeout,
         listener: Task(tokio::spawn(listener::serve(listeners.data, door))),
         admin: listeners.admin.map(|listener| Task(tokio::spawn(admin::serve(listener, admin)))),
     })
 }
 
-fn engine(config: &Config, memory: Shares, opened: &Opened, metrics: &Metrics) -> Idempotency {
+fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics) -> Idempotency {
     let store = Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls));
     let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
-        held_back_bytes: memory.held_back,
+        held_back_bytes: settled.memory.held_back,
         ..hapax::Limits::default()
     };
     if opened.is_server() {
         // A file bounds what it tells by itself.
-        limits.claims = memory.claims(config.max_response_body);
+        limits.claims = settled.memory.claims(settled.largest.response);
     }
     let mut builder =
         Idempotency::builder(Arc::new(store)).store_timeout(config.store_timeout).limits(limits);
@@ -386,7 +348,5 @@ fn warn(config: &Config, opened: &Opened) {
     if opened.secret.is_none() {
         tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
     }
-    if config.store_outage == StoreOutage::Open {
-        tracing::warn!("while the store is away, requests are executed unprotected");
-    }
+    reload::warn(config);
 }

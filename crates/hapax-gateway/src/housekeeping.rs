@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax::Store;
@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::metrics::Metrics;
 use crate::tls::AllCertificates;
-use crate::upstream::Upstream;
+use crate::upstream::Upstreams;
 
 /// How often expired records are looked for.
 const REAP_EVERY: Duration = Duration::from_secs(10);
@@ -29,11 +29,18 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Goes on until it is dropped.
 pub(crate) async fn housekeeping(
     store: Arc<dyn Store>,
+    observed: Arc<dyn Store>,
     metrics: Arc<Metrics>,
-    upstreams: Vec<Upstream>,
+    upstreams: Arc<Upstreams>,
     certificates: AllCertificates,
 ) {
-    tokio::join!(reap(&*store, &metrics), prune(&upstreams), look(&certificates));
+    let forgotten = AtomicU64::default();
+    tokio::join!(
+        reap(&*store, &metrics.reaped),
+        reap(&*observed, &forgotten),
+        prune(&upstreams),
+        look(&certificates),
+    );
 }
 
 async fn look(certificates: &AllCertificates) {
@@ -52,11 +59,11 @@ async fn look(certificates: &AllCertificates) {
     }
 }
 
-async fn reap(store: &dyn Store, metrics: &Metrics) {
+async fn reap(store: &dyn Store, removed: &AtomicU64) {
     loop {
         let pause = match store.reap(REAP_LIMIT).await {
             Ok(reaped) => {
-                metrics.reaped.fetch_add(reaped.removed.into(), Ordering::Relaxed);
+                removed.fetch_add(reaped.removed.into(), Ordering::Relaxed);
                 if reaped.more { REAP_PAUSE } else { REAP_EVERY }
             }
             Err(error) => {
@@ -68,12 +75,12 @@ async fn reap(store: &dyn Store, metrics: &Metrics) {
     }
 }
 
-async fn prune(upstreams: &[Upstream]) {
+async fn prune(upstreams: &Upstreams) {
     let mut ticks = interval(PRUNE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        upstreams.iter().for_each(Upstream::prune);
+        upstreams.prune();
     }
 }
 
@@ -120,13 +127,13 @@ mod tests {
             next: Mutex::new(vec![full(), away, last, full(), full()]),
             asked: Mutex::default(),
         };
-        let metrics = Metrics::new(Duration::from_secs(1));
+        let removed = AtomicU64::default();
         let begun = Instant::now();
-        let run = timeout(Duration::from_secs(25), reap(&store, &metrics)).await;
+        let run = timeout(Duration::from_secs(25), reap(&store, &removed)).await;
         assert!(run.is_err());
         let asked = store.asked.lock().unwrap();
         let after = asked.iter().map(|at| (*at - begun).as_millis()).collect::<Vec<_>>();
         assert_eq!(after, [0, 20, 40, 10_040, 20_040, 20_060]);
-        assert_eq!(metrics.reaped.load(Ordering::Relaxed), 3 * 256 + 3);
+        assert_eq!(removed.load(Ordering::Relaxed), 3 * 256 + 3);
     }
 }

@@ -43,17 +43,21 @@ mod readme {}
 mod admin;
 mod auth;
 mod config;
+mod cors;
 mod front;
 mod gateway;
 mod guard;
 mod housekeeping;
 pub mod keys;
 mod listener;
+mod live;
 pub mod manual;
 mod memory;
 mod metrics;
+mod observe;
 mod proxy;
 mod reconcile;
+mod routes;
 mod store;
 mod tls;
 mod units;
@@ -61,10 +65,11 @@ mod upstream;
 mod work;
 
 pub use config::{
-    AdminToken, Callers, Config, ConfigError, ForwardAuth, Limits, ListenTls, Network, NotANetwork,
-    Protocol, Transport, TransportError, UpstreamTls,
+    AdminToken, Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits,
+    ListenTls, Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport,
+    TransportError, UpstreamTls,
 };
-pub use gateway::{Ended, Gateway, Running, StartError};
+pub use gateway::{Ended, Gateway, ReloadError, Running, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
     StoreUrlError, Written,

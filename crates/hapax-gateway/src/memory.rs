@@ -12,6 +12,8 @@ pub(crate) struct Shares {
     pub(crate) held_back: usize,
     /// The store: its pages, its queue and its answers, or all of its records.
     pub(crate) store: usize,
+    /// What is observed.
+    pub(crate) observed: usize,
 }
 
 /// A record beside its body: heads, and what the engine needs.
@@ -36,7 +38,7 @@ impl Limits {
         let taken = Self::PROGRAM.saturating_add(connections);
         let needed = largest.rest();
         if self.memory.saturating_sub(taken) >= needed {
-            return Ok(Shares::split(self.memory - taken));
+            return Ok(Shares::split(self.memory - taken, needed));
         }
         let needed = taken.saturating_add(needed).div_ceil(1 << 20).saturating_mul(1 << 20);
         Err(ConfigError::Memory {
@@ -59,14 +61,16 @@ impl Shares {
         (self.store / 2 / one.max(1)).clamp(CLAIMS.0, CLAIMS.1)
     }
 
-    const fn split(rest: usize) -> Self {
+    /// What is observed gets something of what is not `needed`: without it, it only is not measured.
+    fn split(rest: usize, needed: usize) -> Self {
         let part = rest / PARTS;
-        Self { bodies: rest - 4 * part, held_back: part, store: 3 * part }
+        let observed = ((rest - needed) / PARTS).min(rest / (2 * PARTS));
+        Self { bodies: rest - 4 * part - observed, held_back: part, store: 3 * part, observed }
     }
 }
 
 /// The largest bodies that are held, in bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LargestBodies {
     pub(crate) request: usize,
     pub(crate) response: usize,
@@ -97,9 +101,9 @@ mod tests {
         for memory in [400 * MIB, 512 * MIB, 8 << 30] {
             let limits = Limits { memory, ..Limits::default() };
             let taken = Limits::PROGRAM + limits.connections * Limits::PER_CONNECTION;
-            let Shares { bodies, held_back, store } = limits.shares(LARGEST).unwrap();
-            assert_eq!(taken + bodies + held_back + store, memory);
-            assert!(bodies >= (memory - taken) / 2);
+            let Shares { bodies, held_back, store, observed } = limits.shares(LARGEST).unwrap();
+            assert_eq!(taken + bodies + held_back + store + observed, memory);
+            assert!(bodies >= (memory - taken) * 7 / 16);
         }
     }
 
@@ -111,7 +115,7 @@ mod tests {
             let error = little.shares(largest).unwrap_err();
             let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
             let enough = Limits { memory: needed.0, ..little };
-            let Shares { bodies, held_back, store } = enough.shares(largest).unwrap();
+            let Shares { bodies, held_back, store, .. } = enough.shares(largest).unwrap();
             assert!(bodies >= 16 * response && bodies >= 2 * MIB);
             assert!(held_back >= response && store / 3 >= 2 * (response + HEADS));
             // It is rounded up to whole mebibytes.

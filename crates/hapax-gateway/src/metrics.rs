@@ -3,16 +3,16 @@
 //! Every label's values are of a fixed set, so the number of series is bounded; keys, scopes and
 //! paths are never labels.
 
+mod counts;
+
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hapax_http::classify::Class;
-use hapax_http::problem::Code;
-use hapax_http::server::{Event, Observer, Recorded};
-
 use crate::store::{Calls, Opened};
+use counts::ByRoute;
+pub(crate) use counts::{Counts, Seen, Would};
 
 /// Upper bounds of the time an execution takes, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
@@ -24,9 +24,6 @@ const AUTH_MS: [u64; 9] = [1, 5, 10, 25, 50, 100, 500, 1_000, 5_000];
 /// per cent. Replays near the end say that clients retry for longer than the window.
 const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
 
-const CLASSES: [Class; 3] = [Class::Final, Class::Retryable, Class::Unknown];
-const RECORDED: [(Recorded, &str); 3] =
-    [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
 const AUTHORISED: [(Authorised, &str); 3] = [
     (Authorised::Allowed, "allowed"),
     (Authorised::Denied, "denied"),
@@ -45,17 +42,9 @@ pub(crate) enum Authorised {
 }
 
 /// Counts of one gateway since it was started.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    retention: Duration,
-    executed: [[AtomicU64; 3]; 3],
-    retried: AtomicU64,
-    replayed: AtomicU64,
-    refused: [AtomicU64; Code::ALL.len()],
-    unprotected: AtomicU64,
-    not_retained: AtomicU64,
-    invalid_override: AtomicU64,
-    asked: AtomicU64,
+    by_route: ByRoute,
     authorised: [AtomicU64; AUTHORISED.len()],
     auth_silent: AtomicBool,
     auth_took: Histogram<{ AUTH_MS.len() }>,
@@ -75,33 +64,17 @@ pub(crate) struct Gauges {
 }
 
 impl Metrics {
-    /// Nothing counted; outcomes are kept for `retention`, unless the upstream says otherwise.
-    pub(crate) fn new(retention: Duration) -> Self {
-        Self {
-            retention,
-            executed: Default::default(),
-            retried: AtomicU64::default(),
-            replayed: AtomicU64::default(),
-            refused: Default::default(),
-            unprotected: AtomicU64::default(),
-            not_retained: AtomicU64::default(),
-            invalid_override: AtomicU64::default(),
-            asked: AtomicU64::default(),
-            authorised: Default::default(),
-            auth_silent: AtomicBool::default(),
-            auth_took: Histogram::default(),
-            took: Histogram::default(),
-            age: Histogram::default(),
-            reaped: AtomicU64::default(),
-            calls: Arc::default(),
-        }
+    /// Nothing counted.
+    pub(crate) fn new() -> Self {
+        let metrics = Self::default();
+        // So that what happens under no route is shown from the beginning.
+        metrics.route("");
+        metrics
     }
 
-    /// A request was answered by a problem.
-    pub(crate) fn refused(&self, code: Code) {
-        if let Some(index) = Code::ALL.iter().position(|it| *it == code) {
-            add(&self.refused[index]);
-        }
+    /// The counts of the route of this name; the empty one for no route.
+    pub(crate) fn route(&self, name: &str) -> Arc<Counts> {
+        self.by_route.of(name)
     }
 
     /// It was asked whether a request is allowed, and this came of it.
@@ -118,29 +91,17 @@ impl Metrics {
         !self.auth_silent.load(Relaxed)
     }
 
-    /// Executions whose outcomes are unknown, replays, and all executions: for the API.
+    /// Over all routes, for the API.
     pub(crate) fn totals(&self) -> serde_json::Value {
-        let class = |index: usize| self.executed[index].iter().map(|it| it.load(Relaxed)).sum();
-        let [done, released, unknown]: [u64; 3] = [class(0), class(1), class(2)];
-        let refused: serde_json::Map<_, _> = Code::ALL
-            .iter()
-            .zip(&self.refused)
-            .map(|(code, count)| (code.as_str().to_owned(), count.load(Relaxed).into()))
-            .collect();
         let authorised: serde_json::Map<_, _> = AUTHORISED
             .iter()
             .zip(&self.authorised)
             .map(|((_, outcome), count)| ((*outcome).to_owned(), count.load(Relaxed).into()))
             .collect();
-        serde_json::json!({
-            "executed": { "final": done, "retryable": released, "unknown": unknown },
-            "replayed": self.replayed.load(Relaxed),
-            "refused": refused,
-            "unprotected": self.unprotected.load(Relaxed),
-            "asked": self.asked.load(Relaxed),
-            "authorised": authorised,
-            "reaped": self.reaped.load(Relaxed),
-        })
+        let mut totals = self.by_route.totals();
+        totals.insert("authorised".into(), authorised.into());
+        totals.insert("reaped".into(), self.reaped.load(Relaxed).into());
+        totals.into()
     }
 
     /// All of it as text, with what is counted of the store.
@@ -163,50 +124,15 @@ impl Metrics {
     }
 
     fn write(&self, out: &mut String, gauges: Gauges) -> fmt::Result {
-        head(out, "hapax_executions_total", "counter", "Requests that ran, by what came of them.")?;
-        for (class, row) in CLASSES.iter().zip(&self.executed) {
-            for ((_, recorded), count) in RECORDED.iter().zip(row) {
-                let (class, count) = (class.as_str(), count.load(Relaxed));
-                writeln!(
-                    out,
-                    "hapax_executions_total{{class=\"{class}\",recorded=\"{recorded}\"}} {count}"
-                )?;
-            }
-        }
-        head(out, "hapax_refusals_total", "counter", "Requests that were answered by a problem.")?;
-        for (code, count) in Code::ALL.iter().zip(&self.refused) {
-            let (code, count) = (code.as_str(), count.load(Relaxed));
-            writeln!(out, "hapax_refusals_total{{code=\"{code}\"}} {count}")?;
-        }
+        self.by_route.write(out)?;
         let name = "hapax_auth_questions_total";
         head(out, name, "counter", "Whether requests are allowed, by what the auth URL said.")?;
         for ((_, outcome), count) in AUTHORISED.iter().zip(&self.authorised) {
             writeln!(out, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Relaxed))?;
         }
-        for (name, help, count) in [
-            ("hapax_reexecutions_total", "Executions after the first of a record.", &self.retried),
-            ("hapax_replays_total", "Outcomes that were given again.", &self.replayed),
-            (
-                "hapax_unprotected_total",
-                "Requests that ran without a record while the store was away.",
-                &self.unprotected,
-            ),
-            (
-                "hapax_not_retained_total",
-                "Responses too large to keep, or streamed.",
-                &self.not_retained,
-            ),
-            (
-                "hapax_invalid_overrides_total",
-                "Idempotency-Outcome or -Retention of the upstream that were ignored.",
-                &self.invalid_override,
-            ),
-            ("hapax_reconcile_questions_total", "Questions about unknown outcomes.", &self.asked),
-            ("hapax_reaped_total", "Expired records that were removed.", &self.reaped),
-        ] {
-            head(out, name, "counter", help)?;
-            writeln!(out, "{name} {}", count.load(Relaxed))?;
-        }
+        let name = "hapax_reaped_total";
+        head(out, name, "counter", "Expired records that were removed.")?;
+        writeln!(out, "{name} {}", self.reaped.load(Relaxed))?;
         for (name, help, value) in [
             ("hapax_in_flight", "Executions under way.", gauges.engine.in_flight),
             ("hapax_waiting", "Copies that wait for an execution.", gauges.engine.waiting),
@@ -236,37 +162,6 @@ impl Metrics {
         let name = "hapax_replay_age_ratio";
         head(out, name, "histogram", "Part of the retention that had passed at a replay.")?;
         self.age.write(out, name, &AGE_PERCENT, 100)
-    }
-}
-
-impl Observer for Metrics {
-    fn observe(&self, _: &str, event: Event) {
-        match event {
-            Event::Executed { class, recorded, attempt, took } => {
-                let row = CLASSES.iter().position(|it| *it == class).unwrap_or_default();
-                let column = RECORDED.iter().position(|(it, _)| *it == recorded);
-                add(&self.executed[row][column.unwrap_or_default()]);
-                if attempt > 1 {
-                    add(&self.retried);
-                }
-                self.took.observe(&TOOK_MS, millis(took));
-            }
-            Event::Replayed { expires_in } => {
-                add(&self.replayed);
-                if let Some(left) = expires_in {
-                    let age = self.retention.saturating_sub(left).as_secs_f64();
-                    let percent = 100.0 * age / self.retention.as_secs_f64().max(f64::MIN_POSITIVE);
-                    self.age.observe(&AGE_PERCENT, percent.ceil() as u64);
-                }
-            }
-            Event::Refused(code) => self.refused(code),
-            Event::Unprotected => add(&self.unprotected),
-            Event::NotRetained => add(&self.not_retained),
-            Event::InvalidOverride => add(&self.invalid_override),
-            Event::Asked => add(&self.asked),
-            // A later layer may tell of more.
-            _ => {}
-        }
     }
 }
 
@@ -333,13 +228,22 @@ impl<const N: usize> Histogram<N> {
 
 #[cfg(test)]
 mod tests {
+    use hapax_http::classify::Class;
+    use hapax_http::problem::Code;
+    use hapax_http::server::{Event, Observer, Recorded};
+
     use super::*;
 
     #[test]
     fn what_is_observed_is_rendered() {
-        let metrics = Metrics::new(Duration::from_secs(100));
+        let metrics = Arc::new(Metrics::new());
+        let seen = Seen {
+            metrics: Arc::clone(&metrics),
+            counts: metrics.route(""),
+            retention: Duration::from_secs(100),
+        };
         let took = Duration::from_millis(30);
-        metrics.observe(
+        seen.observe(
             "",
             Event::Executed {
                 class: Class::Unknown,
@@ -348,8 +252,8 @@ mod tests {
                 took,
             },
         );
-        metrics.observe("", Event::Refused(Code::KeyReused));
-        metrics.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
+        seen.observe("", Event::Refused(Code::KeyReused));
+        seen.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
         metrics.authorised(Authorised::Denied, Duration::from_millis(7));
         metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));
         let opened = Opened::new(Arc::new(hapax::MemoryStore::default()), None);

@@ -23,7 +23,7 @@ use http::{Request, Response, Uri, Version};
 use http_body::Body as _;
 use tower_service::Service;
 
-use crate::metrics::Metrics;
+use crate::metrics::Counts;
 use crate::upstream::{Failure, Upstream};
 
 /// A request extension: who sent it, and over what.
@@ -38,13 +38,17 @@ pub(crate) struct Peer {
     pub(crate) http2: bool,
 }
 
+/// A request extension: somebody reads what the upstream says by `Idempotency-*`, and removes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard;
+
 /// Forwards requests to an upstream. It never fails: what has no answer gets a problem, marked with
 /// what it means for the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Proxy {
     pub(crate) upstream: Upstream,
     pub(crate) docs: Option<DocsUrl>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl Proxy {
@@ -70,6 +74,7 @@ impl Proxy {
         }
         let id = execution.map(Execution::id);
         let protected = id.is_some();
+        let is_heard = parts.extensions.get::<Heard>().is_some();
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
         let mut forwarded = Request::new(body);
@@ -83,8 +88,8 @@ impl Proxy {
                 if let Some(protocol) = switched {
                     tunnel::ask(response.headers_mut(), &protocol);
                 }
-                if !protected {
-                    // Where it protects, the layer reads them before it removes them.
+                if !protected && !is_heard {
+                    // Where it protects or observes, they are read before they are removed.
                     headers::drop_own(response.headers_mut(), false);
                 }
                 // Whatever the upstream speaks, the client is answered in what it speaks.
@@ -114,7 +119,7 @@ impl Proxy {
             Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
             Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
         };
-        self.metrics.refused(code);
+        self.counts.refused(code);
         let mut problem = Problem::new(code, failure.to_string());
         if class == Class::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));

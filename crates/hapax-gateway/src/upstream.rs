@@ -19,6 +19,7 @@
 //! to one that was kept from before (the server had closed it meanwhile), and if hyper hands the
 //! request back, which it does when it had not begun to encode it.
 
+mod all;
 mod connect;
 mod form;
 mod meter;
@@ -39,6 +40,7 @@ use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
+pub(crate) use all::Upstreams;
 pub(crate) use connect::{Dialling, Origin};
 use hapax_http::{Body, BoxError};
 pub(crate) use meter::Metered;
@@ -57,13 +59,13 @@ const ENDING: &str = "the gateway is ending";
 #[derive(Clone, Debug)]
 pub(crate) struct Upstream {
     inner: Arc<Inner>,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
 struct Inner {
     origin: Origin,
     dialling: Dialling,
-    timeout: Duration,
     pool: Pool,
     places: Arc<Semaphore>,
     cut: watch::Sender<bool>,
@@ -115,11 +117,25 @@ impl Upstream {
             origin,
             pool: Pool::new(dialling.idle),
             dialling,
-            timeout,
             places: Arc::new(Semaphore::new(concurrent)),
             cut: watch::Sender::new(false),
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), timeout }
+    }
+
+    /// The same server and its connections, which may be silent for `timeout`.
+    pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { inner: Arc::clone(&self.inner), timeout }
+    }
+
+    /// Whether anybody but this holds it or has a request under way there.
+    pub(crate) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Where it is.
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.inner.origin
     }
 
     /// Its host, and port unless that goes without saying: what it expects as `Host`.
@@ -155,16 +171,16 @@ impl Upstream {
             None => self.send_fresh(request).await,
         };
         let (wire, response) = answered?;
-        receive(&self.inner, wire, response, place, asked).await
+        receive(self, wire, response, place, asked).await
     }
 
     async fn send_fresh(
         &self,
         request: Request<Body>,
     ) -> Result<(Wire, Response<Incoming>), Failure> {
-        let Inner { origin, dialling, timeout, cut: ending, .. } = &*self.inner;
+        let Inner { origin, dialling, cut: ending, .. } = &*self.inner;
         let wire = tokio::select! {
-            wire = dialling.dial(origin, *timeout) => wire,
+            wire = dialling.dial(origin, self.timeout) => wire,
             () = cut(ending.subscribe()) => Err(ENDING.into()),
         };
         let wire = wire.map_err(Failure::Unreachable)?;
@@ -184,12 +200,12 @@ impl Upstream {
             let mut cut = self.inner.cut.subscribe();
             loop {
                 // An upload that goes on is no silence.
-                let deadline = begun.max(meter.last()) + self.inner.timeout;
+                let deadline = begun.max(meter.last()) + self.timeout;
                 tokio::select! {
                     sent = &mut sending => break Sent::Answered(sent),
                     _ = cut.wait_for(|cut| *cut) => break Sent::Cut,
                     () = sleep_until(deadline) => {
-                        if meter.last() + self.inner.timeout <= Instant::now() {
+                        if meter.last() + self.timeout <= Instant::now() {
                             break Sent::Silent;
                         }
                     }

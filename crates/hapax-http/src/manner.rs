@@ -51,7 +51,7 @@ impl Manner {
 /// | status | code |
 /// | --- | --- |
 /// | 3 invalid argument | whatever is 400 over HTTP |
-/// | 8 resource exhausted | `body-too-large` |
+/// | 8 resource exhausted | `body-too-large`, `too-many-in-flight` |
 /// | 9 failed precondition | `key-reused`, `outcome-unknown`, `response-not-retained` |
 /// | 10 aborted | `in-flight`, `superseded` |
 /// | 14 unavailable | `store-unavailable`, whatever else is 503, `upstream-unreachable` |
@@ -64,7 +64,7 @@ pub const fn grpc_status(code: Code) -> u8 {
         | Code::MissingScope
         | Code::UnstableScope
         | Code::MalformedRequest => 3,
-        Code::BodyTooLarge => 8,
+        Code::BodyTooLarge | Code::TooManyInFlight => 8,
         Code::KeyReused | Code::OutcomeUnknown | Code::ResponseNotRetained => 9,
         Code::InFlight | Code::Superseded => 10,
         Code::StoreUnavailable

@@ -41,6 +41,8 @@ pub enum Code {
     BodyTooLarge,
     /// `key-reused`, 422: the key belongs to another request.
     KeyReused,
+    /// `too-many-in-flight`, 429: as many keys of this caller are in flight as may be.
+    TooManyInFlight,
     /// `store-unavailable`, 503: nothing can be promised now.
     StoreUnavailable,
     /// `auth-unavailable`, 503: whoever decides whether this caller may have an answer gave none.
@@ -64,7 +66,7 @@ pub enum Code {
 
 impl Code {
     /// All of them, in the order of their documentation.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::InvalidKey,
         Self::MissingKey,
         Self::MissingScope,
@@ -76,6 +78,7 @@ impl Code {
         Self::ResponseNotRetained,
         Self::BodyTooLarge,
         Self::KeyReused,
+        Self::TooManyInFlight,
         Self::StoreUnavailable,
         Self::AuthUnavailable,
         Self::OutcomePending,
@@ -114,6 +117,7 @@ impl Code {
             | Self::ResponseNotRetained => StatusCode::CONFLICT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::TooManyInFlight => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable
             | Self::AuthUnavailable
             | Self::OutcomePending
@@ -142,6 +146,9 @@ impl Code {
             }
             Self::BodyTooLarge => ("body-too-large", "The request body is too large"),
             Self::KeyReused => ("key-reused", "The key was used for another request"),
+            Self::TooManyInFlight => {
+                ("too-many-in-flight", "Too many keys of this caller are in flight")
+            }
             Self::StoreUnavailable => ("store-unavailable", "Idempotency cannot be ensured now"),
             Self::AuthUnavailable => {
                 ("auth-unavailable", "Whether this is allowed cannot be told now")

@@ -122,18 +122,28 @@ async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>)
             return error(StatusCode::BAD_REQUEST, "bad-request", &invalid.to_string());
         }
     };
-    let Some(scope) = headers(&admin.scope, scope) else {
+    // Routes may name callers by different headers: what is meant is what there is a record of.
+    let live = admin.current.now();
+    let mut scopes = live.callers().iter().filter_map(|names| headers(names, &scope));
+    let Some(first) = scopes.next() else {
         let message = "`scope` is the value of the header that names the caller, or a list of \
                        [header, value]";
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     };
-    answer(admin.keys.show(&admin.keys.id(&scope, &key)).await)
+    let mut shown = admin.keys.show(&admin.keys.id(&first, &key)).await;
+    for scope in scopes {
+        if !matches!(shown, Err(KeysError::NotFound)) {
+            break;
+        }
+        shown = admin.keys.show(&admin.keys.id(&scope, &key)).await;
+    }
+    answer(shown)
 }
 
 /// In the order in which the gateway reads them.
 fn headers(
     names: &[HeaderName],
-    scope: Option<ScopeText>,
+    scope: &Option<ScopeText>,
 ) -> Option<Vec<(HeaderName, HeaderValue)>> {
     let given = match scope {
         None => return Some(Vec::new()),

@@ -18,7 +18,7 @@ pub struct ForwardAuth {
     /// Within which time there must be a whole answer. Default 2 s.
     pub timeout: Duration,
     /// Headers of the answer whose values together say who the caller is, in place of
-    /// [`Config::scope`]. They are copied as well. Default: none.
+    /// [`PolicyConfig::scope`](super::PolicyConfig::scope). They are copied as well. Default: none.
     pub scope: Vec<HeaderName>,
     /// Headers of the answer that the upstream gets. Clients' own of these names are dropped from
     /// every request. Default: none.
@@ -52,10 +52,10 @@ impl ForwardAuth {
             return Err(ConfigError::ZeroTimeout("--auth-timeout"));
         }
         if !self.scope.is_empty() {
-            if config.scope.is_some() {
+            if config.policies().any(|policy| policy.scope.is_some()) {
                 return Err(ConfigError::TwoScopes);
             }
-            if config.scope_missing.is_some() {
+            if config.policies().any(|policy| policy.scope_missing.is_some()) {
                 return Err(ConfigError::CallerIsNamed);
             }
         }

@@ -188,7 +188,7 @@ impl Served {
                     Body::new(Answer { body, rest, pace, _busy: busy.clone(), _place: place })
                 }));
             }
-            None => self.door.front.overloaded(&request),
+            None => self.door.front.overloaded(&self.link, &request),
         };
         busy.answered(response)
     }

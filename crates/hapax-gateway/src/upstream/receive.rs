@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::wire::Wire;
-use super::{ENDING, Failure, Inner, cut};
+use super::{ENDING, Failure, Inner, Upstream, cut};
 
 /// How long a connection may go nowhere once its response is over or given up: a server that
 /// answered early, and neither reads the rest of the request nor closes.
@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Hands the response on, and keeps the connection once it is read whole. `asked`: to switch
 /// protocols.
 pub(super) async fn receive(
-    inner: &Arc<Inner>,
+    Upstream { inner, timeout }: &Upstream,
     wire: Wire,
     mut response: Response<Incoming>,
     place: OwnedSemaphorePermit,
@@ -48,7 +48,7 @@ pub(super) async fn receive(
     tokio::spawn(settle(Arc::clone(inner), wire, place, is_over));
     let body = Receiving {
         body,
-        silence: inner.timeout,
+        silence: *timeout,
         waiting: None,
         cut: Box::pin(cut(inner.cut.subscribe())),
         over: Some(over),

@@ -142,7 +142,7 @@ async fn the_api_says_what_is_there() {
 async fn an_operator_resolves_what_is_unknown() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
-    config.on_unknown = OnUnknown::Block;
+    config.policy.on_unknown = OnUnknown::Block;
     let gateway = start(config).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
     for key in ["happened", "not"] {

@@ -99,7 +99,7 @@ async fn rejected_copies_get_409_or_the_same_bytes() {
 async fn waiting_copies_get_the_same_bytes() {
     let (upstream, executions) = upstream(0).await;
     let mut config = config(upstream.url());
-    config.in_flight = InFlight::Wait(Duration::from_secs(10));
+    config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     let gateway = start(config).await;
     let answers = storm(gateway.local_addr(), 200).await;
     for (key, answers) in &answers {
@@ -115,7 +115,7 @@ async fn waiting_copies_get_the_same_bytes() {
 async fn after_the_owner_fails_exactly_one_waiter_executes() {
     let (upstream, executions) = upstream(1).await;
     let mut config = config(upstream.url());
-    config.in_flight = InFlight::Wait(Duration::from_secs(10));
+    config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     let gateway = start(config).await;
     let answers = storm(gateway.local_addr(), 200).await;
     for (key, answers) in &answers {
@@ -132,7 +132,7 @@ async fn after_the_owner_fails_exactly_one_waiter_executes() {
 async fn too_many_waiters_are_rejected_at_once() {
     let (upstream, _) = upstream(0).await;
     let mut config = config(upstream.url());
-    config.in_flight = InFlight::Wait(Duration::from_secs(10));
+    config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     config.max_waiters = 5;
     let gateway = start(config).await;
     let answers = &storm(gateway.local_addr(), 1).await[&0];

@@ -84,7 +84,7 @@ async fn what_was_sent_and_is_not_back_is_unknown() {
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let opened = Opened::new(Arc::new(memory), None);
     let mut config = config(upstream.url());
-    config.on_unknown = OnUnknown::Block;
+    config.policy.on_unknown = OnUnknown::Block;
     config.drain_timeout = Duration::from_millis(100);
     let first = Gateway::start_on(config.clone(), opened.clone()).await.unwrap();
     let mut raw = Raw::connect(first.local_addr()).await;
@@ -125,7 +125,7 @@ async fn what_was_not_sent_is_released() {
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let opened = Opened::new(Arc::new(memory), None);
     let mut blocked = config(format!("http://{full}").parse().unwrap());
-    blocked.on_unknown = OnUnknown::Block;
+    blocked.policy.on_unknown = OnUnknown::Block;
     blocked.drain_timeout = Duration::from_millis(100);
     let first = Gateway::start_on(blocked, opened.clone()).await.unwrap();
     let mut raw = Raw::connect(first.local_addr()).await;
@@ -137,7 +137,7 @@ async fn what_was_not_sent_is_released() {
 
     let upstream = Upstream::counting().await;
     let mut open = config(upstream.url());
-    open.on_unknown = OnUnknown::Block;
+    open.policy.on_unknown = OnUnknown::Block;
     let second = Gateway::start_on(open, opened).await.unwrap();
     assert_eq!(post(second.local_addr(), "/", "k", "x").await.status, 201);
 }

@@ -69,7 +69,7 @@ async fn nobody_there_releases_the_key() {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let mut config = config(url(address));
-    config.on_unknown = OnUnknown::Block;
+    config.policy.on_unknown = OnUnknown::Block;
     let gateway = start(config).await;
     let answer = post(gateway.local_addr(), "/", "k", "x").await;
     assert_eq!((answer.status, answer.code().as_str()), (502, "upstream-unreachable"));
@@ -100,7 +100,7 @@ async fn a_broken_answer_is_unknown_and_blocks() {
     for (name, bytes) in BROKEN {
         let mut upstream = RawUpstream::start().await;
         let mut config = config(url(upstream.address));
-        config.on_unknown = OnUnknown::Block;
+        config.policy.on_unknown = OnUnknown::Block;
         let gateway = start(config).await;
         let asked = tokio::spawn(post_owned(gateway.local_addr(), "x"));
         let (mut stream, _) = upstream.next().await;
@@ -141,8 +141,8 @@ async fn silence_is_a_time_out_and_unknown() {
     for answer in ["", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no"] {
         let mut upstream = RawUpstream::start().await;
         let mut config = config(url(upstream.address));
-        config.on_unknown = OnUnknown::Block;
-        config.upstream_timeout = Duration::from_millis(200);
+        config.policy.on_unknown = OnUnknown::Block;
+        config.policy.upstream_timeout = Duration::from_millis(200);
         let gateway = start(config).await;
         let asked = tokio::spawn(post_owned(gateway.local_addr(), "x"));
         let (mut stream, _) = upstream.next().await;
@@ -174,7 +174,7 @@ async fn an_upstream_that_switches_protocols_unasked_is_broken() {
 async fn a_kept_connection_that_the_upstream_closed_is_not_used() {
     let mut upstream = RawUpstream::start().await;
     let mut config = config(url(upstream.address));
-    config.on_unknown = OnUnknown::Block;
+    config.policy.on_unknown = OnUnknown::Block;
     let gateway = start(config).await;
     for i in 0..10 {
         let key = i.to_string();

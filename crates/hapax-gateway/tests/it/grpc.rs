@@ -206,8 +206,8 @@ async fn wire_16_a_replay_is_the_first_answer_with_its_status() {
 async fn wire_16_refusals_are_statuses() {
     let server = Server::start().await;
     let mut config = server.config();
-    config.key = KeyRule::Required;
-    config.max_request_body = 1000;
+    config.policy.key = KeyRule::Required;
+    config.policy.max_request_body = 1000;
     let gateway = Gateway::start(config).await.unwrap();
     let client = Client::connect(gateway.local_addr()).await;
     client.make(Some("k"), "pay").await.unwrap();
@@ -267,8 +267,8 @@ async fn wire_16_what_is_not_to_be_had_is_unavailable() {
 async fn wire_16_what_may_have_happened_says_so() {
     let server = Server::start().await;
     let mut config = server.config();
-    config.upstream_timeout = Duration::from_millis(300);
-    config.on_unknown = OnUnknown::Block;
+    config.policy.upstream_timeout = Duration::from_millis(300);
+    config.policy.on_unknown = OnUnknown::Block;
     let gateway = Gateway::start(config).await.unwrap();
     let client = Client::connect(gateway.local_addr()).await;
     let (code, message) = client.fails(Some("k"), "wait").await;

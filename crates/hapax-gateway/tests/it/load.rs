@@ -11,10 +11,10 @@ use crate::world::{Raw, Upstream, config, post, request, start, text};
 fn room(config: &mut Config, at_a_time: usize) -> usize {
     config.limits.connections = 16;
     config.limits.memory = Limits::PROGRAM + 16 * Limits::PER_CONNECTION + (32 << 20) + 8;
-    config.max_response_body = 64 << 10;
+    config.policy.max_response_body = 64 << 10;
     // Bodies have half of it, requests three eighths of that.
-    config.max_request_body = (6 << 20) / at_a_time;
-    config.max_request_body
+    config.policy.max_request_body = (6 << 20) / at_a_time;
+    config.policy.max_request_body
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
     let mut config = config(upstream.url());
     // A little less than all, or the gateway would be refused.
     let size = room(&mut config, 1) - (1 << 20);
-    config.max_request_body = size;
+    config.policy.max_request_body = size;
     config.limits.stall = Duration::from_millis(300);
     let gateway = start(config).await;
     let mut slow = Raw::connect(gateway.local_addr()).await;

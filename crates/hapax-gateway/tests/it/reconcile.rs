@@ -26,12 +26,12 @@ async fn upstream(says: impl Fn(&Seen) -> Response<Body> + Send + Sync + 'static
 
 fn reconciling(upstream: &Upstream) -> Config {
     let mut config = config(upstream.url());
-    config.on_unknown = OnUnknown::Reconcile;
+    config.policy.on_unknown = OnUnknown::Reconcile;
     let url = format!("http://{}/outcome?of=this", upstream.address);
-    config.reconcile_url = Some(url.parse().unwrap());
+    config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
-    config.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant]));
-    config.upstream_timeout = Duration::from_secs(2);
+    config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant]));
+    config.policy.upstream_timeout = Duration::from_secs(2);
     config
 }
 
@@ -122,7 +122,7 @@ async fn nobody_answers() {
     let upstream = upstream(|_| text(200, "")).await;
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut config = reconciling(&upstream);
-    config.reconcile_url = Some(format!("http://{gone}/").parse().unwrap());
+    config.policy.reconcile_url = Some(format!("http://{gone}/").parse().unwrap());
     let gateway = start(config).await;
     assert_eq!(send(&gateway).await.status, 500);
     assert_eq!(send(&gateway).await.code(), "outcome-unknown");

@@ -23,49 +23,52 @@ async fn contradictions_do_not_start() {
         ("--upstream must be a URL", |it| it.upstream = "http://a:".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://[::1]:70000".parse().unwrap()),
         ("--reconcile-url must be", |it| {
-            it.reconcile_url = Some("http://a:65536/x".parse().unwrap());
+            it.policy.reconcile_url = Some("http://a:65536/x".parse().unwrap());
         }),
-        ("would never be asked", |it| it.reconcile_url = Some("http://a/x".parse().unwrap())),
+        ("would never be asked", |it| {
+            it.policy.reconcile_url = Some("http://a/x".parse().unwrap())
+        }),
         ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
         ("would call itself", |it| {
-            it.scope = Some(Callers::Everyone);
+            it.policy.scope = Some(Callers::Everyone);
             it.listen = "0.0.0.0:1".parse().unwrap();
         }),
         ("would call itself", |it| {
             it.upstream = "http://LocalHost:81".parse().unwrap();
             it.listen = "127.0.0.1:81".parse().unwrap();
         }),
-        ("cannot be CONNECT", |it| it.methods.push(Method::CONNECT)),
-        ("longer than ten years", |it| it.retention = Duration::from_secs(400_000_000)),
+        ("cannot be CONNECT", |it| it.policy.methods.push(Method::CONNECT)),
+        ("longer than ten years", |it| it.policy.retention = Duration::from_secs(400_000_000)),
         ("nobody could wait", |it| {
-            it.in_flight = InFlight::Wait(Duration::from_secs(1));
+            it.policy.in_flight = InFlight::Wait(Duration::from_secs(1));
             it.max_waiters = 0;
         }),
         ("--store-outage open contradicts", |it| {
-            it.on_unknown = OnUnknown::Reconcile;
-            it.reconcile_url = Some("http://a/x".parse().unwrap());
-            it.store_outage = StoreOutage::Open;
+            it.policy.on_unknown = OnUnknown::Reconcile;
+            it.policy.reconcile_url = Some("http://a/x".parse().unwrap());
+            it.policy.store_outage = StoreOutage::Open;
         }),
         ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
         ("--scope is required", |it| it.listen = "0.0.0.0:0".parse().unwrap()),
-        ("names no header", |it| it.scope = Some(Callers::Headers(vec![]))),
-        ("strips that header", |it| it.scope = Some(Callers::Headers(vec![CONNECTION]))),
+        ("names no header", |it| it.policy.scope = Some(Callers::Headers(vec![]))),
+        ("strips that header", |it| it.policy.scope = Some(Callers::Headers(vec![CONNECTION]))),
         ("strips that header", |it| {
-            it.scope = Some(Callers::Headers(vec![HeaderName::from_static("idempotency-key")]));
+            it.policy.scope =
+                Some(Callers::Headers(vec![HeaderName::from_static("idempotency-key")]));
         }),
-        ("names no method", |it| it.methods.clear()),
-        ("lease is zero", |it| it.lease = Duration::ZERO),
-        ("shorter than the lease", |it| it.retention = Duration::from_secs(1)),
-        ("needs --reconcile-url", |it| it.on_unknown = OnUnknown::Reconcile),
-        ("--reconcile-url must be", |it| it.reconcile_url = Some("/x".parse().unwrap())),
+        ("names no method", |it| it.policy.methods.clear()),
+        ("lease is zero", |it| it.policy.lease = Duration::ZERO),
+        ("shorter than the lease", |it| it.policy.retention = Duration::from_secs(1)),
+        ("needs --reconcile-url", |it| it.policy.on_unknown = OnUnknown::Reconcile),
+        ("--reconcile-url must be", |it| it.policy.reconcile_url = Some("/x".parse().unwrap())),
         ("--store-outage open contradicts", |it| {
-            it.on_unknown = OnUnknown::Block;
-            it.store_outage = StoreOutage::Open;
+            it.policy.on_unknown = OnUnknown::Block;
+            it.policy.store_outage = StoreOutage::Open;
         }),
         ("--admin-token is required", |it| it.admin = Some("0.0.0.0:0".parse().unwrap())),
         ("--admin-token must be", |it| it.admin_token = Some("a b".into())),
-        ("--upstream-timeout is zero", |it| it.upstream_timeout = Duration::ZERO),
-        ("--wait-for is zero", |it| it.in_flight = InFlight::Wait(Duration::ZERO)),
+        ("--upstream-timeout is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
+        ("--wait-for is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
         ("--max-memory", |it| it.limits.memory = 1 << 20),
     ];
     for (says, change) in cases {
@@ -90,9 +93,9 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
             auth.url = "http://localhost:82/check".parse().unwrap();
         }),
         ("--auth-timeout is zero", |_, auth| auth.timeout = Duration::ZERO),
-        ("contradicts --scope:", |config, _| config.scope = Some(Callers::Everyone)),
+        ("contradicts --scope:", |config, _| config.policy.scope = Some(Callers::Everyone)),
         ("contradicts --scope-missing", |config, _| {
-            config.scope_missing = Some(MissingScope::Shared);
+            config.policy.scope_missing = Some(MissingScope::Shared);
         }),
         ("--auth-scope cannot be `set-cookie`", |_, auth| {
             auth.scope.push(HeaderName::from_static("set-cookie"));
@@ -136,7 +139,7 @@ async fn what_says_nothing_of_the_caller_is_no_scope() {
         "idempotency_key",
     ] {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());
-        config.scope = Some(Callers::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
+        config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
         let error = Gateway::start(config).await.unwrap_err().to_string();
         assert!(error.contains("strips that header") && error.contains(name), "{error}");
     }
@@ -192,7 +195,7 @@ async fn callers_do_not_see_each_other() {
 async fn who_cannot_be_told_is_refused() {
     let upstream = Upstream::counting().await;
     let mut strict = config(upstream.url());
-    strict.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    strict.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
     let strict = start(strict).await;
     assert_eq!(post(strict.local_addr(), "/", "k", "x").await.code(), "missing-scope");
     for credentials in ["Digest a", "AWS4-HMAC-SHA256 a", "Signature a", "DPoP a"] {
@@ -203,8 +206,8 @@ async fn who_cannot_be_told_is_refused() {
     assert_eq!(upstream.seen().len(), 0);
 
     let mut shared = config(upstream.url());
-    shared.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
-    shared.scope_missing = Some(MissingScope::Shared);
+    shared.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    shared.policy.scope_missing = Some(MissingScope::Shared);
     let shared = start(shared).await;
     assert_eq!(post(shared.local_addr(), "/", "k", "x").await.status, 201);
 }

@@ -116,7 +116,7 @@ async fn a_refused_upgrade_is_an_answer_like_any_other() {
 async fn silence_ends_a_connection_that_left_http() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let mut config = config(url);
-    config.upstream_timeout = Duration::from_millis(300);
+    config.policy.upstream_timeout = Duration::from_millis(300);
     let gateway = start(config).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
     client.send(ASKING).await;

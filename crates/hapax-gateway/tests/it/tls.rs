@@ -232,8 +232,8 @@ async fn auth_and_reconcile_urls_may_be_behind_tls() {
     let mut config = config(upstream.url());
     config.transport.upstream_tls.ca = Some(authority.path("ca.pem"));
     config.auth = Some(ForwardAuth::new(https(&asked, "/auth")));
-    config.on_unknown = hapax::OnUnknown::Reconcile;
-    config.reconcile_url = Some(https(&asked, "/outcome"));
+    config.policy.on_unknown = hapax::OnUnknown::Reconcile;
+    config.policy.reconcile_url = Some(https(&asked, "/outcome"));
     let gateway = start(config).await;
     assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 500);
     let again = post(gateway.local_addr(), "/", "k", "x").await;

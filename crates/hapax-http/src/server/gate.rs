@@ -6,6 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::quota::Place;
+
 /// Counts the requests inside, and keeps new ones out once it is draining.
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -39,7 +41,7 @@ impl Gate {
             state.inside += usize::from(!state.draining);
             !state.draining
         });
-        entered.then(|| Pass(Arc::clone(self)))
+        entered.then(|| Pass { gate: Arc::clone(self), place: None })
     }
 
     /// Whether what is inside must end.
@@ -68,16 +70,28 @@ impl Gate {
 
 /// A place inside; given up when dropped.
 #[derive(Debug)]
-pub(super) struct Pass(Arc<Gate>);
+pub(super) struct Pass {
+    gate: Arc<Gate>,
+    /// Among the caller's keys in flight, for as long.
+    place: Option<Place>,
+}
 
 impl Pass {
     pub(super) fn gate(&self) -> &Gate {
-        &self.0
+        &self.gate
+    }
+
+    /// Gives `place` up together with this.
+    pub(super) fn with(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.0.state.send_modify(|state| state.inside -= 1);
+        // First: whoever hears that nobody is inside finds its place free.
+        drop(self.place.take());
+        self.gate.state.send_modify(|state| state.inside -= 1);
     }
 }

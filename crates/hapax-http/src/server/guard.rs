@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::exchange::Replay;
 use hapax::machine::Verdict;
-use hapax::{Claim, ClaimError, Key, Lease, Question, StoreError};
+use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tower_service::Service;
@@ -19,7 +19,10 @@ use tracing::Instrument;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
-use super::policy::{COME_BACK, CompletionOutage, Doubt, Reconciled, RoutePolicy, StoreOutage};
+use super::policy::{
+    COME_BACK, CompletionOutage, Doubt, Reconciled, RouteOptions, RoutePolicy, StoreOutage,
+};
+use super::quota::Place;
 use super::service::{Ticket, draining};
 use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
@@ -60,6 +63,7 @@ where
     let claimed = {
         let claiming = async {
             let (body, trailers) = read(&layer, &policy, body).await?;
+            let place = take_place(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {
                 scheme: &policy.options.fingerprint,
@@ -74,7 +78,7 @@ where
                 layer.observe(&policy, Event::Asked);
                 claim = ask(&policy, &key, &parts, question, &asked).await;
             }
-            Ok((claim, body, trailers))
+            Ok((claim, place, body, trailers))
         };
         tokio::select! {
             // What is claimed is answered or, when time is up, released: not left to lapse.
@@ -83,9 +87,13 @@ where
             () = pass.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, body, trailers) = match claimed {
+    let (claim, place, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.refuse(&policy, &manner, &problem)),
+    };
+    let pass = match place {
+        Some(place) => pass.with(place),
+        None => pass,
     };
     let request = Request::from_parts(parts, Body::whole(body, trailers));
     match settle(&layer, &policy, &manner, claim) {
@@ -144,6 +152,22 @@ where
             Err(Problem::new(Code::MalformedRequest, "The request body broke off."))
         }
     }
+}
+
+/// Among the keys of this caller in flight; `None` where any number may be.
+fn take_place(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    scope: &Scope,
+    key: &Key,
+) -> Result<Option<Place>, Problem> {
+    let RouteOptions { name, max_in_flight_per_scope, .. } = &policy.options;
+    let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
+    let place = layer.quotas.enter((name, scope), key, limit).map(Some);
+    place.ok_or_else(|| {
+        let detail = format!("This caller has {limit} keys in flight. Nothing was executed.");
+        Problem::new(Code::TooManyInFlight, detail).retry_after(COME_BACK)
+    })
 }
 
 /// Asks the hook. Dropped, the question lapses, and a later claim asks again.

@@ -14,6 +14,7 @@ use super::gate::{Drained, Gate};
 use super::memory::Memory;
 use super::observe::{Event, Nobody, Observer};
 use super::policy::RoutePolicy;
+use super::quota::Quotas;
 use super::service::IdempotencyService;
 use crate::body::Body;
 use crate::manner::Manner;
@@ -29,6 +30,7 @@ pub struct IdempotencyLayer {
     docs: Option<DocsUrl>,
     observer: Arc<dyn Observer>,
     pub(super) memory: Memory,
+    pub(super) quotas: Arc<Quotas>,
     pub(super) gate: Arc<Gate>,
 }
 
@@ -55,6 +57,7 @@ impl IdempotencyLayer {
             docs: None,
             observer: Arc::new(Nobody),
             memory: Memory::unbounded(),
+            quotas: Arc::default(),
             gate: Gate::new(),
         }
     }

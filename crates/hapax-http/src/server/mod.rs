@@ -47,6 +47,7 @@ mod layer;
 mod memory;
 mod observe;
 mod policy;
+mod quota;
 mod scope;
 mod service;
 mod work;

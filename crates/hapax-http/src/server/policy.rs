@@ -1,6 +1,7 @@
 //! What holds for a route.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,6 +95,9 @@ pub struct RouteOptions {
     /// The largest body of a response that is kept, in bytes. Default: 1 MiB; at most
     /// [`RouteOptions::MAX_RESPONSE_BODY`].
     pub max_response_body: usize,
+    /// How many keys of one caller may be in flight in this process, under all routes of this name
+    /// together; a further one gets 429 `too-many-in-flight`. Default: any number.
+    pub max_in_flight_per_scope: Option<NonZeroU32>,
     /// What becomes of a request while the store is away. Default: refused.
     pub store_outage: StoreOutage,
     /// What the client gets when the store goes away in between. Default: the answer.
@@ -124,6 +128,7 @@ impl Default for RouteOptions {
             cors: None,
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
+            max_in_flight_per_scope: None,
             store_outage: StoreOutage::default(),
             completion_outage: CompletionOutage::default(),
         }

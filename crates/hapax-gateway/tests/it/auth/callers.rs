@@ -148,9 +148,9 @@ async fn the_reconcile_url_hears_who_the_caller_is() {
     let endpoint = saying(|| with(text(200, ""), &[("x-user", "alice")])).await;
     let mut config = asking(&upstream, &endpoint);
     auth(&mut config).scope = vec![USER];
-    config.on_unknown = OnUnknown::Reconcile;
-    config.reconcile_url = Some(upstream.url());
-    config.upstream_timeout = Duration::from_secs(2);
+    config.policy.on_unknown = OnUnknown::Reconcile;
+    config.policy.reconcile_url = Some(upstream.url());
+    config.policy.upstream_timeout = Duration::from_secs(2);
     let gateway = start(config).await;
     let fields = [("idempotency-key", "k"), ("x-user", "eve")];
     assert_eq!(post_with(gateway.local_addr(), "/", &fields, "x").await.status, 500);

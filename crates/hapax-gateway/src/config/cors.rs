@@ -1,0 +1,162 @@
+//! Which web pages may use an API, as it is configured.
+
+use std::time::Duration;
+
+use hapax_http::header::{
+    IDEMPOTENCY_KEY, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+};
+use http::header::{HeaderName, HeaderValue, LINK, RETRY_AFTER};
+use http::{Method, Uri};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
+
+use super::ConfigError;
+
+/// Which web pages may use an API. [`Cors::new`] has the defaults.
+///
+/// Where it is given, the gateway answers preflights itself, and what the upstream says of CORS is
+/// replaced: a kept answer says it for the page that asked first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cors {
+    /// Pages of which origins.
+    pub origins: Origins,
+    /// What they may send. Default GET, HEAD, POST, PUT, PATCH and DELETE.
+    pub methods: Vec<Method>,
+    /// With which headers, `Idempotency-Key` always among them. Default `authorization` and
+    /// `content-type`.
+    pub headers: CorsHeaders,
+    /// Which headers of answers they may read, besides `Idempotency-*`, `Retry-After` and `Link`.
+    /// Default: none.
+    pub expose: Vec<HeaderName>,
+    /// Whether cookies and the like may be sent. Default: they may not.
+    pub credentials: bool,
+    /// For how long a preflight's answer is good. Default: as long as the browser likes.
+    pub max_age: Option<Duration>,
+}
+
+/// Pages of which origins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origins {
+    /// Of any.
+    Any,
+    /// Of these: `https://shop.example`, byte for byte as browsers send them.
+    List(Vec<String>),
+}
+
+/// Which headers pages may send.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CorsHeaders {
+    /// Any. Browsers still want `Authorization` to be named, so it is.
+    Any,
+    /// These.
+    List(Vec<HeaderName>),
+}
+
+impl Cors {
+    /// Pages of these origins, with the defaults.
+    #[must_use]
+    pub fn new(origins: Origins) -> Self {
+        let methods =
+            [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+        let headers = [http::header::AUTHORIZATION, http::header::CONTENT_TYPE];
+        Self {
+            origins,
+            methods: methods.into(),
+            headers: CorsHeaders::List(headers.into()),
+            expose: Vec::new(),
+            credentials: false,
+            max_age: None,
+        }
+    }
+
+    pub(super) fn check(&self, protected: &[Method]) -> Result<(), ConfigError> {
+        if protected.contains(&Method::OPTIONS) {
+            return Err(ConfigError::CorsMethod);
+        }
+        match &self.origins {
+            Origins::List(origins) if origins.is_empty() => return Err(ConfigError::NoOrigins),
+            Origins::List(origins) => {
+                if let Some(origin) = origins.iter().find(|origin| !is_origin(origin)) {
+                    return Err(ConfigError::Origin(origin.clone()));
+                }
+            }
+            Origins::Any => {}
+        }
+        let any = self.origins == Origins::Any || self.headers == CorsHeaders::Any;
+        if self.credentials && any {
+            return Err(ConfigError::CorsCredentials);
+        }
+        Ok(())
+    }
+
+    /// As tower-http has it, of what was [checked](Self::check): it panics where credentials meet
+    /// a wildcard.
+    pub(crate) fn layer(&self) -> CorsLayer {
+        let origins = match &self.origins {
+            Origins::Any => AllowOrigin::any(),
+            Origins::List(origins) => AllowOrigin::list(
+                origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()),
+            ),
+        };
+        let headers = match &self.headers {
+            // As a list, since tower-http's wildcard stands alone.
+            CorsHeaders::Any => {
+                AllowHeaders::list([http::header::AUTHORIZATION, ANY, IDEMPOTENCY_KEY])
+            }
+            CorsHeaders::List(names) => {
+                let others = names.iter().filter(|name| **name != IDEMPOTENCY_KEY).cloned();
+                AllowHeaders::list(others.chain([IDEMPOTENCY_KEY]))
+            }
+        };
+        let ours =
+            [IDEMPOTENCY_REPLAYED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_PROTECTED, RETRY_AFTER, LINK];
+        let theirs = self.expose.iter().filter(|name| !ours.contains(name)).cloned();
+        let expose: Vec<HeaderName> = ours.iter().cloned().chain(theirs).collect();
+        let mut layer = CorsLayer::new()
+            .allow_origin(origins)
+            .allow_methods(self.methods.clone())
+            .allow_headers(headers)
+            .expose_headers(ExposeHeaders::list(expose))
+            .allow_credentials(self.credentials);
+        if let Some(age) = self.max_age {
+            layer = layer.max_age(age);
+        }
+        layer
+    }
+}
+
+/// `*` is a token, so that a header could have it as its name.
+const ANY: HeaderName = HeaderName::from_static("*");
+
+/// Whether a browser could send this as `Origin`: what never matches is a slip of the pen.
+fn is_origin(text: &str) -> bool {
+    let Ok(uri) = text.parse::<Uri>() else { return false };
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
+    // The path that the parser adds where there is none is not in the text.
+    text == format!("{scheme}://{authority}")
+        && !authority.as_str().contains('@')
+        && text.bytes().all(|byte| !byte.is_ascii_uppercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_as_browsers_send_them() {
+        for good in ["https://shop.example", "http://localhost:5173", "http://[::1]:80", "app://x"]
+        {
+            assert!(is_origin(good), "{good}");
+        }
+        for bad in [
+            "",
+            "*",
+            "null",
+            "shop.example",
+            "https://shop.example/",
+            "https://Shop.example",
+            "https://a@b",
+        ] {
+            assert!(!is_origin(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Why a configuration is refused.
+
+use std::net::SocketAddr;
+
+use hapax::PolicyError;
+use hapax_http::server::RouteError;
+use http::HeaderName;
+
+use crate::units::Size;
+
+/// Why a configuration is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each says itself what it is")]
+pub enum ConfigError {
+    #[error("--upstream must be a URL like http://127.0.0.1:3000")]
+    Upstream,
+    #[error("--upstream is --listen ({0}): the gateway would call itself")]
+    Loop(SocketAddr),
+    #[error("--upstream must not have a path: paths are forwarded as they came")]
+    UpstreamPath,
+    #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]
+    ReconcileTarget,
+    #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
+    ReconcileUrl,
+    #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
+    NeverAsked,
+    #[error("--auth-url must be a URL like http://127.0.0.1:4180/check")]
+    AuthTarget,
+    #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
+    AuthLoop(SocketAddr),
+    #[error(
+        "--auth-scope contradicts --scope: either the auth answer or the request says who the caller is"
+    )]
+    TwoScopes,
+    #[error("--auth-scope contradicts --scope-missing: an auth answer without them counts as none")]
+    CallerIsNamed,
+    #[error(
+        "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
+    )]
+    AuthHeader { flag: &'static str, name: HeaderName },
+    #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
+    CacheSecret,
+    #[error("--methods names no method")]
+    NoMethods,
+    #[error("--methods cannot be CONNECT: it is not served")]
+    Connect,
+    #[error("--max-waiters 0 contradicts --in-flight wait: nobody could wait")]
+    NobodyWaits,
+    #[error("--retention is longer than ten years")]
+    LongRetention,
+    #[error("--scope names no header; `none` makes one scope for everyone")]
+    NoScopeHeaders,
+    #[error(
+        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
+    StrippedScope(HeaderName),
+    #[error(
+        "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
+    )]
+    Scope(SocketAddr),
+    #[error("{0} is zero: nothing could ever happen in time")]
+    ZeroTimeout(&'static str),
+    #[error(
+        "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
+    )]
+    Memory { memory: Size, connections: usize, needed: Size },
+    #[error(
+        "--store-outage open contradicts --on-unknown {0}: what runs unprotected could run twice"
+    )]
+    OpenContradicts(&'static str),
+    #[error("--admin-token is required when --admin ({0}) is not on loopback")]
+    AdminToken(SocketAddr),
+    #[error("--admin-token must be visible ASCII, at least one character")]
+    TokenText,
+    #[error(
+        "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
+    )]
+    CorsMethod,
+    #[error("--cors-origins names no origin")]
+    NoOrigins,
+    #[error(
+        "--cors-origins: `{0}` is no origin, which is a scheme and a host, like https://shop.example"
+    )]
+    Origin(String),
+    #[error("--cors-{0} needs --cors-origins: without one, no page is allowed anything")]
+    CorsWithoutOrigins(&'static str),
+    #[error(
+        "--cors-credentials contradicts `*`: browsers refuse credentials that any page may send"
+    )]
+    CorsCredentials,
+    #[error("--max-in-flight-per-scope is for callers, and --scope none makes one of all of them")]
+    OneCaller,
+    #[error(
+        "`observe` cannot go with --auth-scope: nobody is asked, so that nobody says who the caller is"
+    )]
+    ObserveAuth,
+    #[error("the path {reason}")]
+    RoutePath { reason: String },
+    #[error("the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`")]
+    RouteName,
+    #[error("there can be {0} routes")]
+    ManyRoutes(usize),
+    #[error("route {path}: {error}")]
+    Route { index: usize, path: String, error: Box<ConfigError> },
+    #[error(transparent)]
+    Transport(#[from] super::TransportError),
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Options(#[from] RouteError),
+}

@@ -1,0 +1,238 @@
+//! What holds for requests, everywhere or on a route.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use hapax::machine::Hook;
+use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
+use hapax_http::classify::Profile;
+use hapax_http::problem::DocsUrl;
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::stored::hop_by_hop;
+use http::uri::PathAndQuery;
+use http::{HeaderName, Method, Uri};
+
+use super::cors::Cors;
+use super::{Config, ConfigError, origin};
+use crate::upstream::Origin;
+
+/// What holds for requests. `PolicyConfig::default()` has the defaults.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PolicyConfig {
+    /// Whether protected methods need a key. Default: optional.
+    pub key: KeyRule,
+    /// Which methods are protected. Default POST and PATCH.
+    pub methods: Vec<Method>,
+    /// Who the caller is. Default: `authorization` on a loopback listener; elsewhere there is none.
+    pub scope: Option<Callers>,
+    /// What a request without its scope headers gets. Default: [`MissingScope::Shared`] with the
+    /// default scope, else [`MissingScope::Reject`].
+    pub scope_missing: Option<MissingScope>,
+    /// How long a dead process blocks its key. Default 30 s.
+    pub lease: Duration,
+    /// How long an outcome is replayed. Default 24 h.
+    pub retention: Duration,
+    /// What a copy of a request in flight gets. Default: it is rejected.
+    pub in_flight: InFlight,
+    /// What a retry of an unknown outcome gets. Default: it is executed again.
+    pub on_unknown: OnUnknown,
+    /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH`; for
+    /// [`OnUnknown::Reconcile`].
+    pub reconcile_url: Option<Uri>,
+    /// What statuses mean. Default [`Profile::Standard`].
+    pub profile: Profile,
+    /// Whether requests are executed unprotected while the store is away. Default: they are not.
+    pub store_outage: StoreOutage,
+    /// What the client gets where the store goes away before an outcome is recorded. Default: the
+    /// answer.
+    pub completion_outage: CompletionOutage,
+    /// Whether responses are streamed, and their keys final at the headers. Default: only
+    /// `text/event-stream`.
+    pub stream: bool,
+    /// The largest request body with a key, in bytes. Default 1 MiB.
+    pub max_request_body: usize,
+    /// The largest response body that is kept, in bytes. Default 1 MiB.
+    pub max_response_body: usize,
+    /// After which silence of the upstream an outcome is unknown. Default 60 s.
+    pub upstream_timeout: Duration,
+    /// How many keys of one caller may be in flight at once, in this process; a further one gets 429
+    /// `too-many-in-flight`. Default: any number.
+    pub max_in_flight_per_scope: Option<NonZeroU32>,
+    /// Where the API documents its refusals.
+    pub docs_url: Option<DocsUrl>,
+    /// Whether `Set-Cookie` is replayed. Default `false`.
+    pub replay_set_cookie: bool,
+    /// Which web pages may use this. Default: what the upstream says, and nothing more.
+    pub cors: Option<Cors>,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        let Terms { lease, retention, on_unknown } = Policy::default().terms;
+        Self {
+            key: KeyRule::Optional,
+            methods: vec![Method::POST, Method::PATCH],
+            scope: None,
+            scope_missing: None,
+            lease,
+            retention,
+            in_flight: InFlight::Reject,
+            on_unknown,
+            reconcile_url: None,
+            profile: Profile::Standard,
+            store_outage: StoreOutage::Closed,
+            completion_outage: CompletionOutage::Deliver,
+            stream: false,
+            max_request_body: 1 << 20,
+            max_response_body: 1 << 20,
+            upstream_timeout: Duration::from_secs(60),
+            max_in_flight_per_scope: None,
+            docs_url: None,
+            replay_set_cookie: false,
+            cors: None,
+        }
+    }
+}
+
+/// What follows from a [`PolicyConfig`].
+#[derive(Clone, Debug)]
+pub(crate) struct SettledPolicy {
+    pub(crate) callers: Callers,
+    pub(crate) missing: MissingScope,
+    pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
+    pub(crate) policy: Policy,
+}
+
+/// The longest retention: beyond it a duration is a slip of the pen, and times would overflow.
+const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
+
+/// How long the upstream may take to say what became of an operation.
+const ANSWER: Duration = Duration::from_secs(5);
+
+impl PolicyConfig {
+    /// `config`: the one that it is part of.
+    pub(super) fn settle(&self, config: &Config) -> Result<SettledPolicy, ConfigError> {
+        let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
+        if reconcile.is_some() && !self.is_asked(config) {
+            return Err(ConfigError::NeverAsked);
+        }
+        if self.methods.is_empty() {
+            return Err(ConfigError::NoMethods);
+        }
+        if self.methods.contains(&Method::CONNECT) {
+            return Err(ConfigError::Connect);
+        }
+        let (callers, missing) = self.callers(config)?;
+        if callers == Callers::Everyone && self.max_in_flight_per_scope.is_some() {
+            return Err(ConfigError::OneCaller);
+        }
+        if self.upstream_timeout.is_zero() {
+            return Err(ConfigError::ZeroTimeout("--upstream-timeout"));
+        }
+        if let InFlight::Wait(patience) = self.in_flight {
+            if patience.is_zero() {
+                return Err(ConfigError::ZeroTimeout("--wait-for"));
+            }
+            if config.max_waiters == 0 {
+                return Err(ConfigError::NobodyWaits);
+            }
+        }
+        if self.retention > MAX_RETENTION {
+            return Err(ConfigError::LongRetention);
+        }
+        if self.store_outage == StoreOutage::Open {
+            match self.on_unknown {
+                OnUnknown::Reexecute => {}
+                OnUnknown::Block => return Err(ConfigError::OpenContradicts("block")),
+                OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
+            }
+        }
+        if let Some(cors) = &self.cors {
+            cors.check(&self.methods)?;
+        }
+        Ok(SettledPolicy { callers, missing, policy: self.engine(reconcile.is_some())?, reconcile })
+    }
+
+    /// Whether anybody would ask at its reconcile URL: itself, or a route that has it from here.
+    fn is_asked(&self, config: &Config) -> bool {
+        let asks = |policy: &Self| {
+            policy.on_unknown == OnUnknown::Reconcile && policy.reconcile_url == self.reconcile_url
+        };
+        let inherited = config.policy.reconcile_url == self.reconcile_url;
+        asks(self) || (inherited && config.policies().any(asks))
+    }
+
+    fn engine(&self, hook: bool) -> Result<Policy, ConfigError> {
+        let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
+        // What the dead owner sent may run for as long as an upstream may be silent.
+        let hook = hook.then_some(Hook { after: upstream_timeout, timeout: ANSWER });
+        let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
+        match policy.check() {
+            Ok(()) => Ok(policy),
+            Err(PolicyError::NoHook) => Err(ConfigError::ReconcileUrl),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn callers(&self, config: &Config) -> Result<(Callers, MissingScope), ConfigError> {
+        if let Some(auth) = config.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
+            // They are in the request by then, from the answer.
+            return Ok((Callers::Headers(auth.scope.clone()), MissingScope::Reject));
+        }
+        let Some(scope) = &self.scope else {
+            if !config.listen.ip().is_loopback() {
+                return Err(ConfigError::Scope(config.listen));
+            }
+            let missing = self.scope_missing.unwrap_or(MissingScope::Shared);
+            return Ok((Callers::Headers(vec![http::header::AUTHORIZATION]), missing));
+        };
+        if let Callers::Headers(names) = scope {
+            if names.is_empty() {
+                return Err(ConfigError::NoScopeHeaders);
+            }
+            if let Some(name) = names.iter().find(|name| names_nobody(name)) {
+                return Err(ConfigError::StrippedScope(name.clone()));
+            }
+        }
+        Ok((scope.clone(), self.scope_missing.unwrap_or(MissingScope::Reject)))
+    }
+}
+
+/// What the proxy strips, sets itself or does not believe says nothing of the caller; what a
+/// message is sent with, such as its length or date, neither.
+fn names_nobody(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    hop_by_hop(name)
+        || plain.starts_with("idempotency-")
+        || plain.starts_with("x-forwarded-")
+        || matches!(
+            plain.as_str(),
+            "content-length" | "date" | "expect" | "forwarded" | "host" | "trailer" | "via"
+        )
+}
+
+fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
+    let origin = origin(uri).ok_or(ConfigError::ReconcileTarget)?;
+    let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    Ok((origin, path))
+}
+
+/// Who the caller is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Callers {
+    /// The values of these headers, together.
+    Headers(Vec<HeaderName>),
+    /// Everyone is the same caller.
+    Everyone,
+}
+
+impl Callers {
+    /// The headers that name the caller.
+    #[must_use]
+    pub fn headers(&self) -> &[HeaderName] {
+        match self {
+            Self::Headers(names) => names,
+            Self::Everyone => &[],
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Another configuration for new requests.
+//!
+//! All of it or nothing. A configuration is checked as a whole: whether bodies fit into the memory,
+//! whether a scope is given where the listener is not on loopback. With some of it from before that
+//! would be untrue, and what runs would be written down nowhere. So what cannot change at run time
+//! has the rest refused.
+//!
+//! What changes is safe for records that are there: their terms (lease, retention, what is unknown)
+//! and the scheme of their fingerprint are written in each of them, and of two policies the stricter
+//! counts. A change of scope is not: under another scope a key is another key, and the retry of what
+//! was executed executes. It is allowed, because there is no other way to change it, and warned of.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_http::server::StoreOutage;
+
+use crate::config::{Config, ConfigError, Handling, PolicyConfig};
+use crate::live::{Current, Lasting};
+use crate::memory::LargestBodies;
+
+/// Why a configuration does not hold now. What held before holds on.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// It cannot be, here or anywhere.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It can be, after a restart.
+    #[error("{} cannot change without a restart", .0.join(", "))]
+    Restart(Vec<&'static str>),
+}
+
+/// What a reload is compared with.
+#[derive(Debug)]
+pub(super) struct Reloading {
+    told: Mutex<Config>,
+    /// What the memory was divided for.
+    largest: LargestBodies,
+}
+
+impl Reloading {
+    pub(super) const fn new(told: Config, largest: LargestBodies) -> Self {
+        Self { told: Mutex::new(told), largest }
+    }
+
+    pub(super) fn drain_timeout(&self) -> Duration {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
+    }
+
+    pub(super) fn reload(
+        &self,
+        config: Config,
+        lasting: &Lasting,
+        current: &Current,
+    ) -> Result<(), ReloadError> {
+        let settled = config.settle()?;
+        // Held to the end: of two reloads one is the later.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fixed = changed(&told, &config);
+        let LargestBodies { request, response } = settled.largest;
+        if request > self.largest.request {
+            fixed.push("--max-request-body (above the largest at the start)");
+        }
+        if response > self.largest.response {
+            fixed.push("--max-response-body (above the largest at the start)");
+        }
+        if settled.is_secure() && lasting.dialling.tls.is_none() {
+            fixed.push("https for a URL, where there was none before,");
+        }
+        if !fixed.is_empty() {
+            return Err(ReloadError::Restart(fixed));
+        }
+        let live = lasting.live(&config, settled, Some(&current.now()))?;
+        current.replace(live);
+        compare(&told, &config);
+        warn(&config);
+        *told = config;
+        Ok(())
+    }
+}
+
+/// What differs and cannot change at run time. Each field is here, or it may change.
+fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
+    let Config {
+        listen,
+        upstream: _,
+        admin,
+        admin_token,
+        store,
+        cache,
+        secret_file,
+        auth: _,
+        store_timeout,
+        max_waiters,
+        drain_timeout: _,
+        limits,
+        transport,
+        policy: _,
+        routes: _,
+    } = before;
+    let fixed = [
+        ("--listen", *listen != after.listen),
+        ("--admin", *admin != after.admin),
+        ("--admin-token", *admin_token != after.admin_token),
+        ("--store", *store != after.store),
+        ("--cache", *cache != after.cache),
+        ("--secret-file", *secret_file != after.secret_file),
+        ("--store-timeout", *store_timeout != after.store_timeout),
+        ("--max-waiters", *max_waiters != after.max_waiters),
+        ("--max-memory", limits.memory != after.limits.memory),
+        ("--max-connections", limits.connections != after.limits.connections),
+        ("--head-timeout", limits.head_timeout != after.limits.head_timeout),
+        ("--body-timeout", limits.stall != after.limits.stall),
+        ("what it is told of connections and TLS", *transport != after.transport),
+    ];
+    fixed.into_iter().filter(|(_, differs)| *differs).map(|(flag, _)| flag).collect()
+}
+
+/// Warns of changes under which the retry of what was executed may execute again.
+fn compare(before: &Config, after: &Config) {
+    let scopes = |config: &Config| {
+        let auth = config.auth.as_ref().map(|auth| auth.scope.clone()).unwrap_or_default();
+        (config.policy.scope.clone(), auth)
+    };
+    if scopes(before) != scopes(after) {
+        tracing::warn!("the scope has changed: keys used before are new keys now");
+    }
+    for route in &before.routes {
+        let now = after.routes.iter().find(|it| it.path == route.path);
+        let (handling, policy) =
+            now.map_or((Handling::Protect, &after.policy), |now| (now.handling, &now.policy));
+        let path = &route.path;
+        if handling != Handling::Protect && route.handling == Handling::Protect {
+            tracing::warn!(path, "requests of this route are no longer protected");
+        } else if policy.scope != route.policy.scope {
+            tracing::warn!(path, "the scope has changed: keys used before are new keys now");
+        }
+    }
+}
+
+/// Warns of what holds and may surprise.
+pub(super) fn warn(config: &Config) {
+    let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
+    if config.policies().any(open) {
+        tracing::warn!("while the store is away, requests are executed unprotected");
+    }
+    for route in &config.routes {
+        let path = &route.path;
+        match route.handling {
+            Handling::Protect => {}
+            Handling::Pass => tracing::warn!(path, "requests of this route are not protected"),
+            Handling::Observe => {
+                tracing::warn!(path, "requests of this route are observed, not protected");
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What holds for requests: one configuration at a time.
+//!
+//! A request takes the [`Live`] of the moment it arrives and is served by that alone, to its end; a
+//! reload replaces it for requests to come. So no request sees a mixture, and none is held up. What
+//! is not of a configuration (the engine and its store, memory, connections, counts) outlives it and
+//! is [`Lasting`].
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use hapax::{Idempotency, InFlight, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
+use hapax_http::problem::{Code, DocsUrl, Problem};
+use hapax_http::server::{
+    IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
+};
+use hapax_http::stored::Cookies;
+use http::uri::PathAndQuery;
+use http::{HeaderName, Method};
+use tokio::sync::Semaphore;
+use tower_http::cors::CorsLayer;
+use tower_layer::Layer;
+
+use crate::auth::Auth;
+use crate::config::{
+    Callers, Config, ConfigError, ForwardAuth, Handling, PolicyConfig, Settled, SettledPolicy,
+};
+use crate::metrics::{Counts, Metrics, Seen};
+use crate::observe::{self, Observed};
+use crate::proxy::Proxy;
+use crate::reconcile::Asker;
+use crate::routes::Table;
+use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
+
+/// The configuration that holds for new requests.
+#[derive(Debug)]
+pub(crate) struct Current(RwLock<Arc<Live>>);
+
+impl Current {
+    pub(crate) fn new(live: Live) -> Self {
+        Self(RwLock::new(Arc::new(live)))
+    }
+
+    pub(crate) fn now(&self) -> Arc<Live> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn replace(&self, live: Live) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+    }
+}
+
+/// One configuration, at work.
+#[derive(Debug)]
+pub(crate) struct Live {
+    table: Table,
+    routes: Vec<Arc<Route>>,
+    /// For what falls under no route.
+    rest: Arc<Route>,
+    /// Whom it asks whether a request is allowed, and as it was told.
+    auth: Option<(ForwardAuth, Arc<Auth>)>,
+    upstream: Upstream,
+    askers: Vec<(Question, Asker)>,
+    /// The headers that name callers, of all policies.
+    callers: Vec<Vec<HeaderName>>,
+}
+
+/// What holds on a route.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) service: Service,
+    pub(crate) docs: Option<DocsUrl>,
+    pub(crate) cors: Option<CorsLayer>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+/// Who answers on a route.
+#[derive(Debug)]
+pub(crate) enum Service {
+    /// The layer, under this policy, which protects these methods.
+    Protected { layered: IdempotencyService<Proxy>, holds: Holds, methods: Vec<Method> },
+    /// The upstream.
+    Passed(Proxy),
+    /// The upstream, and it is found out what the layer would have done.
+    Observed(Observed),
+}
+
+/// A request extension: the policy that the layer holds it to.
+#[derive(Clone, Debug)]
+pub(crate) struct Holds(pub(crate) Arc<RoutePolicy>);
+
+/// Whom to ask what became of an operation, with which headers, for how much, and for how long.
+type Question = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
+
+impl Live {
+    /// The route that a request falls under.
+    pub(crate) fn route(&self, path: &str, method: &Method) -> Result<&Arc<Route>, Problem> {
+        match self.table.find(path, method) {
+            Ok(found) => Ok(found.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)),
+            Err(_) => {
+                let detail = "The path can be read in several ways, for which policies hold that \
+                              contradict each other.";
+                Err(Problem::new(Code::MalformedRequest, detail))
+            }
+        }
+    }
+
+    /// What holds for what falls under no route.
+    pub(crate) const fn rest(&self) -> &Arc<Route> {
+        &self.rest
+    }
+
+    /// Whom it asks whether a request is allowed.
+    pub(crate) fn auth(&self) -> Option<&Arc<Auth>> {
+        self.auth.as_ref().map(|(_, auth)| auth)
+    }
+
+    /// The headers that name callers: first those of what falls under no route.
+    pub(crate) fn callers(&self) -> &[Vec<HeaderName>] {
+        &self.callers
+    }
+}
+
+/// What outlives a configuration.
+#[derive(Debug)]
+pub(crate) struct Lasting {
+    /// It holds requests to what they bear as [`Holds`].
+    pub(crate) layer: IdempotencyLayer,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) upstreams: Arc<Upstreams>,
+    /// How many requests may be under way to the upstream.
+    pub(crate) concurrent: usize,
+    /// How upstreams are connected to.
+    pub(crate) dialling: Dialling,
+    observing: IdempotencyLayer,
+    pub(crate) observed: Arc<MemoryStore>,
+    /// For copies of bodies that are observed.
+    room: Arc<Semaphore>,
+}
+
+impl Lasting {
+    /// `observed`: bytes for what is observed.
+    pub(crate) fn new(
+        engine: Idempotency,
+        bodies: usize,
+        observed: usize,
+        metrics: Arc<Metrics>,
+        concurrent: usize,
+        dialling: Dialling,
+    ) -> Self {
+        let held = |engine| {
+            IdempotencyLayer::routed(engine, |parts| {
+                parts.extensions.get::<Holds>().map(|Holds(policy)| Arc::clone(policy))
+            })
+        };
+        let capacity = MemoryCapacity { bytes: observed / 2, ..MemoryCapacity::default() };
+        let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
+        let room = (observed / 2 / observe::UNIT).min(Semaphore::MAX_PERMITS);
+        Self {
+            layer: held(engine).body_memory(bodies),
+            metrics,
+            upstreams: Arc::default(),
+            concurrent,
+            dialling,
+            // Its bodies are copies within `room`.
+            observing: held(Idempotency::builder(Arc::clone(&store) as _).build()),
+            observed: store,
+            room: Arc::new(Semaphore::new(room)),
+        }
+    }
+
+    /// Puts a configuration to work, with what `before` has of it.
+    pub(crate) fn live(
+        &self,
+        config: &Config,
+        settled: Settled,
+        before: Option<&Live>,
+    ) -> Result<Live, ConfigError> {
+        let table = Table::new(&config.policy, &config.routes)?;
+        let upstream = before
+            .map(|live| &live.upstream)
+            .filter(|upstream| *upstream.origin() == settled.upstream)
+            .cloned()
+            .unwrap_or_else(|| {
+                let timeout = config.policy.upstream_timeout;
+                self.upstreams.add(Upstream::new(
+                    settled.upstream.clone(),
+                    timeout,
+                    self.concurrent,
+                    self.dialling.clone(),
+                ))
+            });
+        let mut making = Making { lasting: self, before, upstream: &upstream, askers: Vec::new() };
+        let rest = making.route("", Handling::Protect, &config.policy, &settled.policy)?;
+        let mut callers = vec![settled.policy.callers.headers().to_vec()];
+        let mut routes = Vec::with_capacity(config.routes.len());
+        for (index, (told, settled)) in config.routes.iter().zip(&settled.routes).enumerate() {
+            let route = making.route(told.name(), told.handling, &told.policy, settled);
+            routes.push(route.map_err(|error| told.error(index, error))?);
+            if !callers.iter().any(|names| names == settled.callers.headers()) {
+                callers.push(settled.callers.headers().to_vec());
+            }
+        }
+        let askers = making.askers;
+        let auth = settled.auth.zip(config.auth.as_ref()).map(|(target, told)| {
+            let same = before.and_then(|live| live.auth.as_ref()).filter(|(it, _)| it == told);
+            same.cloned().unwrap_or_else(|| {
+                let auth = Auth::new(target, told, &self.dialling, Arc::clone(&self.metrics));
+                self.upstreams.add(auth.upstream().clone());
+                (told.clone(), Arc::new(auth))
+            })
+        });
+        Ok(Live { table, routes, rest, auth, upstream, askers, callers })
+    }
+}
+
+/// A configuration that is being put to work.
+struct Making<'a> {
+    lasting: &'a Lasting,
+    before: Option<&'a Live>,
+    upstream: &'a Upstream,
+    askers: Vec<(Question, Asker)>,
+}
+
+impl Making<'_> {
+    fn route(
+        &mut self,
+        name: &str,
+        handling: Handling,
+        told: &PolicyConfig,
+        settled: &SettledPolicy,
+    ) -> Result<Arc<Route>, ConfigError> {
+        let lasting = self.lasting;
+        let counts = lasting.metrics.route(name);
+        let proxy = Proxy {
+            upstream: self.upstream.with_timeout(told.upstream_timeout),
+            docs: told.docs_url.clone(),
+            counts: Arc::clone(&counts),
+        };
+        let scope = match &settled.callers {
+            Callers::Everyone => ScopeSource::shared(),
+            Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
+        };
+        let service = match handling {
+            Handling::Pass => Service::Passed(proxy),
+            Handling::Protect => {
+                let asker =
+                    settled.reconcile.clone().map(|target| self.asker(target, told, settled));
+                let mut options = options(name, told, settled);
+                options.reconcile = asker.map(|asker| Arc::new(asker) as _);
+                let holds = Holds(Arc::new(RoutePolicy::new(scope, options)?));
+                let seen = Seen {
+                    metrics: Arc::clone(&lasting.metrics),
+                    counts: Arc::clone(&counts),
+                    retention: told.retention,
+                };
+                let mut layer = lasting.layer.clone().observer(Arc::new(seen));
+                if let Some(docs) = &told.docs_url {
+                    layer = layer.docs(docs.clone());
+                }
+                let methods = told.methods.clone();
+                Service::Protected { layered: layer.layer(proxy), holds, methods }
+            }
+            Handling::Observe => {
+                let options = observe::options(options(name, told, settled));
+                let policy = Arc::new(RoutePolicy::new(scope, options)?);
+                let waits = told.in_flight != InFlight::Reject;
+                let asks = told.on_unknown == OnUnknown::Reconcile;
+                Service::Observed(Observed::new(
+                    &lasting.observing,
+                    policy,
+                    proxy,
+                    Arc::clone(&lasting.room),
+                    Arc::clone(&counts),
+                    (waits, asks),
+                ))
+            }
+        };
+        // What is observed is the upstream's own answer.
+        let cors = told.cors.as_ref().filter(|_| handling != Handling::Observe);
+        let cors = cors.map(crate::config::Cors::layer);
+        Ok(Arc::new(Route { service, docs: told.docs_url.clone(), cors, counts }))
+    }
+
+    /// Routes that ask the same share who asks, also with those of the configuration before.
+    fn asker(
+        &mut self,
+        target: (Origin, PathAndQuery),
+        told: &PolicyConfig,
+        settled: &SettledPolicy,
+    ) -> Asker {
+        let (scope, timeout) = (settled.callers.headers().to_vec(), told.upstream_timeout);
+        let question = (target, scope, told.max_response_body, timeout);
+        let earlier = self.before.map_or(&[][..], |live| &live.askers);
+        let known = |askers: &[(Question, Asker)]| {
+            askers.iter().find(|(it, _)| *it == question).map(|(_, asker)| asker.clone())
+        };
+        if let Some(asker) = known(&self.askers) {
+            return asker;
+        }
+        if let Some(asker) = known(earlier) {
+            self.askers.push((question, asker.clone()));
+            return asker;
+        }
+        let lasting = self.lasting;
+        let (target, scope, max_body, timeout) = question.clone();
+        let asker = Asker::new(target, scope, max_body, timeout, &lasting.dialling);
+        self.lasting.upstreams.add(asker.upstream().clone());
+        self.askers.push((question, asker.clone()));
+        asker
+    }
+}
+
+fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOptions {
+    RouteOptions {
+        name: Arc::from(name),
+        key: told.key,
+        methods: told.methods.clone(),
+        policy: settled.policy,
+        profile: told.profile,
+        cookies: if told.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
+        stream: told.stream,
+        max_request_body: told.max_request_body,
+        max_response_body: told.max_response_body,
+        max_in_flight_per_scope: told.max_in_flight_per_scope,
+        store_outage: told.store_outage,
+        completion_outage: told.completion_outage,
+        ..RouteOptions::default()
+    }
+}

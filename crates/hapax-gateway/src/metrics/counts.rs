@@ -1,0 +1,295 @@
+//! What is counted of each route.
+//!
+//! Names of routes are of the configuration, so that they are few; but configurations are loaded
+//! again and again, and what was counted once is shown for ever. Beyond [`MOST_ROUTES`] names,
+//! further routes are counted with what has none.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use hapax_http::classify::Class;
+use hapax_http::problem::Code;
+use hapax_http::server::{Event, Observer, Recorded};
+
+use super::{Metrics, add, head, millis};
+
+/// The most names that are told apart.
+const MOST_ROUTES: usize = 1_000;
+
+const CLASSES: [Class; 3] = [Class::Final, Class::Retryable, Class::Unknown];
+const RECORDED: [(Recorded, &str); 3] =
+    [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
+
+/// Counts of one route.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    executed: [[AtomicU64; 3]; 3],
+    retried: AtomicU64,
+    replayed: AtomicU64,
+    refused: [AtomicU64; Code::ALL.len()],
+    unprotected: AtomicU64,
+    not_retained: AtomicU64,
+    invalid_override: AtomicU64,
+    asked: AtomicU64,
+    would: [AtomicU64; Would::ALL.len()],
+    would_refuse: [AtomicU64; Code::ALL.len()],
+}
+
+/// What would have become of a request on a route that is only observed, if it had been protected;
+/// refusals are counted by their codes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Would {
+    Execute,
+    Replay,
+    Wait,
+    Ask,
+    /// There was no room to find out.
+    Unmeasured,
+}
+
+impl Would {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Execute, "execute"),
+        (Self::Replay, "replay"),
+        (Self::Wait, "wait"),
+        (Self::Ask, "ask"),
+        (Self::Unmeasured, "unmeasured"),
+    ];
+}
+
+impl Counts {
+    /// A request was answered by a problem.
+    pub(crate) fn refused(&self, code: Code) {
+        add(&self.refused[index(code)]);
+    }
+
+    pub(crate) fn would(&self, would: Would) {
+        let index = Would::ALL.iter().position(|(it, _)| *it == would).unwrap_or_default();
+        add(&self.would[index]);
+    }
+
+    pub(crate) fn would_refuse(&self, code: Code) {
+        add(&self.would_refuse[index(code)]);
+    }
+}
+
+fn index(code: Code) -> usize {
+    Code::ALL.iter().position(|it| *it == code).unwrap_or_default()
+}
+
+/// Counts by route; those of no route under no name.
+#[derive(Debug, Default)]
+pub(super) struct ByRoute {
+    all: RwLock<BTreeMap<Arc<str>, Arc<Counts>>>,
+}
+
+impl ByRoute {
+    pub(super) fn of(&self, name: &str) -> Arc<Counts> {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counts) = all.get(name) {
+            return Arc::clone(counts);
+        }
+        let name = if all.len() < MOST_ROUTES { name } else { "" };
+        Arc::clone(all.entry(name.into()).or_default())
+    }
+
+    pub(super) fn totals(&self) -> serde_json::Map<String, serde_json::Value> {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let sum = |of: &dyn Fn(&Counts) -> u64| all.values().map(|it| of(it)).sum::<u64>();
+        let class =
+            |row: usize| sum(&|it| it.executed[row].iter().map(|count| count.load(Relaxed)).sum());
+        let by_code = |of: &dyn Fn(&Counts) -> &[AtomicU64]| {
+            let count = |(index, code): (usize, &Code)| {
+                let count = sum(&|it| of(it)[index].load(Relaxed));
+                (code.as_str().to_owned(), serde_json::Value::from(count))
+            };
+            Code::ALL.iter().enumerate().map(count).collect::<serde_json::Map<_, _>>()
+        };
+        let would = Would::ALL.iter().enumerate().map(|(index, (_, word))| {
+            let count = sum(&|it| it.would[index].load(Relaxed));
+            ((*word).to_owned(), serde_json::Value::from(count))
+        });
+        let mut would = would.collect::<serde_json::Map<_, _>>();
+        would.insert("refuse".into(), by_code(&|it| &it.would_refuse).into());
+        let executed = serde_json::json!({
+            "final": class(0), "retryable": class(1), "unknown": class(2),
+        });
+        [
+            ("executed", executed),
+            ("replayed", sum(&|it| it.replayed.load(Relaxed)).into()),
+            ("refused", by_code(&|it| &it.refused).into()),
+            ("unprotected", sum(&|it| it.unprotected.load(Relaxed)).into()),
+            ("asked", sum(&|it| it.asked.load(Relaxed)).into()),
+            ("would", would.into()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into_iter()
+        .collect()
+    }
+
+    pub(super) fn write(&self, out: &mut String) -> fmt::Result {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let mut family = |name: &str, help: &str, of: &dyn Fn(&Counts) -> Series| {
+            head(out, name, "counter", help)?;
+            for (route, counts) in &*all {
+                for (labels, count) in of(counts) {
+                    write_one(out, name, route, &labels, count)?;
+                }
+            }
+            Ok(())
+        };
+        let name = "hapax_executions_total";
+        family(name, "Requests that ran, by what came of them.", &|it| {
+            let cell = |(row, column): (usize, usize)| {
+                let (class, recorded) = (CLASSES[row].as_str(), RECORDED[column].1);
+                let labels = format!("class=\"{class}\",recorded=\"{recorded}\"");
+                (labels, it.executed[row][column].load(Relaxed))
+            };
+            (0..3).flat_map(|row| (0..3).map(move |column| (row, column))).map(cell).collect()
+        })?;
+        let name = "hapax_refusals_total";
+        family(name, "Requests that were answered by a problem.", &|it| by_code(&it.refused))?;
+        for (name, help, of) in ONE_EACH {
+            family(name, help, &|it| vec![(String::new(), of(it).load(Relaxed))])?;
+        }
+        let name = "hapax_would_total";
+        let help = "Requests on observed routes, by what protection would have made of them.";
+        family(name, help, &|it| {
+            let count = |((_, word), count): (&(Would, &str), &AtomicU64)| {
+                (format!("outcome=\"{word}\""), count.load(Relaxed))
+            };
+            Would::ALL.iter().zip(&it.would).map(count).collect()
+        })?;
+        let help = "Requests on observed routes that protection would have refused.";
+        family("hapax_would_refuse_total", help, &|it| by_code(&it.would_refuse))
+    }
+}
+
+/// Labels, and the count.
+type Series = Vec<(String, u64)>;
+
+type Of = fn(&Counts) -> &AtomicU64;
+
+const ONE_EACH: [(&str, &str, Of); 6] = [
+    ("hapax_reexecutions_total", "Executions after the first of a record.", |it| &it.retried),
+    ("hapax_replays_total", "Outcomes that were given again.", |it| &it.replayed),
+    (
+        "hapax_unprotected_total",
+        "Requests that ran without a record while the store was away.",
+        |it| &it.unprotected,
+    ),
+    ("hapax_not_retained_total", "Responses too large to keep, or streamed.", |it| {
+        &it.not_retained
+    }),
+    (
+        "hapax_invalid_overrides_total",
+        "Idempotency-Outcome or -Retention of the upstream that were ignored.",
+        |it| &it.invalid_override,
+    ),
+    ("hapax_reconcile_questions_total", "Questions about unknown outcomes.", |it| &it.asked),
+];
+
+fn by_code(counts: &[AtomicU64]) -> Series {
+    let count = |(code, count): (&Code, &AtomicU64)| {
+        (format!("code=\"{}\"", code.as_str()), count.load(Relaxed))
+    };
+    Code::ALL.iter().zip(counts).map(count).collect()
+}
+
+/// Of a route with a name, what never happened is left out: there may be many.
+fn write_one(out: &mut String, name: &str, route: &str, labels: &str, count: u64) -> fmt::Result {
+    match (route, labels) {
+        ("", "") => writeln!(out, "{name} {count}"),
+        ("", labels) => writeln!(out, "{name}{{{labels}}} {count}"),
+        _ if count == 0 => Ok(()),
+        (route, labels) => {
+            let route = route.replace('\\', "\\\\").replace('"', "\\\"");
+            let comma = if labels.is_empty() { "" } else { "," };
+            writeln!(out, "{name}{{route=\"{route}\"{comma}{labels}}} {count}")
+        }
+    }
+}
+
+/// Counts what happens on a route.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) counts: Arc<Counts>,
+    /// How long its outcomes are kept, unless the upstream says otherwise.
+    pub(crate) retention: Duration,
+}
+
+impl Observer for Seen {
+    fn observe(&self, _: &str, event: Event) {
+        let counts = &self.counts;
+        match event {
+            Event::Executed { class, recorded, attempt, took } => {
+                let row = CLASSES.iter().position(|it| *it == class).unwrap_or_default();
+                let column = RECORDED.iter().position(|(it, _)| *it == recorded);
+                add(&counts.executed[row][column.unwrap_or_default()]);
+                if attempt > 1 {
+                    add(&counts.retried);
+                }
+                self.metrics.took(took);
+            }
+            Event::Replayed { expires_in } => {
+                add(&counts.replayed);
+                if let Some(left) = expires_in {
+                    self.metrics.replayed(self.retention, left);
+                }
+            }
+            Event::Refused(code) => counts.refused(code),
+            Event::Unprotected => add(&counts.unprotected),
+            Event::NotRetained => add(&counts.not_retained),
+            Event::InvalidOverride => add(&counts.invalid_override),
+            Event::Asked => add(&counts.asked),
+            // A later layer may tell of more.
+            _ => {}
+        }
+    }
+}
+
+impl Metrics {
+    fn took(&self, took: Duration) {
+        self.took.observe(&super::TOOK_MS, millis(took));
+    }
+
+    fn replayed(&self, retention: Duration, left: Duration) {
+        let age = retention.saturating_sub(left).as_secs_f64();
+        let percent = 100.0 * age / retention.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.age.observe(&super::AGE_PERCENT, percent.ceil() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_are_told_apart_and_bounded() {
+        let by_route = ByRoute::default();
+        by_route.of("").refused(Code::InFlight);
+        by_route.of("/a\"b").would(Would::Replay);
+        by_route.of("/a\"b").would_refuse(Code::KeyReused);
+        let mut text = String::new();
+        by_route.write(&mut text).unwrap();
+        for line in [
+            "hapax_refusals_total{code=\"in-flight\"} 1",
+            "hapax_would_total{outcome=\"replay\"} 0",
+            "hapax_would_total{route=\"/a\\\"b\",outcome=\"replay\"} 1",
+            "hapax_would_refuse_total{route=\"/a\\\"b\",code=\"key-reused\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("hapax_replays_total{route"), "{text}");
+        assert_eq!(by_route.totals()["would"]["refuse"]["key-reused"], 1);
+        for route in 0..2 * MOST_ROUTES {
+            add(&by_route.of(&format!("/{route}")).replayed);
+        }
+        assert_eq!(by_route.all.read().unwrap().len(), MOST_ROUTES);
+        assert_eq!(by_route.totals()["replayed"], 2 * MOST_ROUTES);
+    }
+}

@@ -1,0 +1,384 @@
+//! Which route a request falls under.
+//!
+//! 1. A route's pattern is matched against the path's [readings](path), without regard to ASCII case:
+//!    some servers have none. The request is forwarded with the path as it came.
+//! 2. Where the readings fall under several routes, or some under none, the request is held to the
+//!    [strictest](Grip::holds): first the plain reading's, if no other is stricter. Which handler the
+//!    upstream runs cannot be told; that it runs under no laxer policy than its own can be.
+//! 3. Where none is the strictest (one needs a key, the other never executes twice), it is refused:
+//!    any choice would be the wrong one for somebody. Nobody sends such paths by mistake.
+//! 4. A path without readings could be any path. It is held to the strictest of all, or refused.
+//!
+//! What a route does with methods that it does not protect is no policy to evade. Without routes
+//! every path falls under the one policy.
+
+mod path;
+
+use hapax::OnUnknown;
+use hapax_http::server::{CompletionOutage, KeyRule, StoreOutage};
+use http::Method;
+use matchit::{InsertError, Router};
+
+use crate::config::{ConfigError, Handling, PolicyConfig, RouteConfig};
+
+/// The routes of a configuration, by their paths.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    router: Router<usize>,
+    routes: Vec<Grip>,
+    rest: Grip,
+}
+
+/// It is not certain which policy the upstream's handler is under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ambiguous;
+
+impl Table {
+    /// `policy`: for what falls under no route.
+    pub(crate) fn new(policy: &PolicyConfig, routes: &[RouteConfig]) -> Result<Self, ConfigError> {
+        let mut router = Router::new();
+        let mut prefixes = Vec::new();
+        for (index, route) in routes.iter().enumerate() {
+            let refused = |reason: String| route.error(index, ConfigError::RoutePath { reason });
+            let pattern = pattern(&route.path).map_err(|reason| refused(reason.into()))?;
+            let conflict = |error| refused(told(&error, routes));
+            router.insert(pattern.as_str(), index).map_err(conflict)?;
+            prefixes.extend(prefix(&pattern).map(|prefix| (prefix, index)));
+        }
+        for (prefix, index) in prefixes {
+            // Where a route has that very path, it counts.
+            match router.insert(prefix, index) {
+                Ok(()) | Err(InsertError::Conflict { .. }) => {}
+                Err(error) => {
+                    let reason = told(&error, routes);
+                    return Err(routes[index].error(index, ConfigError::RoutePath { reason }));
+                }
+            }
+        }
+        let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
+        Ok(Self { router, routes: grips, rest: Grip::of(Handling::Protect, policy) })
+    }
+
+    /// The index of the route that a request falls under; `None` for none.
+    pub(crate) fn find(&self, path: &str, method: &Method) -> Result<Option<usize>, Ambiguous> {
+        if self.routes.is_empty() {
+            return Ok(None);
+        }
+        let found = match path::readings(path) {
+            Some(readings) => {
+                let mut found: Vec<Option<usize>> = Vec::new();
+                for reading in &readings {
+                    let route = self.router.at(reading).ok().map(|found| *found.value);
+                    if !found.contains(&route) {
+                        found.push(route);
+                    }
+                }
+                found
+            }
+            None => std::iter::once(None).chain((0..self.routes.len()).map(Some)).collect(),
+        };
+        let holds_all = |one: &&Option<usize>| {
+            let grip = self.grip(**one);
+            found.iter().all(|other| grip.holds(self.grip(*other), method))
+        };
+        found.iter().find(holds_all).copied().ok_or(Ambiguous)
+    }
+
+    fn grip(&self, route: Option<usize>) -> &Grip {
+        route.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)
+    }
+}
+
+/// As far as policies can be stricter than others.
+#[derive(Clone, Debug)]
+struct Grip {
+    /// Protected methods.
+    methods: Vec<Method>,
+    needs_key: bool,
+    on_unknown: OnUnknown,
+    closed: bool,
+    withholds: bool,
+    most_in_flight: u32,
+}
+
+impl Grip {
+    fn of(handling: Handling, policy: &PolicyConfig) -> Self {
+        let methods = if handling == Handling::Protect { &policy.methods[..] } else { &[] };
+        Self {
+            methods: methods.to_vec(),
+            needs_key: policy.key == KeyRule::Required,
+            on_unknown: policy.on_unknown,
+            closed: policy.store_outage == StoreOutage::Closed,
+            withholds: policy.completion_outage == CompletionOutage::Withhold,
+            most_in_flight: policy.max_in_flight_per_scope.map_or(u32::MAX, Into::into),
+        }
+    }
+
+    /// Whether it is in nothing laxer than `other` with requests of this method.
+    fn holds(&self, other: &Self, method: &Method) -> bool {
+        let strict = |on_unknown| match on_unknown {
+            OnUnknown::Reexecute => 0,
+            OnUnknown::Reconcile => 1,
+            OnUnknown::Block => 2,
+        };
+        !other.methods.contains(method)
+            || (self.methods.contains(method)
+                && self.needs_key >= other.needs_key
+                && strict(self.on_unknown) >= strict(other.on_unknown)
+                && self.closed >= other.closed
+                && self.withholds >= other.withholds
+                && self.most_in_flight <= other.most_in_flight)
+    }
+}
+
+/// A pattern as readings are matched against it.
+fn pattern(path: &str) -> Result<String, &'static str> {
+    if !path.starts_with('/') {
+        return Err("must begin with a slash");
+    }
+    if path.contains(['%', '?', '#', ';', '\\']) || path.chars().any(char::is_control) {
+        return Err("is written decoded, without `%`, `?`, `#`, `;` and `\\`");
+    }
+    if path.len() > 1 {
+        if path.ends_with('/') {
+            return Err("must not end with a slash: requests match with one and without");
+        }
+        if path.split('/').skip(1).any(|segment| matches!(segment, "" | "." | "..")) {
+            return Err("must have no empty segment, `.` or `..`: requests are matched without");
+        }
+    }
+    Ok(path.to_ascii_lowercase())
+}
+
+/// What a pattern for everything below a path also stands for.
+fn prefix(pattern: &str) -> Option<String> {
+    let (prefix, last) = pattern.rsplit_once('/')?;
+    let below = last.starts_with("{*") && last.ends_with('}');
+    below.then(|| if prefix.is_empty() { "/".into() } else { prefix.into() })
+}
+
+fn told(error: &InsertError, routes: &[RouteConfig]) -> String {
+    match error {
+        InsertError::Conflict { with } => {
+            // As it was written, where it is one of ours.
+            let with = routes.iter().find(|route| route.path.eq_ignore_ascii_case(with));
+            let other = with.map_or(String::new(), |route| format!(" ({})", route.path));
+            format!("is that of another route{other}, apart from case and names")
+        }
+        InsertError::InvalidParamSegment => {
+            "has a segment with two parameters, or with text after one".into()
+        }
+        InsertError::InvalidCatchAll => "has a `{*…}` that is not its last segment".into(),
+        _ => {
+            "has a parameter that is not like `{id}` or `{*rest}`; a brace is written twice".into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table(policy: &PolicyConfig, routes: &[(&str, PolicyConfig)]) -> Table {
+        let route = |(path, policy): &(&str, PolicyConfig)| RouteConfig::new(*path, policy.clone());
+        Table::new(policy, &routes.iter().map(route).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn alike(paths: &[&str]) -> Table {
+        let routes: Vec<_> = paths.iter().map(|path| (*path, PolicyConfig::default())).collect();
+        table(&PolicyConfig::default(), &routes)
+    }
+
+    fn needs_key() -> PolicyConfig {
+        PolicyConfig { key: KeyRule::Required, ..PolicyConfig::default() }
+    }
+
+    fn blocks() -> PolicyConfig {
+        PolicyConfig { on_unknown: OnUnknown::Block, ..PolicyConfig::default() }
+    }
+
+    #[test]
+    fn the_most_specific_counts_whatever_the_order() {
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+            let paths =
+                ["/v1/{*rest}", "/v1/payments", "/v1/payments/{id}", "/v1/payments/{id}/refund"];
+            let table = alike(&order.map(|index| paths[index]));
+            for (path, route) in [
+                ("/v1", 0),
+                ("/v1/", 0),
+                ("/v1/orders/7", 0),
+                ("/V1/Payments", 1),
+                ("/v1/payments/7", 2),
+                ("/v1/payments/7/refund", 3),
+                ("/v1/payments/7/x", 0),
+                ("/v1/x/../payments/./7", 2),
+            ] {
+                let found = table.find(path, &Method::POST).unwrap().map(|index| order[index]);
+                assert_eq!(found, Some(route), "{path} in {order:?}");
+            }
+            assert_eq!(table.find("/v2", &Method::POST), Ok(None));
+            assert_eq!(table.find("/", &Method::POST), Ok(None));
+        }
+    }
+
+    const SPELLINGS: [&str; 16] = [
+        "/payments",
+        "/%70ayments",
+        "/a/../payments",
+        "//payments",
+        "/payments/",
+        "/PAYMENTS",
+        "/payments;x=1",
+        "/payments%3bx",
+        "/payments%3Fx",
+        "/payments%23",
+        "/%2570ayments",
+        "/x%2f..%2Fpayments",
+        "/\\payments",
+        "/x/..;/payments",
+        "/x//..//payments/.",
+        "/open/%2e%2e/payments",
+    ];
+
+    #[test]
+    fn a_stricter_policy_cannot_be_evaded_by_spelling() {
+        let routes = [
+            ("/payments", needs_key()),
+            ("/open/{*rest}", PolicyConfig::default()),
+            ("/{*rest}", PolicyConfig::default()),
+        ];
+        // With something below it for what is read otherwise, and with nothing.
+        for routes in [&routes[..], &routes[..2], &routes[..1]] {
+            let table = table(&PolicyConfig::default(), routes);
+            for path in SPELLINGS {
+                assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
+            }
+            // Could be any path.
+            for path in ["/%", "/payments%00", "/payments%ff", "/payments%zz"] {
+                assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn nor_is_a_stricter_policy_for_all_evaded_by_a_route() {
+        let mut open = RouteConfig::new("/health", PolicyConfig::default());
+        open.handling = Handling::Pass;
+        let mut observed = RouteConfig::new("/observed", needs_key());
+        observed.handling = Handling::Observe;
+        let optional = RouteConfig::new("/optional", PolicyConfig::default());
+        let table = Table::new(&needs_key(), &[open, observed, optional]).unwrap();
+        for (index, name) in ["health", "observed", "optional"].iter().enumerate() {
+            for path in [format!("/{name}"), format!("/{name}/"), format!("//{name}")] {
+                assert_eq!(table.find(&path, &Method::POST), Ok(Some(index)), "{path}");
+            }
+            for path in [format!("/charge/../{name}"), format!("/{name};x"), "/%zz".into()] {
+                assert_eq!(table.find(&path, &Method::POST), Ok(None), "{path}");
+                // Neither would do anything about it: the plain reading's.
+                let plain = table.find(&path, &Method::GET).unwrap();
+                assert!(plain.is_none() || plain == Some(index), "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_none_is_the_strictest_it_is_refused() {
+        let routes = [("/keyed/{*rest}", needs_key()), ("/blocked/{*rest}", blocks())];
+        let table = table(&PolicyConfig::default(), &routes);
+        for path in ["/keyed/..%2fblocked", "/keyed/../blocked/x", "/blocked%2f..%5Ckeyed/", "/%"] {
+            assert_eq!(table.find(path, &Method::POST), Err(Ambiguous), "{path}");
+            assert!(table.find(path, &Method::GET).is_ok(), "{path}");
+        }
+        for path in ["/keyed/a%2Fb", "/keyed/a;b", "/keyed/100%25", "/keyed/a/../b"] {
+            assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_stricter() {
+        let lax = PolicyConfig::default();
+        let grip = |policy: &PolicyConfig| Grip::of(Handling::Protect, policy);
+        let closed = PolicyConfig { store_outage: StoreOutage::Open, ..lax.clone() };
+        let few =
+            PolicyConfig { max_in_flight_per_scope: std::num::NonZeroU32::new(1), ..lax.clone() };
+        let withholds =
+            PolicyConfig { completion_outage: CompletionOutage::Withhold, ..lax.clone() };
+        for (strict, lax) in [
+            (&needs_key(), &lax),
+            (&blocks(), &lax),
+            (&lax, &closed),
+            (&few, &lax),
+            (&withholds, &lax),
+        ] {
+            let (strict, lax) = (grip(strict), grip(lax));
+            assert!(strict.holds(&lax, &Method::POST) && !lax.holds(&strict, &Method::POST));
+            assert!(lax.holds(&strict, &Method::GET));
+        }
+        assert!(grip(&lax).holds(&grip(&lax), &Method::POST));
+    }
+
+    #[test]
+    fn without_routes_nothing_is_refused() {
+        for path in ["/%", "/a%2f..", "/%ff"] {
+            assert_eq!(alike(&[]).find(path, &Method::POST), Ok(None));
+        }
+    }
+
+    #[test]
+    fn patterns_that_cannot_be() {
+        for (paths, says) in [
+            (&["payments"][..], "begin with a slash"),
+            (&["/%70ayments"], "decoded"),
+            (&["/payments/"], "end with a slash"),
+            (&["/a//b"], "empty segment"),
+            (&["/a/../b"], "empty segment"),
+            (&["/a", "/A"], "another route (/a)"),
+            (&["/a/{x}", "/a/{y}"], "another route (/a/{x})"),
+            (&["/{*rest}/b"], "last segment"),
+            (&["/{"], "a brace is written twice"),
+            (&["/{a}{b}"], "two parameters"),
+        ] {
+            let routes: Vec<RouteConfig> =
+                paths.iter().map(|path| RouteConfig::new(*path, PolicyConfig::default())).collect();
+            let error = Table::new(&PolicyConfig::default(), &routes).unwrap_err().to_string();
+            assert!(error.contains(says), "{paths:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_below_a_path_is_the_path_too_unless_it_has_a_route() {
+        let table = alike(&["/a/{*rest}", "/a", "/b/{*rest}", "/{*rest}"]);
+        let find = |path: &str| table.find(path, &Method::POST);
+        let found = ["/a", "/a/x", "/b", "/b/", "/b/x", "/", "/c"].map(find);
+        assert_eq!(found, [1, 0, 2, 2, 2, 3, 3].map(|index| Ok(Some(index))));
+    }
+
+    proptest! {
+        /// However a server reads a path, the policy of what it reads is in nothing stricter than the
+        /// one that was found, unless the request was refused.
+        #[test]
+        fn every_reading_is_held(
+            path in "/[ab]{0,2}[ab./%;\\\\25ef]{0,16}",
+            strict in proptest::collection::vec(any::<(bool, bool)>(), 4),
+        ) {
+            let policy = |(key, block): (bool, bool)| PolicyConfig {
+                key: if key { KeyRule::Required } else { KeyRule::Optional },
+                on_unknown: if block { OnUnknown::Block } else { OnUnknown::Reexecute },
+                ..PolicyConfig::default()
+            };
+            let paths = ["/a/{*rest}", "/b", "/b/{x}/a"];
+            let routes: Vec<_> =
+                paths.into_iter().zip(strict.iter().copied().map(policy)).collect();
+            let table = table(&policy(strict[3]), &routes);
+            if let Ok(found) = table.find(&path, &Method::POST) {
+                let found = table.grip(found);
+                for reading in path::readings(&path).into_iter().flatten() {
+                    let read = table.router.at(&reading).ok().map(|it| *it.value);
+                    prop_assert!(found.holds(table.grip(read), &Method::POST), "{}", reading);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! A request's path, as whoever serves it may read it.
+//!
+//! Which route a request falls under is decided here, what it does is decided by the upstream, and
+//! the two may read one path differently. If they do, a client can have a request executed under
+//! another policy than the one that was written for it. So a path has *readings*:
+//!
+//! 1. The *plain* one: percent-decoded once (RFC 3986 2.1), without dot segments (5.2.4), empty
+//!    segments and a slash at its end. An encoded slash is part of its segment.
+//! 2. Others, of servers that read something more into it: that decode twice, take `%2F` or a
+//!    backslash for a slash, cut off `;parameters`, take an encoded `?` or `#` for the end of the
+//!    path, merge slashes before they resolve dot segments and not after, or leave dot segments as
+//!    they are. In any combination, as far as the path gives occasion to.
+//!
+//! A path without occasion, as nearly all are, has one reading. What decodes to control characters
+//! or to no UTF-8, is no percent-encoding (`%zz`), is encoded more than [`DEPTH`] times over, or is
+//! longer than [`MAX_ODD`] and has several readings, has *none* that could be relied upon.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+/// How often a path may be encoded over and over.
+const DEPTH: usize = 3;
+
+/// The longest path, in bytes, that is read in several ways: each takes time.
+const MAX_ODD: usize = 2048;
+
+/// Stands for a slash that does not separate. Paths with such a character have no readings, and
+/// patterns cannot contain it.
+const SLASH: char = '\u{1}';
+
+/// All readings of `path`, the plain one first; `None` where there are none to rely upon.
+///
+/// Each begins with a slash, is in lower case as far as it is ASCII, and has neither empty segments
+/// nor a slash at its end, unless it is `/`.
+pub(super) fn readings(path: &str) -> Option<Vec<String>> {
+    let once = decode(path)?;
+    let twice = settle(&once)?;
+    let odd = Odd::of(&once, &twice);
+    let occasions: Vec<Odd> = Odd::ALL.into_iter().filter(|it| odd.contains(*it)).collect();
+    if !occasions.is_empty() && path.len() > MAX_ODD {
+        return None;
+    }
+    // Every subset; the empty one is the plain reading.
+    let mut found: Vec<String> = Vec::new();
+    for subset in 0..1_u32 << occasions.len() {
+        let mut taken = Odd(0);
+        for (index, occasion) in occasions.iter().enumerate() {
+            if subset & (1 << index) != 0 {
+                taken.0 |= occasion.0;
+            }
+        }
+        let reading = read(if taken.contains(Odd::TWICE) { &twice } else { &once }, taken);
+        if !found.contains(&reading) {
+            found.push(reading);
+        }
+    }
+    Some(found)
+}
+
+/// What a server may do beyond the plain.
+#[derive(Clone, Copy)]
+struct Odd(u8);
+
+impl Odd {
+    /// It decodes until nothing is encoded.
+    const TWICE: Self = Self(1);
+    /// `%2F` separates.
+    const SLASH: Self = Self(2);
+    /// A backslash separates.
+    const BACKSLASH: Self = Self(4);
+    /// From a semicolon on, a segment is parameters.
+    const PARAMETERS: Self = Self(8);
+    /// `%3F` and `%23` end the path.
+    const END: Self = Self(16);
+    /// Slashes are merged before dot segments are resolved.
+    const MERGE: Self = Self(32);
+    /// Dot segments are segments like others.
+    const DOTS: Self = Self(64);
+    const ALL: [Self; 7] = [
+        Self::TWICE,
+        Self::SLASH,
+        Self::BACKSLASH,
+        Self::PARAMETERS,
+        Self::END,
+        Self::MERGE,
+        Self::DOTS,
+    ];
+
+    const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// What a path gives occasion to. Too much is harmless: its readings are the same then.
+    fn of(once: &str, twice: &str) -> Self {
+        let mut odd = 0;
+        let mut add = |occasion: Self, there: bool| odd |= if there { occasion.0 } else { 0 };
+        add(Self::TWICE, once != twice);
+        add(Self::SLASH, twice.contains(SLASH));
+        add(Self::BACKSLASH, twice.contains('\\'));
+        add(Self::PARAMETERS, twice.contains(';'));
+        add(Self::END, twice.contains(['?', '#']));
+        // Other occasions may be what makes a dot segment of one.
+        let dots = once.split(['/', SLASH, '\\']).chain(twice.split(['/', SLASH, '\\']));
+        let dots = dots.flat_map(|segment| [segment, before(segment, &[';', '?', '#'])]);
+        let dots = dots.into_iter().any(|segment| matches!(segment, "." | ".."));
+        add(Self::DOTS, dots);
+        add(Self::MERGE, dots);
+        Self(odd)
+    }
+}
+
+/// Decodes once. A slash that was encoded is a [`SLASH`] from then on.
+fn decode(path: &str) -> Option<String> {
+    let mut rest = path.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
+        let digits = rest.get(at + 1..at + 3)?;
+        if !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        rest = &rest[at + 3..];
+    }
+    let mut decoded = String::with_capacity(path.len());
+    for (index, piece) in path.split('/').enumerate() {
+        if index > 0 {
+            decoded.push('/');
+        }
+        let piece: Cow<'_, str> = percent_decode_str(piece).decode_utf8().ok()?;
+        if piece.chars().any(char::is_control) {
+            return None;
+        }
+        decoded.extend(piece.chars().map(|char| if char == '/' { SLASH } else { char }));
+    }
+    Some(decoded)
+}
+
+/// Decodes until nothing is encoded.
+fn settle(once: &str) -> Option<String> {
+    let mut text = once.to_owned();
+    for _ in 1..DEPTH {
+        if !text.contains('%') {
+            return Some(text);
+        }
+        // A percent sign that encodes nothing may be meant: of `100%` a second decoding makes
+        // nothing, or an error, so that nobody can act upon it.
+        let Some(next) = decode(&text.replace(SLASH, "%2F")) else { return Some(text) };
+        text = next;
+    }
+    (!text.contains('%') || decode(&text.replace(SLASH, "%2F")).is_none()).then_some(text)
+}
+
+fn read(text: &str, odd: Odd) -> String {
+    let text = if odd.contains(Odd::END) { before(text, &['?', '#']) } else { text };
+    let separates = |char: char| {
+        char == '/'
+            || (char == SLASH && odd.contains(Odd::SLASH))
+            || (char == '\\' && odd.contains(Odd::BACKSLASH))
+    };
+    let mut kept: Vec<&str> = Vec::new();
+    for segment in text.split(separates).skip(1) {
+        let segment = if odd.contains(Odd::PARAMETERS) { before(segment, &[';']) } else { segment };
+        match segment {
+            "" if odd.contains(Odd::MERGE) => {}
+            "." if !odd.contains(Odd::DOTS) => {}
+            ".." if !odd.contains(Odd::DOTS) => {
+                kept.pop();
+            }
+            segment => kept.push(segment),
+        }
+    }
+    kept.retain(|segment| !segment.is_empty());
+    let mut reading = String::with_capacity(text.len());
+    for segment in kept {
+        reading.push('/');
+        reading.push_str(segment);
+    }
+    if reading.is_empty() {
+        reading.push('/');
+    }
+    reading.make_ascii_lowercase();
+    reading
+}
+
+fn before<'a>(text: &'a str, ends: &[char]) -> &'a str {
+    text.split(ends).next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plain(path: &str) -> Option<String> {
+        Some(readings(path)?.remove(0))
+    }
+
+    #[test]
+    fn the_plain_reading() {
+        for (path, reading) in [
+            ("/payments", "/payments"),
+            ("/", "/"),
+            ("//", "/"),
+            ("/%70ayments", "/payments"),
+            ("/PayMents", "/payments"),
+            ("/%50ayments", "/payments"),
+            ("/a/../payments", "/payments"),
+            ("/a/%2e%2E/payments", "/payments"),
+            ("/./payments/.", "/payments"),
+            ("//payments", "/payments"),
+            ("/payments/", "/payments"),
+            ("/payments//", "/payments"),
+            ("/../../payments", "/payments"),
+            ("/caf%C3%A9", "/café"),
+            ("/a//../b", "/a/b"),
+            ("/a%2Fb", "/a\u{1}b"),
+            ("/100%25", "/100%"),
+        ] {
+            assert_eq!(plain(path).as_deref(), Some(reading), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_rely_upon() {
+        for path in [
+            "/%",
+            "/%7",
+            "/%zz",
+            "/%u0070",
+            "/a%00b",
+            "/a%0d%0a",
+            "/%ff",
+            "/%c0%af",
+            "/caf%E9",
+            "/%252525252e",
+        ] {
+            assert_eq!(readings(path), None, "{path}");
+        }
+        assert_eq!(readings(&format!("/{};", "x".repeat(MAX_ODD))), None);
+        assert!(readings(&format!("/{}", "x".repeat(MAX_ODD))).is_some());
+    }
+
+    #[test]
+    fn what_servers_may_make_of_it() {
+        for (path, reading) in [
+            ("/a%2f..%2fpayments", "/payments"),
+            ("/a/..%2fpayments", "/payments"),
+            ("/a\\..\\payments", "/payments"),
+            ("/a%5c..%5Cpayments", "/payments"),
+            ("/a/..;x/payments", "/payments"),
+            ("/payments;v=1", "/payments"),
+            ("/payments%3Bv=1", "/payments"),
+            ("/payments%3fx", "/payments"),
+            ("/payments%23x", "/payments"),
+            ("/%2570ayments", "/payments"),
+            ("/%252e%252e/%25252e/payments", "/payments"),
+            ("/a//../payments", "/payments"),
+            ("/a/../payments", "/a/../payments"),
+            ("/a%252f..%252Fpayments", "/payments"),
+        ] {
+            let found = readings(path).unwrap();
+            assert!(found.iter().any(|it| it == reading), "{path}: {found:?}");
+        }
+    }
+
+    proptest! {
+        /// Whatever it is, it is read without a panic, in few ways, and normal ones.
+        #[test]
+        fn readings_are_normal(path in "/[a-zA-Z0-9./%;\\\\?#éÿ25ef_-]{0,40}") {
+            for reading in readings(&path).into_iter().flatten() {
+                prop_assert!(reading.starts_with('/') && !reading.contains("//"));
+                prop_assert!(reading == "/" || !reading.ends_with('/'));
+                prop_assert!(!reading.chars().any(|char| char.is_ascii_uppercase()));
+            }
+            prop_assert!(readings(&path).is_none_or(|found| found.len() <= 128));
+        }
+
+        /// Any character may be encoded, once or twice, and any dot segment or slash added: what was
+        /// meant is among the readings, and is the plain one where nothing was encoded twice.
+        #[test]
+        fn what_was_meant_is_found(
+            segments in proptest::collection::vec("[a-z]{1,6}", 1..4),
+            dice in proptest::collection::vec(0_u8..8, 60),
+            doubly in any::<bool>(),
+        ) {
+            let mut dice = dice.into_iter().cycle();
+            let mut path = String::new();
+            for segment in &segments {
+                path.push('/');
+                match dice.next() {
+                    Some(0) => path.push_str("x/../"),
+                    Some(1) => path.push_str("./"),
+                    Some(2) => path.push_str("y/%2e%2E/"),
+                    _ => {}
+                }
+                for char in segment.chars() {
+                    match dice.next() {
+                        Some(0) => path.push_str(&format!("%{:02x}", u32::from(char))),
+                        Some(1) if doubly => path.push_str(&format!("%25{:02X}", u32::from(char))),
+                        Some(2) => path.push(char.to_ascii_uppercase()),
+                        _ => path.push(char),
+                    }
+                }
+            }
+            let meant = format!("/{}", segments.join("/"));
+            let found = readings(&path).unwrap();
+            prop_assert!(found.contains(&meant), "{} of {}: {:?}", meant, path, found);
+            prop_assert!(doubly || found[0] == meant);
+        }
+    }
+}
