@@ -74,7 +74,8 @@ impl Front {
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
                 let held = Held { live, route, link: Arc::clone(&link), manner };
-                let answer = |request| self.serve(away, held, request);
+                // Boxed: it is large, and each caller of it would be.
+                let answer = |request| Box::pin(self.serve(away, held, request));
                 match cors {
                     Some(cors) => cors::answer(&cors, request, answer).await,
                     None => answer(request).await,
