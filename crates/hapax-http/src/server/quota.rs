@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn what_is_counted_is_bounded() {
         let quotas = Arc::new(Quotas::default());
-        let places: Vec<_> = (0..MOST).map(|caller| quotas.enter(caller, "k", TWO).unwrap()).collect();
+        let places: Vec<_> =
+            (0..MOST).map(|caller| quotas.enter(caller, "k", TWO).unwrap()).collect();
         assert!(quotas.enter(MOST, "k", TWO).is_none());
         assert!(quotas.enter(0_usize, "k", TWO).is_some(), "a copy takes nothing more");
         drop(places);
