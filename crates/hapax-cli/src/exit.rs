@@ -39,8 +39,15 @@ impl Failure {
 
     /// Says why, in one line.
     pub(crate) fn report(&self) -> ExitCode {
-        let line: Vec<&str> = self.message.split_whitespace().collect();
-        eprintln!("hapax: {}", line.join(" "));
+        eprintln!("hapax: {self}");
         ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    /// One line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<&str> = self.message.split_whitespace().collect();
+        f.write_str(&words.join(" "))
     }
 }

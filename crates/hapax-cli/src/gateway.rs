@@ -1,20 +1,25 @@
 //! `hapax gateway`.
 
 mod args;
+mod build;
+mod fields;
+mod file;
 mod limits;
+mod load;
 mod transport;
+mod values;
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Config, Gateway, Running, StartError, StoreOpenError};
+use hapax_gateway::{Config, Gateway, ReloadError, StartError, StoreOpenError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::exit::Failure;
-use crate::logging;
+use crate::logging::{self, LogFormat};
 pub(crate) use args::GatewayArgs;
 
 /// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
@@ -23,13 +28,19 @@ const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until it is told to end.
 pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
-    logging::start(args.log_format, &args.log_level)?;
-    let config = args.config()?;
+    let loaded = args.load()?;
+    if args.check {
+        let shown = loaded.shown()?;
+        // Whoever asked may not want to know.
+        let _ = std::io::stdout().write_all(shown.as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    }
+    logging::start(loaded.log_format, &loaded.log_level)?;
     // Before anything listens: a signal that comes early is not lost.
     let mut signals = Signals::new()?;
-    limits::raise_open_files(config.limits.connections);
-    let told = config.clone();
-    let gateway = Gateway::start(config).await.map_err(|error| failure(&error))?;
+    let told = loaded.config;
+    limits::raise_open_files(told.limits.connections);
+    let gateway = Gateway::start(told.clone()).await.map_err(|error| failure(&error))?;
     let scheme = if told.transport.tls.is_some() { "https" } else { "http" };
     let mut line = format!("listening on {scheme}://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
@@ -38,12 +49,11 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     // Whoever started it may not want to know.
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
-    loop {
-        match signals.next().await {
-            Told::End(_) => break,
-            Told::Reload => reload(&gateway).await,
-        }
+    let mut running = Running { gateway, args, logs: (loaded.log_format, loaded.log_level) };
+    while let Told::Reload = signals.next().await {
+        running.reload().await;
     }
+    let gateway = running.gateway;
     let first = Instant::now();
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
@@ -54,13 +64,55 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     }
 }
 
+/// A gateway, and what it was told.
+struct Running {
+    gateway: hapax_gateway::Running,
+    args: GatewayArgs,
+    /// What the log was begun with.
+    logs: (LogFormat, String),
+}
+
+impl Running {
+    /// Reads certificates and the file again, and has them hold, or says in one line why they do not.
+    async fn reload(&mut self) {
+        match self.gateway.reload_certificates().await {
+            Ok(()) => tracing::info!("SIGHUP: certificates were read again"),
+            Err(error) => tracing::warn!(
+                %error,
+                "SIGHUP: certificates cannot be used, the ones before still hold"
+            ),
+        }
+        if self.args.config.is_none() {
+            tracing::info!("SIGHUP: everything else was said by flags, there is nothing to reload");
+            return;
+        }
+        let reloaded = self.args.load().and_then(|loaded| {
+            if self.logs != (loaded.log_format, loaded.log_level.clone()) {
+                let flags = vec!["--log-format or --log-level"];
+                return Err(loaded.refused(&ReloadError::Restart(flags)));
+            }
+            let routes = loaded.config.routes.len();
+            self.gateway
+                .reload(loaded.config.clone())
+                .map_err(|error| loaded.refused(&error))
+                .map(|()| routes)
+        });
+        match reloaded {
+            Ok(routes) => tracing::info!(routes, "SIGHUP: reloaded, for requests from now on"),
+            Err(refused) => {
+                tracing::error!(%refused, "SIGHUP: not reloaded, what held before holds on")
+            }
+        }
+    }
+}
+
 /// Logs that it is ready, and what decides whether and when a retry executes.
-fn ready(gateway: &Running, told: &Config) {
-    let in_flight = match told.in_flight {
+fn ready(gateway: &hapax_gateway::Running, told: &Config) {
+    let in_flight = match told.policy.in_flight {
         InFlight::Reject => "reject".to_owned(),
         InFlight::Wait(patience) => format!("wait for {patience:?}"),
     };
-    let on_unknown = match told.on_unknown {
+    let on_unknown = match told.policy.on_unknown {
         OnUnknown::Reexecute => "reexecute",
         OnUnknown::Block => "block",
         OnUnknown::Reconcile => "reconcile",
@@ -80,7 +132,8 @@ fn ready(gateway: &Running, told: &Config) {
         auth,
         on_unknown,
         in_flight,
-        lease = ?told.lease,
+        lease = ?told.policy.lease,
+        routes = told.routes.len(),
         "ready"
     );
 }
@@ -94,16 +147,6 @@ fn failure(error: &StartError) -> Failure {
             Failure::usage(error)
         }
         _ => Failure::unavailable(error),
-    }
-}
-
-/// Certificates are all that can be read again: everything else was said by flags.
-async fn reload(gateway: &Running) {
-    match gateway.reload_certificates().await {
-        Ok(()) => tracing::info!("SIGHUP: certificates were read again"),
-        Err(error) => {
-            tracing::warn!(%error, "SIGHUP: certificates cannot be used, the ones before still hold");
-        }
     }
 }
 

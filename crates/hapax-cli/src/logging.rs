@@ -3,12 +3,14 @@
 use std::io::{IsTerminal, stderr};
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
 use crate::exit::Failure;
 
 /// How log lines look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
     Text,
     Json,

@@ -13,18 +13,19 @@
 //! every path falls under the one policy.
 
 mod path;
+mod tree;
 
 use hapax::OnUnknown;
 use hapax_http::server::{CompletionOutage, KeyRule, StoreOutage};
 use http::Method;
-use matchit::{InsertError, Router};
 
 use crate::config::{ConfigError, Handling, PolicyConfig, RouteConfig};
+use tree::{Refused, Tree};
 
 /// The routes of a configuration, by their paths.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    router: Router<usize>,
+    tree: Tree<usize>,
     routes: Vec<Grip>,
     rest: Grip,
 }
@@ -36,27 +37,20 @@ pub(crate) struct Ambiguous;
 impl Table {
     /// `policy`: for what falls under no route.
     pub(crate) fn new(policy: &PolicyConfig, routes: &[RouteConfig]) -> Result<Self, ConfigError> {
-        let mut router = Router::new();
-        let mut prefixes = Vec::new();
+        let mut tree = Tree::default();
         for (index, route) in routes.iter().enumerate() {
-            let refused = |reason: String| route.error(index, ConfigError::RoutePath { reason });
-            let pattern = pattern(&route.path).map_err(|reason| refused(reason.into()))?;
-            let conflict = |error| refused(told(&error, routes));
-            router.insert(pattern.as_str(), index).map_err(conflict)?;
-            prefixes.extend(prefix(&pattern).map(|prefix| (prefix, index)));
-        }
-        for (prefix, index) in prefixes {
-            // Where a route has that very path, it counts.
-            match router.insert(prefix, index) {
-                Ok(()) | Err(InsertError::Conflict { .. }) => {}
-                Err(error) => {
-                    let reason = told(&error, routes);
-                    return Err(routes[index].error(index, ConfigError::RoutePath { reason }));
-                }
-            }
+            let added = pattern(&route.path).map_err(str::to_owned).and_then(|pattern| {
+                tree.insert(&pattern, index).map_err(|refused| match refused {
+                    Refused::Unreadable(reason) => reason.to_owned(),
+                    Refused::Taken(other) => {
+                        format!("is for the same as that of another route, {}", routes[other].path)
+                    }
+                })
+            });
+            added.map_err(|reason| route.error(index, ConfigError::RoutePath { reason }))?;
         }
         let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
-        Ok(Self { router, routes: grips, rest: Grip::of(Handling::Protect, policy) })
+        Ok(Self { tree, routes: grips, rest: Grip::of(Handling::Protect, policy) })
     }
 
     /// The index of the route that a request falls under; `None` for none.
@@ -68,7 +62,7 @@ impl Table {
             Some(readings) => {
                 let mut found: Vec<Option<usize>> = Vec::new();
                 for reading in &readings {
-                    let route = self.router.at(reading).ok().map(|found| *found.value);
+                    let route = self.tree.find(reading);
                     if !found.contains(&route) {
                         found.push(route);
                     }
@@ -148,31 +142,6 @@ fn pattern(path: &str) -> Result<String, &'static str> {
         }
     }
     Ok(path.to_ascii_lowercase())
-}
-
-/// What a pattern for everything below a path also stands for.
-fn prefix(pattern: &str) -> Option<String> {
-    let (prefix, last) = pattern.rsplit_once('/')?;
-    let below = last.starts_with("{*") && last.ends_with('}');
-    below.then(|| if prefix.is_empty() { "/".into() } else { prefix.into() })
-}
-
-fn told(error: &InsertError, routes: &[RouteConfig]) -> String {
-    match error {
-        InsertError::Conflict { with } => {
-            // As it was written, where it is one of ours.
-            let with = routes.iter().find(|route| route.path.eq_ignore_ascii_case(with));
-            let other = with.map_or(String::new(), |route| format!(" ({})", route.path));
-            format!("is that of another route{other}, apart from case and names")
-        }
-        InsertError::InvalidParamSegment => {
-            "has a segment with two parameters, or with text after one".into()
-        }
-        InsertError::InvalidCatchAll => "has a `{*…}` that is not its last segment".into(),
-        _ => {
-            "has a parameter that is not like `{id}` or `{*rest}`; a brace is written twice".into()
-        }
-    }
 }
 
 #[cfg(test)]
@@ -334,11 +303,10 @@ mod tests {
             (&["/payments/"], "end with a slash"),
             (&["/a//b"], "empty segment"),
             (&["/a/../b"], "empty segment"),
-            (&["/a", "/A"], "another route (/a)"),
-            (&["/a/{x}", "/a/{y}"], "another route (/a/{x})"),
+            (&["/a", "/A"], "another route, /a"),
+            (&["/a/{x}", "/a/{y}"], "another route, /a/{x}"),
             (&["/{*rest}/b"], "last segment"),
-            (&["/{"], "a brace is written twice"),
-            (&["/{a}{b}"], "two parameters"),
+            (&["/{"], "a whole segment"),
         ] {
             let routes: Vec<RouteConfig> =
                 paths.iter().map(|path| RouteConfig::new(*path, PolicyConfig::default())).collect();
@@ -375,7 +343,7 @@ mod tests {
             if let Ok(found) = table.find(&path, &Method::POST) {
                 let found = table.grip(found);
                 for reading in path::readings(&path).into_iter().flatten() {
-                    let read = table.router.at(&reading).ok().map(|it| *it.value);
+                    let read = table.tree.find(&reading);
                     prop_assert!(found.holds(table.grip(read), &Method::POST), "{}", reading);
                 }
             }

@@ -287,6 +287,12 @@ impl DocsUrl {
         let link = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\""));
         Ok(Self { link: link.map_err(|_| BadDocsUrl)?, url })
     }
+
+    /// The URL, as it was given.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.url
+    }
 }
 
 /// Not a URL that documentation can be found at.

@@ -1,112 +1,76 @@
-//! The flags about connections of `hapax gateway`.
+//! What is said of connections.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fmt::{self, Display};
+use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
-use hapax_gateway::{
-    ListenTls, Network, NotANetwork, Protocol, Transport, UpstreamTls, parse_duration,
-};
+use clap::ValueEnum;
+use hapax_gateway::{ListenTls, Network, NotANetwork, Protocol, Transport, UpstreamTls};
+use serde::{Deserialize, Serialize};
 
-use crate::exit::Failure;
+use super::build::set;
+use super::fields::GatewayFields;
+use super::values::Time;
 
-/// TLS, versions of HTTP, and who is believed.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Connections")]
-pub(super) struct TransportArgs {
-    /// The listener's certificate, with its chain, in PEM; read again when it changes, and on SIGHUP
-    /// [default: no TLS]
-    #[arg(long, env = "HAPAX_TLS_CERT", value_name = "PATH")]
-    tls_cert: Option<PathBuf>,
-
-    /// Its private key, in PEM
-    #[arg(long, env = "HAPAX_TLS_KEY", value_name = "PATH")]
-    tls_key: Option<PathBuf>,
-
-    /// Who signs clients' certificates, in PEM: then clients without one are not served
-    #[arg(long, env = "HAPAX_TLS_CLIENT_CA", value_name = "PATH")]
-    tls_client_ca: Option<PathBuf>,
-
-    /// Requests that one HTTP/2 connection may have open, as long as half of --max-connections are free
-    #[arg(
-        long, env = "HAPAX_MAX_STREAMS", value_name = "N", default_value_t = 100,
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
-    )]
-    max_streams: u32,
-
-    /// Whose Forwarded and X-Forwarded-* headers are believed and added to, rather than replaced:
-    /// networks and addresses, `loopback`, or `none`
-    #[arg(
-        long, env = "HAPAX_TRUST_FORWARDED", value_name = "NET,…", value_delimiter = ',',
-        default_value = "loopback", value_parser = trusted
-    )]
-    trust_forwarded: Vec<Trusted>,
-
-    /// What --upstream is spoken to in; `auto` is what it chooses behind https, else HTTP/1.1
-    #[arg(long, env = "HAPAX_UPSTREAM_PROTOCOL", value_enum, default_value_t = Spoken::Auto)]
-    upstream_protocol: Spoken,
-
-    /// The root certificates believed behind https URLs, in PEM [default: the system's]
-    #[arg(long, env = "HAPAX_UPSTREAM_CA", value_name = "PATH")]
-    upstream_ca: Option<PathBuf>,
-
-    /// The certificate shown to servers behind https URLs that ask for one, in PEM
-    #[arg(long, env = "HAPAX_UPSTREAM_CERT", value_name = "PATH")]
-    upstream_cert: Option<PathBuf>,
-
-    /// Its private key, in PEM
-    #[arg(long, env = "HAPAX_UPSTREAM_KEY", value_name = "PATH")]
-    upstream_key: Option<PathBuf>,
-
-    /// How long a connection to the upstream may take to be made; nothing is sent before
-    #[arg(
-        long, env = "HAPAX_CONNECT_TIMEOUT", value_name = "DUR", default_value = "5s",
-        value_parser = parse_duration
-    )]
-    connect_timeout: Duration,
-
-    /// How long a connection to the upstream may be idle and be used again: less than after which the
-    /// upstream drops it
-    #[arg(
-        long, env = "HAPAX_UPSTREAM_IDLE", value_name = "DUR", default_value = "1s",
-        value_parser = parse_duration
-    )]
-    upstream_idle: Duration,
-}
-
-impl TransportArgs {
-    /// What they say.
-    pub(super) fn transport(self) -> Result<Transport, Failure> {
-        let tls = match (self.tls_cert, self.tls_key) {
+impl GatewayFields {
+    /// What they say of connections.
+    pub(super) fn transport(&self) -> Result<Transport, String> {
+        let mut transport = Transport::default();
+        transport.tls = match (self.tls_cert.clone(), self.tls_key.clone()) {
             (Some(certificate), Some(key)) => {
-                Some(ListenTls { certificate, key, client_ca: self.tls_client_ca })
+                Some(ListenTls { certificate, key, client_ca: self.tls_client_ca.clone() })
             }
             (None, None) if self.tls_client_ca.is_none() => None,
-            _ => return Err(Failure::usage("--tls-cert and --tls-key go together")),
+            _ => return Err("--tls-cert and --tls-key go together".into()),
         };
-        let client = match (self.upstream_cert, self.upstream_key) {
+        let client = match (self.upstream_cert.clone(), self.upstream_key.clone()) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            _ => return Err(Failure::usage("--upstream-cert and --upstream-key go together")),
+            _ => return Err("--upstream-cert and --upstream-key go together".into()),
         };
-        Ok(Transport {
-            tls,
-            streams: self.max_streams,
-            trusted: networks(self.trust_forwarded)?,
-            upstream_protocol: match self.upstream_protocol {
-                Spoken::Auto => Protocol::Auto,
-                Spoken::Http1 => Protocol::Http1,
-                Spoken::Http2 => Protocol::Http2,
-            },
-            upstream_tls: UpstreamTls { ca: self.upstream_ca, client },
-            connect_timeout: self.connect_timeout,
-            upstream_idle: self.upstream_idle,
-        })
+        transport.upstream_tls = UpstreamTls { ca: self.upstream_ca.clone(), client };
+        set(&mut transport.streams, self.max_streams);
+        set(&mut transport.trusted, self.trust_forwarded.as_deref().map(networks).transpose()?);
+        let protocol = self.upstream_protocol.map(|protocol| match protocol {
+            Spoken::Auto => Protocol::Auto,
+            Spoken::Http1 => Protocol::Http1,
+            Spoken::Http2 => Protocol::Http2,
+        });
+        set(&mut transport.upstream_protocol, protocol);
+        set(&mut transport.connect_timeout, self.connect_timeout.map(|time| time.0));
+        set(&mut transport.upstream_idle, self.upstream_idle.map(|time| time.0));
+        Ok(transport)
+    }
+
+    /// What would have to be said for them; and nothing else.
+    pub(super) fn of_transport(transport: &Transport) -> Self {
+        let (tls, client) = (transport.tls.as_ref(), transport.upstream_tls.client.as_ref());
+        let trusted = transport.trusted.iter().copied().map(Trusted::Network).collect::<Vec<_>>();
+        let trusted = if trusted.is_empty() { vec![Trusted::Nobody] } else { trusted };
+        Self {
+            tls_cert: tls.map(|tls| tls.certificate.clone()),
+            tls_key: tls.map(|tls| tls.key.clone()),
+            tls_client_ca: tls.and_then(|tls| tls.client_ca.clone()),
+            max_streams: Some(transport.streams),
+            trust_forwarded: Some(trusted),
+            upstream_protocol: Some(match transport.upstream_protocol {
+                Protocol::Auto => Spoken::Auto,
+                Protocol::Http1 => Spoken::Http1,
+                Protocol::Http2 => Spoken::Http2,
+            }),
+            upstream_ca: transport.upstream_tls.ca.clone(),
+            upstream_cert: client.map(|(certificate, _)| certificate.clone()),
+            upstream_key: client.map(|(_, key)| key.clone()),
+            connect_timeout: Some(Time(transport.connect_timeout)),
+            upstream_idle: Some(Time(transport.upstream_idle)),
+            ..Self::default()
+        }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Spoken {
+/// What an upstream is spoken to in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Spoken {
     Auto,
     Http1,
     Http2,
@@ -114,29 +78,43 @@ enum Spoken {
 
 /// Who is believed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Trusted {
+pub(super) enum Trusted {
     Nobody,
     Loopback,
     Network(Network),
 }
 
-fn trusted(text: &str) -> Result<Trusted, NotANetwork> {
-    match text {
-        "none" => Ok(Trusted::Nobody),
-        "loopback" => Ok(Trusted::Loopback),
-        network => network.parse().map(Trusted::Network),
+impl FromStr for Trusted {
+    type Err = NotANetwork;
+
+    fn from_str(text: &str) -> Result<Self, NotANetwork> {
+        match text {
+            "none" => Ok(Self::Nobody),
+            "loopback" => Ok(Self::Loopback),
+            network => network.parse().map(Self::Network),
+        }
+    }
+}
+
+impl Display for Trusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nobody => f.write_str("none"),
+            Self::Loopback => f.write_str("loopback"),
+            Self::Network(network) => network.fmt(f),
+        }
     }
 }
 
 /// `none` alone is nobody.
-fn networks(trusted: Vec<Trusted>) -> Result<Vec<Network>, Failure> {
+fn networks(trusted: &[Trusted]) -> Result<Vec<Network>, String> {
     if trusted.len() > 1 && trusted.contains(&Trusted::Nobody) {
-        return Err(Failure::usage("--trust-forwarded: `none` stands alone"));
+        return Err("--trust-forwarded: `none` stands alone".into());
     }
-    let networks = trusted.into_iter().flat_map(|one| match one {
+    let networks = trusted.iter().flat_map(|one| match one {
         Trusted::Nobody => Vec::new(),
         Trusted::Loopback => Network::loopback(),
-        Trusted::Network(network) => vec![network],
+        Trusted::Network(network) => vec![*network],
     });
     Ok(networks.collect())
 }

@@ -7,6 +7,7 @@
 )]
 
 mod auth;
+mod config;
 mod demo;
 mod gateway;
 mod help;

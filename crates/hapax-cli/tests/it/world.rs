@@ -65,7 +65,11 @@ impl Gateway {
 
     fn start_with(upstream: SocketAddr, folder: &Path, more: &[&str], err: Stdio) -> Self {
         let (url, store) = (format!("http://{upstream}"), store(folder));
-        let mut arguments = vec!["gateway", "--upstream", &url];
+        let mut arguments = vec!["gateway"];
+        // A file names it.
+        if !more.contains(&"--config") {
+            arguments.extend(["--upstream", &url]);
+        }
         if !more.contains(&"--store") {
             arguments.extend(["--store", &store]);
         }
@@ -135,6 +139,14 @@ pub(crate) fn log_line(folder: &Path, message: &str) -> serde_json::Value {
     lines
         .find(|line: &serde_json::Value| line["message"] == message)
         .unwrap_or_else(|| panic!("no {message:?} in\n{log}"))
+}
+
+/// All that it has logged under this message so far.
+pub(crate) fn log_lines(folder: &Path, message: &str) -> Vec<serde_json::Value> {
+    let log = std::fs::read_to_string(folder.join("log")).unwrap();
+    // The last one may be half written.
+    let lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
+    lines.filter(|line: &serde_json::Value| line["message"] == message).collect()
 }
 
 /// A request that waits for its answer.
@@ -244,14 +256,23 @@ impl Answer {
 
 /// Sends a `POST` under `key`; its answer can be read from the stream.
 pub(crate) fn send(address: SocketAddr, key: &str, body: &str) -> TcpStream {
+    send_to(address, "/pay", key, &[("authorization", "Bearer a")], body)
+}
+
+/// The same, to this path and with these fields.
+pub(crate) fn send_to(
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+    fields: &[(&str, &str)],
+    body: &str,
+) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    let length = body.len();
-    write!(
-        stream,
-        "POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\nauthorization: Bearer a\r\n\
-         content-length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
+    let mut head = format!("POST {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n");
+    for (name, value) in fields {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
     stream
 }
 

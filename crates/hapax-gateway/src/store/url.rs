@@ -130,6 +130,22 @@ impl<T: FromStr<Err = StoreUrlError>> FromStr for Written<T> {
     }
 }
 
+impl<T> From<T> for Written<T> {
+    fn from(named: T) -> Self {
+        Self(Ok(named))
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for Written<T> {
+    /// What it names, without what is secret in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Ok(named) => named.fmt(f),
+            Err(_) => f.write_str("(hidden)"),
+        }
+    }
+}
+
 impl<T> fmt::Debug for Written<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Written(..)")

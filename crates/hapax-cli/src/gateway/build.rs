@@ -1,0 +1,293 @@
+//! From what was said to a configuration, and back.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use hapax::{InFlight, OnUnknown};
+use hapax_gateway::{
+    Callers, Config, Cors, CorsHeaders, ForwardAuth, Handling, Limits, Origins, PolicyConfig,
+    RouteConfig, Size, Written,
+};
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use http::{HeaderName, Method};
+
+use super::fields::{GatewayFields, PolicyFields};
+use super::file::RouteFields;
+use super::values::{
+    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, Missing, Name, Outage, Time, Unknown, Url,
+    Verb,
+};
+
+/// How long a copy waits unless it is said.
+const WAIT_FOR: Duration = Duration::from_secs(5);
+
+impl GatewayFields {
+    /// The configuration, without routes.
+    pub(super) fn config(self, policy: PolicyConfig) -> Result<Config, String> {
+        let transport = self.transport()?;
+        let upstream = self.upstream.ok_or("--upstream is required: the service to protect")?;
+        let mut config = Config::new(upstream.0);
+        set(&mut config.listen, self.listen.map(|addr| addr.0));
+        set(&mut config.admin, self.admin.map(|addr| addr.0));
+        config.admin_token = self.admin_token.map(|token| token.0.into());
+        let store = self.store.map(Written::read).transpose();
+        set(&mut config.store, store.map_err(|error| format!("--store: {error}"))?);
+        let cache = self.cache.map(Written::read).transpose();
+        config.cache = cache.map_err(|error| format!("--cache: {error}"))?;
+        config.secret_file = self.secret_file;
+        let (scope, copy) = (names(self.auth_scope), names(self.auth_copy));
+        config.auth = match self.auth_url {
+            Some(Url(url)) => {
+                let mut auth = ForwardAuth::new(url);
+                set(&mut auth.timeout, self.auth_timeout.map(|time| time.0));
+                Some(ForwardAuth {
+                    scope: scope.unwrap_or_default(),
+                    copy: copy.unwrap_or_default(),
+                    ..auth
+                })
+            }
+            None if scope.is_none() && copy.is_none() => None,
+            None => {
+                return Err(
+                    "--auth-scope and --auth-copy need --auth-url: there is no answer".into()
+                );
+            }
+        };
+        set(&mut config.max_waiters, self.max_waiters);
+        set(&mut config.store_timeout, self.store_timeout.map(|time| time.0));
+        set(&mut config.drain_timeout, self.drain_timeout.map(|time| time.0));
+        let Limits { connections, memory, head_timeout, stall } = &mut config.limits;
+        // More than there can be of them is refused as too much memory.
+        let said = self.max_connections.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        if said == Some(0) {
+            return Err("--max-connections is zero: nobody could connect".into());
+        }
+        set(connections, said);
+        set(memory, self.max_memory.map(|size| size.0));
+        set(head_timeout, self.head_timeout.map(|time| time.0));
+        set(stall, self.body_timeout.map(|time| time.0));
+        config.transport = transport;
+        config.policy = policy;
+        Ok(config)
+    }
+
+    /// What would have to be said for this configuration; but for logs, which are not in it.
+    pub(super) fn of(config: &Config) -> Self {
+        let auth = config.auth.as_ref();
+        Self {
+            listen: Some(Addr(config.listen)),
+            upstream: Some(Url(config.upstream.clone())),
+            admin: Some(AdminAddr(config.admin)),
+            admin_token: config.admin_token.as_ref().map(|_| Hidden(String::new())),
+            store: Some(config.store.clone().into()),
+            cache: config.cache.clone().map(Into::into),
+            secret_file: config.secret_file.clone(),
+            auth_url: auth.map(|auth| Url(auth.url.clone())),
+            auth_timeout: auth.map(|auth| Time(auth.timeout)),
+            auth_scope: auth.map(|auth| auth.scope.iter().cloned().map(Name).collect()),
+            auth_copy: auth.map(|auth| auth.copy.iter().cloned().map(Name).collect()),
+            max_memory: Some(Size(config.limits.memory)),
+            max_connections: u32::try_from(config.limits.connections).ok(),
+            max_waiters: Some(config.max_waiters),
+            head_timeout: Some(Time(config.limits.head_timeout)),
+            body_timeout: Some(Time(config.limits.stall)),
+            store_timeout: Some(Time(config.store_timeout)),
+            drain_timeout: Some(Time(config.drain_timeout)),
+            log_format: None,
+            log_level: None,
+            ..Self::of_transport(&config.transport)
+        }
+    }
+}
+
+impl PolicyFields {
+    /// The policy.
+    pub(super) fn policy(self) -> Result<PolicyConfig, String> {
+        let cors = self.cors()?;
+        let mut policy = PolicyConfig { cors, ..PolicyConfig::default() };
+        let rule = |key| match key {
+            Key::Optional => KeyRule::Optional,
+            Key::Required => KeyRule::Required,
+        };
+        set(&mut policy.key, self.key.map(rule));
+        set(&mut policy.methods, methods(self.methods));
+        policy.scope = names(self.scope).map(callers).transpose()?;
+        policy.scope_missing = self.scope_missing.map(|missing| match missing {
+            Missing::Reject => MissingScope::Reject,
+            Missing::Shared => MissingScope::Shared,
+        });
+        set(&mut policy.lease, self.lease.map(|time| time.0));
+        set(&mut policy.retention, self.retention.map(|time| time.0));
+        let patience = self.wait_for.map_or(WAIT_FOR, |time| time.0);
+        policy.in_flight = match self.in_flight {
+            None | Some(Copies::Reject) => InFlight::Reject,
+            Some(Copies::Wait) => InFlight::Wait(patience),
+        };
+        let unknown = |unknown| match unknown {
+            Unknown::Reexecute => OnUnknown::Reexecute,
+            Unknown::Block => OnUnknown::Block,
+            Unknown::Reconcile => OnUnknown::Reconcile,
+        };
+        set(&mut policy.on_unknown, self.on_unknown.map(unknown));
+        policy.reconcile_url = self.reconcile_url.map(|url| url.0);
+        set(&mut policy.profile, self.profile);
+        let outage = |outage| match outage {
+            Outage::Closed => StoreOutage::Closed,
+            Outage::Open => StoreOutage::Open,
+        };
+        set(&mut policy.store_outage, self.store_outage.map(outage));
+        let answer = |answer| match answer {
+            Answer::Deliver => CompletionOutage::Deliver,
+            Answer::Withhold => CompletionOutage::Withhold,
+        };
+        set(&mut policy.completion_outage, self.completion_outage.map(answer));
+        set(&mut policy.stream, self.stream);
+        set(&mut policy.max_request_body, self.max_request_body.map(|size| size.0));
+        set(&mut policy.max_response_body, self.max_response_body.map(|size| size.0));
+        set(&mut policy.upstream_timeout, self.upstream_timeout.map(|time| time.0));
+        policy.max_in_flight_per_scope = self.max_in_flight_per_scope.and_then(NonZeroU32::new);
+        policy.docs_url = self.docs_url.and_then(|docs| docs.0);
+        set(&mut policy.replay_set_cookie, self.replay_set_cookie);
+        Ok(policy)
+    }
+
+    fn cors(&self) -> Result<Option<Cors>, String> {
+        let origins = match self.cors_origins.as_deref() {
+            Some([any]) if any == "*" => Some(Origins::Any),
+            Some([none]) if none == "none" => return Ok(None),
+            Some(origins) => Some(Origins::List(origins.to_vec())),
+            None => None,
+        };
+        let Some(origins) = origins else {
+            for (flag, is_said) in [
+                ("--cors-methods", self.cors_methods.is_some()),
+                ("--cors-headers", self.cors_headers.is_some()),
+                ("--cors-expose", self.cors_expose.is_some()),
+                ("--cors-credentials", self.cors_credentials.is_some()),
+                ("--cors-max-age", self.cors_max_age.is_some()),
+            ] {
+                if is_said {
+                    return Err(format!("{flag} needs --cors-origins: no page may do anything"));
+                }
+            }
+            return Ok(None);
+        };
+        let mut cors = Cors::new(origins);
+        set(&mut cors.methods, methods(self.cors_methods.clone()));
+        let headers = names(self.cors_headers.clone()).map(|names| match &names[..] {
+            [any] if any == "*" => CorsHeaders::Any,
+            _ => CorsHeaders::List(names),
+        });
+        set(&mut cors.headers, headers);
+        set(&mut cors.expose, names(self.cors_expose.clone()));
+        set(&mut cors.credentials, self.cors_credentials);
+        cors.max_age = self.cors_max_age.map(|time| time.0);
+        Ok(Some(cors))
+    }
+
+    /// What would have to be said for this policy.
+    pub(super) fn of(policy: &PolicyConfig) -> Self {
+        let wait_for = match policy.in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(patience) => Some(Time(patience)),
+        };
+        let cors = policy.cors.as_ref();
+        let header = |names: &[HeaderName]| names.iter().cloned().map(Name).collect();
+        let verbs = |methods: &[Method]| methods.iter().cloned().map(Verb).collect();
+        Self {
+            key: Some(match policy.key {
+                KeyRule::Optional => Key::Optional,
+                KeyRule::Required => Key::Required,
+            }),
+            methods: Some(verbs(&policy.methods)),
+            scope: policy.scope.as_ref().map(|callers| match callers {
+                Callers::Headers(names) => header(names),
+                Callers::Everyone => header(&[EVERYONE]),
+            }),
+            scope_missing: policy.scope_missing.map(|missing| match missing {
+                MissingScope::Reject => Missing::Reject,
+                MissingScope::Shared => Missing::Shared,
+            }),
+            lease: Some(Time(policy.lease)),
+            retention: Some(Time(policy.retention)),
+            in_flight: Some(wait_for.map_or(Copies::Reject, |_| Copies::Wait)),
+            wait_for,
+            on_unknown: Some(match policy.on_unknown {
+                OnUnknown::Reexecute => Unknown::Reexecute,
+                OnUnknown::Block => Unknown::Block,
+                OnUnknown::Reconcile => Unknown::Reconcile,
+            }),
+            reconcile_url: policy.reconcile_url.clone().map(Url),
+            profile: Some(policy.profile),
+            store_outage: Some(match policy.store_outage {
+                StoreOutage::Closed => Outage::Closed,
+                StoreOutage::Open => Outage::Open,
+            }),
+            completion_outage: Some(match policy.completion_outage {
+                CompletionOutage::Deliver => Answer::Deliver,
+                CompletionOutage::Withhold => Answer::Withhold,
+            }),
+            stream: Some(policy.stream),
+            max_request_body: Some(Size(policy.max_request_body)),
+            max_response_body: Some(Size(policy.max_response_body)),
+            upstream_timeout: Some(Time(policy.upstream_timeout)),
+            max_in_flight_per_scope: Some(policy.max_in_flight_per_scope.map_or(0, Into::into)),
+            docs_url: Some(Docs(policy.docs_url.clone())),
+            replay_set_cookie: Some(policy.replay_set_cookie),
+            cors_origins: Some(match cors.map(|cors| &cors.origins) {
+                None => vec!["none".into()],
+                Some(Origins::Any) => vec!["*".into()],
+                Some(Origins::List(origins)) => origins.clone(),
+            }),
+            cors_methods: cors.map(|cors| verbs(&cors.methods)),
+            cors_headers: cors.map(|cors| match &cors.headers {
+                CorsHeaders::Any => header(&[HeaderName::from_static("*")]),
+                CorsHeaders::List(names) => header(names),
+            }),
+            cors_expose: cors.map(|cors| header(&cors.expose)),
+            cors_credentials: cors.map(|cors| cors.credentials),
+            cors_max_age: cors.and_then(|cors| cors.max_age).map(Time),
+        }
+    }
+}
+
+impl RouteFields {
+    /// The route, where `policy` says what it does not.
+    pub(super) fn route(self, policy: &PolicyFields) -> Result<RouteConfig, String> {
+        let Self { path, name, protect, observe, policy: own } = self;
+        let handling = match (protect, observe) {
+            (Some(false), Some(true)) => {
+                return Err("`observe = true` contradicts `protect = false`".into());
+            }
+            (Some(false), _) => Handling::Pass,
+            (_, Some(true)) => Handling::Observe,
+            _ => Handling::Protect,
+        };
+        Ok(RouteConfig { path, name, handling, policy: own.or(policy.clone()).policy()? })
+    }
+}
+
+/// Stands alone for one scope.
+const EVERYONE: HeaderName = HeaderName::from_static("none");
+
+fn callers(names: Vec<HeaderName>) -> Result<Callers, String> {
+    match &names[..] {
+        [only] if *only == EVERYONE => Ok(Callers::Everyone),
+        names if names.contains(&EVERYONE) => Err("--scope: `none` stands alone".into()),
+        _ => Ok(Callers::Headers(names)),
+    }
+}
+
+pub(super) fn set<T>(field: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *field = said;
+    }
+}
+
+fn names(said: Option<Vec<Name>>) -> Option<Vec<HeaderName>> {
+    said.map(|names| names.into_iter().map(|name| name.0).collect())
+}
+
+fn methods(said: Option<Vec<Verb>>) -> Option<Vec<Method>> {
+    said.map(|verbs| verbs.into_iter().map(|verb| verb.0).collect())
+}

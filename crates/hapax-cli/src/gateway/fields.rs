@@ -1,0 +1,395 @@
+//! What can be said by flags, by the environment and in a file: one list for all three, so that they
+//! cannot drift apart. A flag `--max-memory` is `HAPAX_MAX_MEMORY` and `max_memory`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use hapax_gateway::{CacheUrl, Size, StoreUrl, Written};
+use hapax_http::classify::Profile;
+use serde::{Deserialize, Serialize};
+
+use super::transport::{Spoken, Trusted};
+use super::values::{
+    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, Missing, Name, Outage, Time, Unknown, Url,
+    Verb, list, text,
+};
+use crate::logging::LogFormat;
+
+/// `[gateway]`: what there is one of.
+#[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct GatewayFields {
+    /// Where clients connect [default: 127.0.0.1:8080]
+    #[arg(long, env = "HAPAX_LISTEN", value_name = "ADDR")]
+    #[serde(with = "text")]
+    pub(super) listen: Option<Addr>,
+
+    /// The service to protect, like http://127.0.0.1:3000
+    #[arg(long, env = "HAPAX_UPSTREAM", value_name = "URL")]
+    #[serde(with = "text")]
+    pub(super) upstream: Option<Url>,
+
+    /// The operators' listener; `off` for none [default: 127.0.0.1:9090]
+    #[arg(long, env = "HAPAX_ADMIN", value_name = "ADDR")]
+    #[serde(with = "text")]
+    pub(super) admin: Option<AdminAddr>,
+
+    /// What operators must show as bearer token; needed unless --admin is on loopback
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    #[serde(with = "text")]
+    pub(super) admin_token: Option<Hidden>,
+
+    /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
+    /// memory: (forgotten at the end) [default: file:./hapax.db]
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    #[serde(with = "text")]
+    pub(super) store: Option<Written<StoreUrl>>,
+
+    /// What answers replays in front of the store: memory:, redis://HOST or rediss://HOST. What an
+    /// operator releases may be replayed from it for another minute
+    #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
+    #[serde(with = "text")]
+    pub(super) cache: Option<Written<CacheUrl>>,
+
+    /// The secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of them
+    /// [default: made beside a file: store; for others there are none]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    pub(super) secret_file: Option<PathBuf>,
+
+    /// Asked by GET whether a request with a key is allowed, before it is executed or answered from
+    /// the store: with its headers, and X-Forwarded-Method, -Uri, -Host, -Proto and -For. 2xx: it
+    /// goes on; 3xx and 4xx are what the client gets; anything else is 503. Requests without a key
+    /// are not asked about: your service authenticates them itself [default: a replay checks no
+    /// credentials]
+    #[arg(long, env = "HAPAX_AUTH_URL", value_name = "URL", hide_env_values = true)]
+    #[serde(with = "text")]
+    pub(super) auth_url: Option<Url>,
+
+    /// Within which time --auth-url must have answered [default: 2s]
+    #[arg(long, env = "HAPAX_AUTH_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) auth_timeout: Option<Time>,
+
+    /// Headers of the auth answer whose values together say who the caller is, instead of --scope; an
+    /// answer without one of them is 503. They are copied like those of --auth-copy
+    #[arg(long, env = "HAPAX_AUTH_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) auth_scope: Option<Vec<Name>>,
+
+    /// Headers of the auth answer that your service gets; from clients it gets none of these names
+    #[arg(long, env = "HAPAX_AUTH_COPY", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) auth_copy: Option<Vec<Name>>,
+
+    /// The memory that the process may take in all: 192 KiB for each of --max-connections, 32 MiB
+    /// for the program, and the rest for the store, outcomes held back, and bodies [default: 512MiB]
+    #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE")]
+    #[serde(with = "text")]
+    pub(super) max_memory: Option<Size>,
+
+    /// Connections of clients, and requests under way on one of HTTP/2 beyond the first; further ones
+    /// wait [default: 1024]
+    #[arg(long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) max_connections: Option<u32>,
+
+    /// Copies of one key that may wait [default: 100]
+    #[arg(long, env = "HAPAX_MAX_WAITERS", value_name = "N")]
+    pub(super) max_waiters: Option<usize>,
+
+    /// How long a client may take to send a request's head, or leave a connection idle
+    /// [default: 30s]
+    #[arg(long, env = "HAPAX_HEAD_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) head_timeout: Option<Time>,
+
+    /// How long a client may be silent in the middle of a body, or take nothing of an answer
+    /// [default: 30s]
+    #[arg(long, env = "HAPAX_BODY_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) body_timeout: Option<Time>,
+
+    /// How long the store may be silent before it counts as unreachable [default: 2s]
+    #[arg(long, env = "HAPAX_STORE_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) store_timeout: Option<Time>,
+
+    /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
+    /// later or more, ends at once [default: 25s]
+    #[arg(long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) drain_timeout: Option<Time>,
+
+    /// The listener's certificate, with its chain, in PEM; read again when it changes, and on SIGHUP
+    /// [default: no TLS]
+    #[arg(long, env = "HAPAX_TLS_CERT", value_name = "PATH")]
+    pub(super) tls_cert: Option<PathBuf>,
+
+    /// Its private key, in PEM
+    #[arg(long, env = "HAPAX_TLS_KEY", value_name = "PATH")]
+    pub(super) tls_key: Option<PathBuf>,
+
+    /// Who signs clients' certificates, in PEM: then clients without one are not served
+    #[arg(long, env = "HAPAX_TLS_CLIENT_CA", value_name = "PATH")]
+    pub(super) tls_client_ca: Option<PathBuf>,
+
+    /// Requests that one HTTP/2 connection may have open, as long as half of --max-connections are
+    /// free [default: 100]
+    #[arg(long, env = "HAPAX_MAX_STREAMS", value_name = "N")]
+    pub(super) max_streams: Option<u32>,
+
+    /// Whose Forwarded and X-Forwarded-* headers are believed and added to, rather than replaced:
+    /// networks and addresses, `loopback`, or `none` [default: loopback]
+    #[arg(long, env = "HAPAX_TRUST_FORWARDED", value_name = "NET,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) trust_forwarded: Option<Vec<Trusted>>,
+
+    /// What --upstream is spoken to in; `auto` is what it chooses behind https, else HTTP/1.1
+    /// [default: auto]
+    #[arg(long, env = "HAPAX_UPSTREAM_PROTOCOL", value_enum)]
+    pub(super) upstream_protocol: Option<Spoken>,
+
+    /// The root certificates believed behind https URLs, in PEM [default: the system's]
+    #[arg(long, env = "HAPAX_UPSTREAM_CA", value_name = "PATH")]
+    pub(super) upstream_ca: Option<PathBuf>,
+
+    /// The certificate shown to servers behind https URLs that ask for one, in PEM
+    #[arg(long, env = "HAPAX_UPSTREAM_CERT", value_name = "PATH")]
+    pub(super) upstream_cert: Option<PathBuf>,
+
+    /// Its private key, in PEM
+    #[arg(long, env = "HAPAX_UPSTREAM_KEY", value_name = "PATH")]
+    pub(super) upstream_key: Option<PathBuf>,
+
+    /// How long a connection to the upstream may take to be made; nothing is sent before
+    /// [default: 5s]
+    #[arg(long, env = "HAPAX_CONNECT_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) connect_timeout: Option<Time>,
+
+    /// How long a connection to the upstream may be idle and be used again: less than after which the
+    /// upstream drops it [default: 1s]
+    #[arg(long, env = "HAPAX_UPSTREAM_IDLE", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) upstream_idle: Option<Time>,
+
+    /// How log lines look [default: text]
+    #[arg(long, env = "HAPAX_LOG_FORMAT", value_enum)]
+    pub(super) log_format: Option<LogFormat>,
+
+    /// What is logged: error, warn, info, debug, or directives like `info,hapax_gateway=debug`
+    /// [default: info]
+    #[arg(long, env = "HAPAX_LOG", value_name = "LEVEL")]
+    pub(super) log_level: Option<String>,
+}
+
+impl GatewayFields {
+    /// What is not said here is as `other` says.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            listen: self.listen.or(other.listen),
+            upstream: self.upstream.or(other.upstream),
+            admin: self.admin.or(other.admin),
+            admin_token: self.admin_token.or(other.admin_token),
+            store: self.store.or(other.store),
+            cache: self.cache.or(other.cache),
+            secret_file: self.secret_file.or(other.secret_file),
+            auth_url: self.auth_url.or(other.auth_url),
+            auth_timeout: self.auth_timeout.or(other.auth_timeout),
+            auth_scope: self.auth_scope.or(other.auth_scope),
+            auth_copy: self.auth_copy.or(other.auth_copy),
+            max_memory: self.max_memory.or(other.max_memory),
+            max_connections: self.max_connections.or(other.max_connections),
+            max_waiters: self.max_waiters.or(other.max_waiters),
+            head_timeout: self.head_timeout.or(other.head_timeout),
+            body_timeout: self.body_timeout.or(other.body_timeout),
+            store_timeout: self.store_timeout.or(other.store_timeout),
+            drain_timeout: self.drain_timeout.or(other.drain_timeout),
+            tls_cert: self.tls_cert.or(other.tls_cert),
+            tls_key: self.tls_key.or(other.tls_key),
+            tls_client_ca: self.tls_client_ca.or(other.tls_client_ca),
+            max_streams: self.max_streams.or(other.max_streams),
+            trust_forwarded: self.trust_forwarded.or(other.trust_forwarded),
+            upstream_protocol: self.upstream_protocol.or(other.upstream_protocol),
+            upstream_ca: self.upstream_ca.or(other.upstream_ca),
+            upstream_cert: self.upstream_cert.or(other.upstream_cert),
+            upstream_key: self.upstream_key.or(other.upstream_key),
+            connect_timeout: self.connect_timeout.or(other.connect_timeout),
+            upstream_idle: self.upstream_idle.or(other.upstream_idle),
+            log_format: self.log_format.or(other.log_format),
+            log_level: self.log_level.or(other.log_level),
+        }
+    }
+}
+
+/// `[policy]`, and the like in each `[[route]]`.
+#[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct PolicyFields {
+    /// Whether protected methods need a key [default: optional]
+    #[arg(long, env = "HAPAX_KEY", value_enum)]
+    pub(super) key: Option<Key>,
+
+    /// Protected methods [default: POST,PATCH]
+    #[arg(long, env = "HAPAX_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) methods: Option<Vec<Verb>>,
+
+    /// The request headers whose values together say who the caller is, so that the same key of two
+    /// callers is two keys; `none` if all requests are one caller's [default: authorization if
+    /// --listen is on loopback, else required]
+    #[arg(long, env = "HAPAX_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) scope: Option<Vec<Name>>,
+
+    /// A request without one of these headers: refused, or of a scope that all such share [default:
+    /// shared with the default scope, else reject]
+    #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
+    pub(super) scope_missing: Option<Missing>,
+
+    /// How long a dead process blocks its key [default: 30s]
+    #[arg(long, env = "HAPAX_LEASE", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) lease: Option<Time>,
+
+    /// How long an outcome is replayed [default: 24h]
+    #[arg(long, env = "HAPAX_RETENTION", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) retention: Option<Time>,
+
+    /// A copy of a request that is still running: 409, or it waits for the answer [default: reject]
+    #[arg(long, env = "HAPAX_IN_FLIGHT", value_enum)]
+    pub(super) in_flight: Option<Copies>,
+
+    /// How long it waits [default: 5s]
+    #[arg(long, env = "HAPAX_WAIT_FOR", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) wait_for: Option<Time>,
+
+    /// A retry of a request that may have happened: it runs again (at-least-once), or never by
+    /// itself (at-most-once), or --reconcile-url is asked [default: reexecute]
+    #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum)]
+    pub(super) on_unknown: Option<Unknown>,
+
+    /// With --on-unknown reconcile: where your service says what became of the request whose
+    /// Idempotency-Key and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
+    /// got, or by 404 if it did not happen and never will under that fence
+    #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL", hide_env_values = true)]
+    #[serde(with = "text")]
+    pub(super) reconcile_url: Option<Url>,
+
+    /// Which answers are kept and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all but
+    /// 409 and 429) or `success-only` (2xx) [default: standard]
+    #[arg(long, env = "HAPAX_PROFILE", value_name = "NAME")]
+    #[serde(with = "text")]
+    pub(super) profile: Option<Profile>,
+
+    /// While the store is unreachable: 503, or requests run unprotected [default: closed]
+    #[arg(long, env = "HAPAX_STORE_OUTAGE", value_enum)]
+    pub(super) store_outage: Option<Outage>,
+
+    /// Where the store goes away before an outcome is recorded: the client gets the answer, marked as
+    /// pending, or 503 [default: deliver]
+    #[arg(long, env = "HAPAX_COMPLETION_OUTAGE", value_enum)]
+    pub(super) completion_outage: Option<Answer>,
+
+    /// Stream responses: their keys are final at the headers, and only the status is kept [default:
+    /// only text/event-stream]
+    #[arg(long, env = "HAPAX_STREAM", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    pub(super) stream: Option<bool>,
+
+    /// The largest body of a request with a key [default: 1MiB]
+    #[arg(long, env = "HAPAX_MAX_REQUEST_BODY", value_name = "SIZE")]
+    #[serde(with = "text")]
+    pub(super) max_request_body: Option<Size>,
+
+    /// The largest body of a response that is kept [default: 1MiB]
+    #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE")]
+    #[serde(with = "text")]
+    pub(super) max_response_body: Option<Size>,
+
+    /// How long the upstream may be silent; after that the outcome is unknown [default: 60s]
+    #[arg(long, env = "HAPAX_UPSTREAM_TIMEOUT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) upstream_timeout: Option<Time>,
+
+    /// Keys of one caller that may be in flight at once, in this process; a further one gets 429. 0
+    /// for any number [default: 0]
+    #[arg(long, env = "HAPAX_MAX_IN_FLIGHT_PER_SCOPE", value_name = "N")]
+    pub(super) max_in_flight_per_scope: Option<u32>,
+
+    /// Where the API documents its refusals; `none` for nowhere [default: none]
+    #[arg(long, env = "HAPAX_DOCS_URL", value_name = "URL")]
+    #[serde(with = "text")]
+    pub(super) docs_url: Option<Docs>,
+
+    /// Replay Set-Cookie too [default: false]
+    #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    pub(super) replay_set_cookie: Option<bool>,
+
+    /// Pages of which origins may use this, like https://shop.example, or `*`; `none` leaves CORS to
+    /// your service. Preflights are answered here [default: none]
+    #[arg(long, env = "HAPAX_CORS_ORIGINS", value_name = "ORIGIN,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) cors_origins: Option<Vec<String>>,
+
+    /// What they may send [default: GET,HEAD,POST,PUT,PATCH,DELETE]
+    #[arg(long, env = "HAPAX_CORS_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) cors_methods: Option<Vec<Verb>>,
+
+    /// With which headers, or `*`; Idempotency-Key is always among them [default:
+    /// authorization,content-type]
+    #[arg(long, env = "HAPAX_CORS_HEADERS", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) cors_headers: Option<Vec<Name>>,
+
+    /// Which headers of answers they may read, besides Idempotency-*, Retry-After and Link [default:
+    /// none]
+    #[arg(long, env = "HAPAX_CORS_EXPOSE", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) cors_expose: Option<Vec<Name>>,
+
+    /// Whether they may send cookies and the like [default: false]
+    #[arg(long, env = "HAPAX_CORS_CREDENTIALS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    pub(super) cors_credentials: Option<bool>,
+
+    /// For how long a browser may keep the answer to a preflight [default: its own choice]
+    #[arg(long, env = "HAPAX_CORS_MAX_AGE", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) cors_max_age: Option<Time>,
+}
+
+impl PolicyFields {
+    /// What is not said here is as `other` says.
+    pub(super) fn or(self, other: Self) -> Self {
+        Self {
+            key: self.key.or(other.key),
+            methods: self.methods.or(other.methods),
+            scope: self.scope.or(other.scope),
+            scope_missing: self.scope_missing.or(other.scope_missing),
+            lease: self.lease.or(other.lease),
+            retention: self.retention.or(other.retention),
+            in_flight: self.in_flight.or(other.in_flight),
+            wait_for: self.wait_for.or(other.wait_for),
+            on_unknown: self.on_unknown.or(other.on_unknown),
+            reconcile_url: self.reconcile_url.or(other.reconcile_url),
+            profile: self.profile.or(other.profile),
+            store_outage: self.store_outage.or(other.store_outage),
+            completion_outage: self.completion_outage.or(other.completion_outage),
+            stream: self.stream.or(other.stream),
+            max_request_body: self.max_request_body.or(other.max_request_body),
+            max_response_body: self.max_response_body.or(other.max_response_body),
+            upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),
+            max_in_flight_per_scope: self.max_in_flight_per_scope.or(other.max_in_flight_per_scope),
+            docs_url: self.docs_url.or(other.docs_url),
+            replay_set_cookie: self.replay_set_cookie.or(other.replay_set_cookie),
+            cors_origins: self.cors_origins.or(other.cors_origins),
+            cors_methods: self.cors_methods.or(other.cors_methods),
+            cors_headers: self.cors_headers.or(other.cors_headers),
+            cors_expose: self.cors_expose.or(other.cors_expose),
+            cors_credentials: self.cors_credentials.or(other.cors_credentials),
+            cors_max_age: self.cors_max_age.or(other.cors_max_age),
+        }
+    }
+}

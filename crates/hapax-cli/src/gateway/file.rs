@@ -1,0 +1,227 @@
+//! The file.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
+
+use super::fields::{GatewayFields, PolicyFields};
+
+/// What a file says.
+#[derive(Clone, Debug, Default)]
+pub(super) struct File {
+    pub(super) gateway: GatewayFields,
+    pub(super) policy: PolicyFields,
+    pub(super) routes: Vec<RouteFields>,
+    /// Where each field is said, in which section.
+    lines: HashMap<(Section, String), usize>,
+}
+
+/// A part of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Section {
+    Gateway,
+    Policy,
+    /// The so-manieth, from 0.
+    Route(usize),
+}
+
+/// `[[route]]`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RouteFields {
+    pub(super) path: String,
+    pub(super) name: Option<String>,
+    pub(super) protect: Option<bool>,
+    pub(super) observe: Option<bool>,
+    pub(super) policy: PolicyFields,
+}
+
+/// What is of a route alone, beside what of the policy differs there.
+#[derive(Deserialize)]
+struct Alone {
+    path: String,
+    name: Option<String>,
+    protect: Option<bool>,
+    observe: Option<bool>,
+}
+
+const ALONE: [&str; 4] = ["path", "name", "protect", "observe"];
+
+/// In which line what is wrong, if that can be told.
+#[derive(Debug)]
+pub(super) struct Wrong {
+    pub(super) line: Option<usize>,
+    pub(super) what: String,
+}
+
+type Table<'i> = Spanned<DeTable<'i>>;
+
+impl File {
+    /// The file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Self, Wrong> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Wrong { line: None, what: format!("cannot be read: {error}") })?;
+        Self::parse(&text)
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, Wrong> {
+        let reading = Reading { text };
+        let mut file = Self::default();
+        let document = DeTable::parse(text).map_err(|error| reading.error(&error))?;
+        for (name, value) in document.into_inner() {
+            let at = name.span();
+            match name.get_ref().as_ref() {
+                "gateway" => {
+                    let table = reading.table(&at, value)?;
+                    reading.note(&mut file.lines, Section::Gateway, &table);
+                    file.gateway = reading.fields(table, "[gateway]")?;
+                }
+                "policy" => {
+                    let table = reading.table(&at, value)?;
+                    reading.note(&mut file.lines, Section::Policy, &table);
+                    file.policy = reading.fields(table, "[policy]")?;
+                }
+                "route" => {
+                    let DeValue::Array(routes) = value.into_inner() else {
+                        return Err(reading.wrong(&at, "routes are written [[route]]"));
+                    };
+                    for route in routes {
+                        let section = Section::Route(file.routes.len());
+                        let table = reading.table(&route.span(), route)?;
+                        reading.note(&mut file.lines, section, &table);
+                        let line = reading.line(&table.span());
+                        file.lines.entry((section, "path".into())).or_insert(line);
+                        file.routes.push(reading.route(table)?);
+                    }
+                }
+                other => {
+                    let what =
+                        format!("there is no [{other}], only [gateway], [policy] and [[route]]");
+                    return Err(reading.wrong(&at, what));
+                }
+            }
+        }
+        Ok(file)
+    }
+
+    /// In which line a field is said.
+    pub(super) fn line(&self, section: Section, field: &str) -> Option<usize> {
+        self.lines.get(&(section, field.to_owned())).copied()
+    }
+}
+
+struct Reading<'i> {
+    text: &'i str,
+}
+
+impl<'i> Reading<'i> {
+    fn route(&self, mut table: Table<'i>) -> Result<RouteFields, Wrong> {
+        let mut alone = DeTable::new();
+        for name in ALONE {
+            if let Some((name, value)) = table.get_mut().remove_entry(name) {
+                alone.insert(name, value);
+            }
+        }
+        let alone: Alone = self.fields(Spanned::new(table.span(), alone), "[[route]]")?;
+        let policy = self.fields(table, "[[route]]")?;
+        let Alone { path, name, protect, observe } = alone;
+        Ok(RouteFields { path, name, protect, observe, policy })
+    }
+
+    fn table(&self, at: &Range<usize>, value: Spanned<DeValue<'i>>) -> Result<Table<'i>, Wrong> {
+        let span = value.span();
+        match value.into_inner() {
+            DeValue::Table(table) => Ok(Spanned::new(span, table)),
+            _ => Err(self.wrong(at, "expected a table")),
+        }
+    }
+
+    fn fields<T: DeserializeOwned>(&self, table: Table<'i>, section: &str) -> Result<T, Wrong> {
+        let span = table.span();
+        let value = Spanned::new(span.clone(), DeValue::Table(table.into_inner()));
+        T::deserialize(ValueDeserializer::from(value)).map_err(|error| {
+            let what = error.message();
+            // All that it could be is in the help.
+            let what = what.split(", expected one of").next().unwrap_or_default();
+            let at = error.span().unwrap_or(span);
+            self.wrong(&at, format!("{what} in {section}"))
+        })
+    }
+
+    fn note(
+        &self,
+        lines: &mut HashMap<(Section, String), usize>,
+        section: Section,
+        table: &Table<'i>,
+    ) {
+        for name in table.get_ref().keys() {
+            lines.insert((section, name.get_ref().to_string()), self.line(&name.span()));
+        }
+    }
+
+    fn error(&self, error: &Error) -> Wrong {
+        let line = error.span().map(|span| self.line(&span));
+        Wrong { line, what: error.message().to_owned() }
+    }
+
+    fn wrong(&self, at: &Range<usize>, what: impl Display) -> Wrong {
+        Wrong { line: Some(self.line(at)), what: what.to_string() }
+    }
+
+    /// From 1.
+    fn line(&self, at: &Range<usize>) -> usize {
+        let before = self.text.as_bytes().get(..at.start).unwrap_or_default();
+        before.iter().filter(|byte| **byte == b'\n').count() + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_line_and_what_is_wrong() {
+        for (text, line, says) in [
+            ("[gateway]\nlisten = 8080", 2, "expected a string in [gateway]"),
+            ("[gateway]\n\n\nlsten = \"a\"", 4, "unknown field `lsten` in [gateway]"),
+            ("[gateway]\nlease = \"1s\"", 2, "unknown field `lease` in [gateway]"),
+            ("[policy]\nlease = \"30\"", 2, "expected a whole number and ms, s, m, h or d"),
+            ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: not a method"),
+            ("[policy]\nmethods = 7", 2, "expected an array of strings"),
+            ("[policy]\non_unknown = \"x\"", 2, "unknown variant `x`"),
+            ("[policy]\nkey = \"required\"\nkey = \"optional\"", 3, "duplicate key"),
+            ("[policies]", 1, "there is no [policies]"),
+            ("upstream = \"x\"", 1, "there is no [upstream]"),
+            ("[route]\npath = \"/\"", 1, "[[route]]"),
+            ("[[route]]\npath = \"/a\"\n[[route]]\nname = \"x\"", 3, "missing field `path`"),
+            (
+                "[[route]]\npath = \"/a\"\nobserved = true",
+                3,
+                "unknown field `observed` in [[route]]",
+            ),
+            ("[[route]]\npath = \"/a\"\nobserve = 1", 3, "expected a boolean"),
+            ("[gateway\n", 1, ""),
+            ("x = ", 1, ""),
+        ] {
+            let wrong = File::parse(text).unwrap_err();
+            assert_eq!(wrong.line, Some(line), "{text}: {wrong:?}");
+            assert!(wrong.what.contains(says), "{text}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn lines_are_remembered() {
+        let file =
+            "[gateway]\nupstream = \"http://a\"\n\n[[route]]\nkey = \"required\"\npath = \"/\"";
+        let file = File::parse(file).unwrap();
+        assert_eq!(file.line(Section::Gateway, "upstream"), Some(2));
+        assert_eq!(file.line(Section::Route(0), "key"), Some(5));
+        assert_eq!(file.line(Section::Policy, "key"), None);
+        assert_eq!(file.routes[0].path, "/");
+    }
+}

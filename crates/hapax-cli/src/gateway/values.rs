@@ -1,0 +1,328 @@
+//! Values as people write them, in flags, in the environment and in a file.
+
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use hapax_gateway::{UnitError, parse_duration};
+use hapax_http::problem::{BadDocsUrl, DocsUrl};
+use http::{HeaderName, Method};
+use serde::{Deserialize, Serialize};
+
+/// A duration, like `30s`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Time(pub(super) Duration);
+
+impl FromStr for Time {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        parse_duration(text).map(Self)
+    }
+}
+
+impl Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        for (scale, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")] {
+            // A day is called 24h, by convention.
+            if millis != 0 && millis.is_multiple_of(scale) && (unit != "d" || millis > scale) {
+                return write!(f, "{}{unit}", millis / scale);
+            }
+        }
+        write!(f, "{millis}ms")
+    }
+}
+
+/// An address to listen on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Addr(pub(super) SocketAddr);
+
+impl FromStr for Addr {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        crate::addr(text).map(Self)
+    }
+}
+
+impl Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An address, or `off`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct AdminAddr(pub(super) Option<SocketAddr>);
+
+impl FromStr for AdminAddr {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        text.parse()
+            .map(|addr| Self(Some(addr)))
+            .map_err(|_| "expected an IP address and a port, like 127.0.0.1:9090, or `off`")
+    }
+}
+
+impl Display for AdminAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(addr) => addr.fmt(f),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+/// What nobody is to see. It is shown as that.
+#[derive(Clone)]
+pub(super) struct Hidden(pub(super) String);
+
+impl FromStr for Hidden {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl Display for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// A URL whose query may be secret, and is shown as that.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Url(pub(super) http::Uri);
+
+impl FromStr for Url {
+    type Err = http::uri::InvalidUri;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+impl Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        match text.split_once('?') {
+            Some((url, _)) => write!(f, "{url}?(hidden)"),
+            None => f.write_str(&text),
+        }
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+/// A documentation URL, or `none`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Docs(pub(super) Option<DocsUrl>);
+
+impl FromStr for Docs {
+    type Err = BadDocsUrl;
+
+    fn from_str(text: &str) -> Result<Self, BadDocsUrl> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        DocsUrl::new(text).map(|url| Self(Some(url)))
+    }
+}
+
+impl Display for Docs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.as_ref().map_or("none", DocsUrl::as_str))
+    }
+}
+
+/// A method. They are case-sensitive, and nobody means `post`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Verb(pub(super) Method);
+
+impl FromStr for Verb {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let method = Method::from_bytes(text.to_ascii_uppercase().as_bytes());
+        method.map(Self).map_err(|_| "not a method")
+    }
+}
+
+impl Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of a header.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Name(pub(super) HeaderName);
+
+impl FromStr for Name {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self).map_err(|_| "not the name of a header")
+    }
+}
+
+impl Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whether a key is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Key {
+    Optional,
+    Required,
+}
+
+/// What becomes of a request without its scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Missing {
+    Reject,
+    Shared,
+}
+
+/// What becomes of copies in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Copies {
+    Reject,
+    Wait,
+}
+
+/// What becomes of retries of what is unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Unknown {
+    Reexecute,
+    Block,
+    Reconcile,
+}
+
+/// What becomes of requests without a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Outage {
+    Closed,
+    Open,
+}
+
+/// What becomes of answers that cannot be recorded yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Answer {
+    Deliver,
+    Withhold,
+}
+
+/// Values that are written as text.
+pub(super) mod text {
+    use super::{Display, FromStr};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+    }
+
+    pub(crate) fn serialize<S: Serializer, T: Display>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.collect_str(value),
+            None => serializer.serialize_none(),
+        }
+    }
+}
+
+/// Several of them: as an array, or as one text with commas.
+pub(super) mod list {
+    use super::{Display, FromStr};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected an array of strings, or one with commas")]
+    enum Written {
+        Array(Vec<String>),
+        Text(String),
+    }
+
+    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        let parse = |text: &str| {
+            text.trim().parse().map_err(|error| de::Error::custom(format!("`{text}`: {error}")))
+        };
+        let values: Result<_, _> = match Written::deserialize(deserializer)? {
+            Written::Array(values) => values.iter().map(|text| parse(text)).collect(),
+            Written::Text(text) => text.split(',').map(parse).collect(),
+        };
+        values.map(Some)
+    }
+
+    pub(crate) fn serialize<S: Serializer, T: Display>(
+        values: &Option<Vec<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match values {
+            Some(values) => serializer.collect_seq(values.iter().map(ToString::to_string)),
+            None => serializer.serialize_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_as_they_are_written() {
+        for text in ["0ms", "250ms", "30s", "5m", "24h", "36h", "7d"] {
+            assert_eq!(text.parse::<Time>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_secret_is_not_shown() {
+        let url: Url = "http://a/check?token=secret".parse().unwrap();
+        assert_eq!((url.to_string(), format!("{url:?}")), {
+            let shown = "http://a/check?(hidden)".to_owned();
+            (shown.clone(), shown)
+        });
+        let hidden = Hidden("secret".into());
+        assert_eq!(
+            (hidden.to_string(), format!("{hidden:?}")),
+            ("(hidden)".into(), "(hidden)".into())
+        );
+    }
+}
