@@ -14,8 +14,7 @@ use super::values::Time;
 impl GatewayFields {
     /// What they say of connections.
     pub(super) fn transport(&self) -> Result<Transport, String> {
-        let mut transport = Transport::default();
-        transport.tls = match (self.tls_cert.clone(), self.tls_key.clone()) {
+        let tls = match (self.tls_cert.clone(), self.tls_key.clone()) {
             (Some(certificate), Some(key)) => {
                 Some(ListenTls { certificate, key, client_ca: self.tls_client_ca.clone() })
             }
@@ -27,7 +26,8 @@ impl GatewayFields {
             (None, None) => None,
             _ => return Err("--upstream-cert and --upstream-key go together".into()),
         };
-        transport.upstream_tls = UpstreamTls { ca: self.upstream_ca.clone(), client };
+        let upstream_tls = UpstreamTls { ca: self.upstream_ca.clone(), client };
+        let mut transport = Transport { tls, upstream_tls, ..Transport::default() };
         set(&mut transport.streams, self.max_streams);
         set(&mut transport.trusted, self.trust_forwarded.as_deref().map(networks).transpose()?);
         let protocol = self.upstream_protocol.map(|protocol| match protocol {
