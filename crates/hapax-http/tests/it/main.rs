@@ -7,6 +7,7 @@
 )]
 
 mod classify;
+mod conformance;
 mod debug;
 mod fingerprint;
 mod header;
