@@ -37,6 +37,9 @@ fn asked_for(runs: &Runs) -> Handler {
                 response.headers_mut().insert("grpc-status", status);
                 return response;
             }
+            // For HTTP/1.1, which sends no trailers that are not told of.
+            let told = HeaderValue::from_static("grpc-status");
+            response.headers_mut().insert("trailer", told);
             let mut trailers = HeaderMap::new();
             trailers.insert("grpc-status", status);
             let (mut sender, body) = Channel::<Bytes>::new(2);

@@ -94,10 +94,11 @@ pub async fn w06_credentials_that_change_by_request_are_refused(arena: Arena) {
 
 /// Whether `retry` is the same request as `first`.
 async fn same(stage: &Stage, key: &str, first: &Post, retry: &Post) -> bool {
+    let key = format!("\"{key}\"");
     let (first, retry) = (first.clone(), retry.clone());
-    let first = stage.send(first.header("idempotency-key", key)).await;
+    let first = stage.send(first.header("idempotency-key", &key)).await;
     assert_eq!(first.header("idempotency-replayed"), "false", "{first:?}");
-    let retry = stage.send(retry.header("idempotency-key", key)).await;
+    let retry = stage.send(retry.header("idempotency-key", &key)).await;
     if retry.status == 422 {
         retry.is_refused(422, "key-reused");
         return false;
@@ -112,7 +113,7 @@ async fn compare(arena: &Arena, policy: Policy, pairs: &[(&str, &str, bool)], ki
     for (at, (first, retry, expected)) in pairs.iter().enumerate() {
         let [first, retry] =
             [first, retry].map(|body| stage.plain().kind(kind).body(body.to_string()));
-        let found = same(&stage, &format!("k-{at}"), &first, &retry).await;
+        let found = same(&stage, &format!("{kind} {at}"), &first, &retry).await;
         assert_eq!(found, *expected, "{first:?} {retry:?}");
     }
 }

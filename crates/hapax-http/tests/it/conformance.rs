@@ -47,8 +47,15 @@ impl Fixture for Memory {
                 .map_err(|error| error.to_string())?;
             let grace = policy.grace;
             let entered = runtime.enter();
-            let layer = layer(policy, Arc::clone(&store))?;
+            let layer = layer(policy, Arc::clone(&store));
             drop(entered);
+            let layer = match layer {
+                Ok(layer) => layer,
+                Err(error) => {
+                    runtime.shutdown_background();
+                    return Err(error);
+                }
+            };
             let app = Router::new()
                 .fallback(move |request: axum::extract::Request| {
                     let handler = Arc::clone(&handler);
@@ -166,8 +173,12 @@ impl Instance for Service {
     }
 
     fn kill(&self) -> BoxFuture<'_, ()> {
-        self.end();
-        Box::pin(async {})
+        let runtime = self.runtime.lock().unwrap().take();
+        Box::pin(async {
+            // Until its threads have ended: nothing of it goes on.
+            let end = || runtime.map(|runtime| runtime.shutdown_timeout(Duration::from_secs(10)));
+            tokio::task::spawn_blocking(end).await.unwrap();
+        })
     }
 
     fn link(&self) -> Option<&dyn Link> {
