@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status};
 /// Made of `shop.proto` by tonic-prost-build.
 #[allow(unreachable_pub, reason = "it is made so")]
 #[path = "shop.rs"]
-mod shop;
+pub(crate) mod shop;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

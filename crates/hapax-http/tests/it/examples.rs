@@ -17,7 +17,7 @@ mod in_axum;
 mod in_hyper;
 #[allow(dead_code, reason = "its `main` is for people")]
 #[path = "../../examples/tonic/main.rs"]
-mod in_tonic;
+pub(crate) mod in_tonic;
 
 async fn post(address: SocketAddr, path: &str, key: Option<&str>, body: &'static str) -> Answer {
     let mut request = Request::post(path).header("authorization", "Bearer me");

@@ -2,21 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::examples::in_tonic::shop::payments_client::PaymentsClient;
+use crate::examples::in_tonic::shop::payments_server::{Payments, PaymentsServer};
+use crate::examples::in_tonic::shop::{ChargeReply, ChargeRequest};
 use hapax::OnUnknown;
 use hapax_http::server::{Execution, RouteOptions};
-use shop::payments_client::PaymentsClient;
-use shop::payments_server::{Payments, PaymentsServer};
-use shop::{ChargeReply, ChargeRequest};
 use tonic::metadata::MetadataValue;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Request, Response, Status};
 
 use super::world::{Mood, Runs, Signal, World, with_policy};
-
-#[allow(unreachable_pub, reason = "it is made so")]
-#[path = "../../../examples/tonic/shop.rs"]
-mod shop;
 
 /// Answers as the order says: with an id, or with a status of this number.
 struct Shop {
