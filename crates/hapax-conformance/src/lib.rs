@@ -5,7 +5,10 @@
 //!    [`Fixture`] starts: the tower layer in a service, or a gateway on some store.
 //! 2. It says what it needs as a [`Policy`], and what stands behind as a [`Handler`]; it sees
 //!    nothing but requests and answers.
-//! 3. Some need more than an address, and are groups of their own, so that none is skipped in
+//! 3. One instance is there at a time, unless a group's name says otherwise: a store that is a
+//!    file has one owner. A crash must be one, of a process that is killed, where a store is held
+//!    by more than the instance's tasks.
+//! 4. Some need more than an address, and are groups of their own, so that none is skipped in
 //!    silence: `crashes` ends processes, `outages` cuts them off from their store, `several` has
 //!    two processes on one store at a time. `any` is for everybody.
 //!

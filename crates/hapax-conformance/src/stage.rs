@@ -136,6 +136,11 @@ impl Stage {
         found.expect("the awaited answer never came")
     }
 
+    /// Drains and ends, so that another instance may have the store.
+    pub async fn end(self) {
+        self.instance.drain().await;
+    }
+
     /// Cuts the instance off from its store.
     pub async fn cut(&self) {
         self.instance.link().expect("outages need a link").cut().await;

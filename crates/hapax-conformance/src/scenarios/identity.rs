@@ -116,6 +116,7 @@ async fn compare(arena: &Arena, policy: Policy, pairs: &[(&str, &str, bool)], ki
         let found = same(&stage, &format!("{kind} {at}"), &first, &retry).await;
         assert_eq!(found, *expected, "{first:?} {retry:?}");
     }
+    stage.end().await;
 }
 
 const JSON: &str = "application/json";
@@ -221,7 +222,7 @@ pub async fn w07_no_header_counts_but_chosen_ones(arena: Arena) {
     let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
     let (one, two) = (stage.plain().header("x-mode", "1"), stage.plain().header("x-mode", "2"));
     assert!(same(&stage, "none", &one, &two).await);
-    drop(stage);
+    stage.end().await;
     let fingerprint = HttpScheme::new(BodyForm::Canonical, [HeaderName::from_static("x-mode")]);
     let policy = Policy { fingerprint: fingerprint.unwrap(), ..Policy::default() };
     let stage = arena.start(policy, counting(&Runs::new())).await;
@@ -313,8 +314,7 @@ pub async fn w07_a_changed_configuration_makes_no_false_422(arena: Arena) {
     let stage = arena.start(before, counting(&runs)).await;
     let old = stage.post("old").header("x-mode", "1").body(r#"{"a": 1}"#);
     stage.send(old.clone()).await.is_first(201, "1");
-    stage.instance().drain().await;
-    drop(stage);
+    stage.end().await;
 
     let except = JsonParts::Except(pointers(&["/at"]));
     let stage = arena.start(counts(BodyForm::Canonical, except), counting(&runs)).await;

@@ -82,8 +82,7 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Arena)
     let recorded = |answer: &crate::Answer| answer.header("idempotency-recorded").is_empty();
     stage.until(&stage.post("k"), recorded).await.is_replay(201, "1");
     // It is in the store: another process knows it.
-    stage.instance().drain().await;
-    drop(stage);
+    stage.end().await;
     let stage = arena.start(brisk(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
