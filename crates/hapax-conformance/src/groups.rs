@@ -150,6 +150,7 @@ macro_rules! __group {
                 w10_a_client_that_hangs_up_neither_cancels_nor_loses_it
                 w12_a_handler_may_take_many_times_the_lease
                 w13_every_execution_has_a_larger_fence_and_its_attempt
+                w13_a_key_that_is_used_anew_has_a_larger_fence
                 w13_the_clients_own_key_reaches_the_handler
                 w13_a_fence_that_a_client_sends_is_dropped;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
@@ -159,7 +160,8 @@ macro_rules! __group {
                 w16_success_only_keeps_2xx w16_a_response_overrides_its_status
                 w16_a_response_sets_its_retention
                 w16_no_idempotency_header_of_a_handler_reaches_the_client
-                w23_an_invalid_override_is_ignored;
+                w23_an_invalid_override_is_ignored
+                w23_under_any_profile_an_answer_that_breaks_off_is_unknown;
             grpc: w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only;
             replay: w17_replays_of_all_shapes_are_exact
                 w17_cookies_are_replayed_where_the_route_says_so w17_a_replay_has_a_date_of_its_own
@@ -234,5 +236,28 @@ mod tests {
         assert_eq!(numbers.into_iter().collect::<Vec<_>>(), all);
         let names: BTreeSet<&str> = scenarios().map(|scenario| scenario.name).collect();
         assert_eq!(names.len(), scenarios().count());
+    }
+
+    #[test]
+    fn every_scenario_is_in_a_group() {
+        let written: usize = [
+            include_str!("scenarios/details.rs"),
+            include_str!("scenarios/execution.rs"),
+            include_str!("scenarios/grpc.rs"),
+            include_str!("scenarios/identity.rs"),
+            include_str!("scenarios/in_flight.rs"),
+            include_str!("scenarios/keys.rs"),
+            include_str!("scenarios/outages.rs"),
+            include_str!("scenarios/outcomes.rs"),
+            include_str!("scenarios/protocols.rs"),
+            include_str!("scenarios/refusals.rs"),
+            include_str!("scenarios/replay.rs"),
+            include_str!("scenarios/sizes.rs"),
+        ]
+        .iter()
+        .map(|source| source.matches("pub async fn w").count())
+        .sum();
+        let grouped: usize = Group::ALL.iter().map(|group| group.scenarios().len()).sum();
+        assert_eq!(written, grouped);
     }
 }

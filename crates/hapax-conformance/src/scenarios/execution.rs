@@ -98,6 +98,24 @@ pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Arena
     assert!(first.fence.unwrap() < second.fence.unwrap());
 }
 
+pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
+    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+    let noted = Arc::clone(&calls);
+    let note = handler(move |call| {
+        noted.lock().unwrap().push(call);
+        async { reply(201, "") }
+    });
+    let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
+    let stage = arena.start(Policy { lease, retention, ..Policy::default() }, note).await;
+    stage.send(stage.post("k")).await.is_first(201, "");
+    let anew = |answer: &crate::Answer| answer.header("idempotency-replayed") == "false";
+    stage.until(&stage.post("k"), anew).await;
+    let calls = calls.lock().unwrap();
+    let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };
+    assert_eq!((first.attempt, second.attempt), (Some(1), Some(1)));
+    assert!(first.fence.unwrap() < second.fence.unwrap());
+}
+
 pub async fn w13_the_clients_own_key_reaches_the_handler(arena: Arena) {
     let calls = Arc::default();
     let stage = arena.start(Policy::default(), noting(&calls)).await;

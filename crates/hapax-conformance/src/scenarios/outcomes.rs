@@ -63,6 +63,16 @@ pub async fn w14_statuses_by_default(arena: Arena) {
 }
 
 pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+    breaks_off(arena, Profile::Standard).await;
+}
+
+pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+    for profile in [Profile::StripeV1, Profile::SuccessOnly] {
+        breaks_off(arena.clone(), profile).await;
+    }
+}
+
+async fn breaks_off(arena: Arena, profile: Profile) {
     let runs = Runs::new();
     let count = runs.clone();
     let breaking = handler(move |_| {
@@ -76,11 +86,13 @@ pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {
             reply(201, "").map(|_| Body::new(body))
         }
     });
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
     let stage = arena.start(policy, breaking).await;
-    stage.send(stage.post("k")).await.is_refused(502, "upstream-broken");
-    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    let post = stage.post(&format!("{profile}"));
+    stage.send(post.clone()).await.is_refused(502, "upstream-broken");
+    stage.send(post).await.is_refused(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
+    stage.end().await;
 }
 
 /// Group `crashes`.
