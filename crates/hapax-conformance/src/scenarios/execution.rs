@@ -57,12 +57,12 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Aren
 pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
     let runs = Runs::new();
     let count = runs.clone();
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(2);
     let slow = handler(move |_| {
         let run = count.next();
         async move {
             // That it takes so long is what is tested.
-            tokio::time::sleep(lease * 4).await;
+            tokio::time::sleep(lease * 3).await;
             reply(201, run.to_string())
         }
     });
@@ -181,7 +181,7 @@ pub async fn w13_whoever_was_taken_over_is_superseded(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
     let policy = Policy {
         lease: Duration::from_secs(1),
-        store_timeout: Duration::from_millis(500),
+        store_timeout: Duration::from_secs(1),
         ..Policy::default()
     };
     let lost = arena.start(policy.clone(), held(&runs, &gate)).await;

@@ -125,7 +125,7 @@ pub async fn w16_grpc_refusals_are_trailers_only(arena: Arena) {
 /// Group `outages`.
 pub async fn w16_grpc_without_a_store_is_unavailable(arena: Arena) {
     let runs = Runs::new();
-    let store_timeout = std::time::Duration::from_millis(500);
+    let store_timeout = std::time::Duration::from_secs(1);
     let stage = arena.start(Policy { store_timeout, ..Policy::default() }, asked_for(&runs)).await;
     stage.cut().await;
     is_refused(&stage.send(call(&stage, "k", "0")).await, "14", "store-unavailable");

@@ -36,15 +36,16 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: Arena) {
 
 pub async fn w18_no_later_than_the_lease_ends(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(2);
     let stage = arena.start(Policy { lease, ..Policy::default() }, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
-    let until = Instant::now() + lease * 3;
+    // Beyond what the time elapsed alone would say.
+    let until = Instant::now() + lease * 2;
     while Instant::now() < until {
         let copy = stage.send(stage.post("k")).await;
         copy.is_refused(409, "in-flight");
-        assert_eq!(copy.header("retry-after"), "1");
+        assert!(["1", "2"].contains(&copy.header("retry-after")), "{copy:?}");
     }
     gate.open();
     first.await.unwrap().is_first(201, "1");

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hapax_http::manner::{Cors, Manner, grpc_status};
 use hapax_http::problem::{Code, Problem};
 use http::{HeaderMap, HeaderValue};
+use proptest::prelude::*;
 
 fn asking(fields: &[(&'static str, &'static str)]) -> HeaderMap {
     fields.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
@@ -40,6 +41,18 @@ fn wire_16_a_grpc_message_is_percent_encoded() {
     assert_eq!(message, "in-flight: 100 %25 of%0AZa%C5%BC%C3%B3%C5%82%C4%87.");
     assert_eq!(response.headers()["grpc-retry-pushback-ms"], "2000");
     assert_eq!(response.headers().get("retry-after"), None);
+}
+
+proptest! {
+    #[test]
+    fn wire_16_any_detail_survives_its_encoding(detail in any::<String>()) {
+        let grpc = Manner::of(&asking(&[("content-type", "application/grpc")]), None);
+        let response = grpc.refuse(&Problem::new(Code::InFlight, detail.clone()), None);
+        let message = &response.headers()["grpc-message"];
+        prop_assert!(message.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~')));
+        let decoded = percent_encoding::percent_decode(message.as_bytes()).decode_utf8().unwrap();
+        prop_assert_eq!(decoded, format!("in-flight: {detail}"));
+    }
 }
 
 #[test]
