@@ -1,8 +1,11 @@
 //! Which scenarios there are, and playing them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hapax::store::BoxFuture;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use crate::client::Protocol;
 use crate::fixture::Fixture;
@@ -61,18 +64,31 @@ pub async fn play(fixture: Arc<dyn Fixture>, protocol: Protocol, scenario: &Scen
     (scenario.run)(Arena::new(fixture, protocol, scenario.name)).await;
 }
 
-/// Plays groups on one fixture, over both protocols, one scenario after the other; the output
-/// of a failure ends with its name. Answers how many there were.
-pub async fn play_all(fixture: Arc<dyn Fixture>, groups: &[Group]) -> usize {
-    let mut played = 0;
+/// Plays groups on one fixture, over both protocols, this many scenarios at a time: one where the
+/// store has a single owner. Answers how many there were; panics with the names of those that
+/// failed, once all have ended.
+pub async fn play_all(fixture: Arc<dyn Fixture>, groups: &[Group], at_once: usize) -> usize {
+    let turns = Arc::new(Semaphore::new(at_once));
+    let (mut playing, mut names) = (JoinSet::new(), HashMap::new());
     for protocol in [Protocol::Http1, Protocol::Http2] {
         for scenario in groups.iter().flat_map(|group| group.scenarios()) {
-            println!("{protocol:?} {}", scenario.name);
-            play(Arc::clone(&fixture), protocol, scenario).await;
-            played += 1;
+            let (fixture, turns) = (Arc::clone(&fixture), Arc::clone(&turns));
+            let played = playing.spawn(async move {
+                let _turn = turns.acquire_owned().await.unwrap();
+                play(fixture, protocol, scenario).await;
+            });
+            names.insert(played.id(), format!("{protocol:?} {}", scenario.name));
         }
     }
-    played
+    let mut failed = Vec::new();
+    while let Some(played) = playing.join_next_with_id().await {
+        if let Err(error) = played {
+            failed.extend(names.get(&error.id()).cloned());
+        }
+    }
+    failed.sort();
+    assert!(failed.is_empty(), "{} of {} failed: {failed:#?}", failed.len(), names.len());
+    names.len()
 }
 
 /// A test for each scenario of the named groups, in modules `http1` and `http2`: `fixture` is an

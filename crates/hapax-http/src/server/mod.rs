@@ -30,6 +30,9 @@
 //! [`Lease::keep_alive`](hapax::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
 //! that hangs up does not cancel it.
 //!
+//! What answers web pages, such as `CorsLayer` of tower-http, goes around this layer: then scripts
+//! may read refusals and replays as they may read any answer, and preflights are answered.
+//!
 //! A layer inside of a router that strips a path prefix sees the stripped path: give
 //! [`RouteOptions::target`] there, or two routes may count as one.
 //!

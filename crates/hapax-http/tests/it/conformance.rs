@@ -13,22 +13,33 @@ use hapax::{
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Handler, Instance, Link, Policy, Starting, Truth, perform, reply,
+    Callers, Fixture, Group, Handler, Instance, Link, Policy, Starting, Truth, perform, play_all,
+    reply,
 };
-use hapax_http::manner::Cors;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
     Doubt, IdempotencyLayer, Reconcile, Reconciled, RouteOptions, RoutePolicy, ScopeSource,
 };
+use http::HeaderValue;
+use http::header::{LINK, RETRY_AFTER};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tower_http::cors::CorsLayer;
 
 hapax_conformance::suite!(fixture; any, crashes, outages, several, partitions);
 
 async fn fixture() -> Arc<dyn Fixture> {
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     Arc::new(Memory(Arc::new(store)))
+}
+
+/// Scenarios get on with each other on one store: where starting one is dear, that is how they
+/// are played.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_on_one_store() {
+    let played = play_all(fixture().await, &Group::ALL, 16).await;
+    assert!(played > 200, "{played}");
 }
 
 /// Services on one memory store.
@@ -45,7 +56,7 @@ impl Fixture for Memory {
                 .enable_all()
                 .build()
                 .map_err(|error| error.to_string())?;
-            let grace = policy.grace;
+            let (grace, cors) = (policy.grace, policy.cors);
             let entered = runtime.enter();
             let layer = layer(policy, Arc::clone(&store));
             drop(entered);
@@ -62,6 +73,10 @@ impl Fixture for Memory {
                     async move { perform(&handler, request).await }
                 })
                 .layer(layer.clone());
+            let app = match cors {
+                Some(origin) => app.layer(cors_of(origin)),
+                None => app,
+            };
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             listener.set_nonblocking(true).unwrap();
             let address = listener.local_addr().unwrap();
@@ -73,6 +88,14 @@ impl Fixture for Memory {
             Ok(Box::new(Service { address, layer, grace, store, runtime }) as Box<dyn Instance>)
         })
     }
+}
+
+/// Whatever answers web pages is around the layer, as in any service.
+fn cors_of(origin: &'static str) -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin([HeaderValue::from_static(origin)])
+        .allow_credentials(true)
+        .expose_headers([LINK, RETRY_AFTER])
 }
 
 fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
@@ -100,9 +123,6 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
     options.policy.terms.retention = policy.retention;
     options.policy.terms.on_unknown = policy.on_unknown;
     options.policy.in_flight = policy.in_flight;
-    if let Some(origin) = policy.cors {
-        options.cors = Some(Cors::origins([origin], true).map_err(|error| error.to_string())?);
-    }
     if let Some(hook) = policy.hook {
         let timeout = Duration::from_secs(5);
         options.policy.hook = Some(Hook { after: timeout, timeout });
