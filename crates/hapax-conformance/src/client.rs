@@ -27,6 +27,11 @@ pub enum Protocol {
     Http2,
 }
 
+impl Protocol {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Http1, Self::Http2];
+}
+
 /// Makes connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {

@@ -64,13 +64,18 @@ pub async fn play(fixture: Arc<dyn Fixture>, protocol: Protocol, scenario: &Scen
     (scenario.run)(Arena::new(fixture, protocol, scenario.name)).await;
 }
 
-/// Plays groups on one fixture, over both protocols, this many scenarios at a time: one where the
+/// Plays groups on one fixture, over these protocols, this many scenarios at a time: one where the
 /// store has a single owner. Answers how many there were; panics with the names of those that
 /// failed, once all have ended.
-pub async fn play_all(fixture: Arc<dyn Fixture>, groups: &[Group], at_once: usize) -> usize {
+pub async fn play_all(
+    fixture: Arc<dyn Fixture>,
+    protocols: &[Protocol],
+    groups: &[Group],
+    at_once: usize,
+) -> usize {
     let turns = Arc::new(Semaphore::new(at_once));
     let (mut playing, mut names) = (JoinSet::new(), HashMap::new());
-    for protocol in [Protocol::Http1, Protocol::Http2] {
+    for protocol in protocols.iter().copied() {
         for scenario in groups.iter().flat_map(|group| group.scenarios()) {
             let (fixture, turns) = (Arc::clone(&fixture), Arc::clone(&turns));
             let played = playing.spawn(async move {

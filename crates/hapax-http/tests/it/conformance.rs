@@ -13,8 +13,8 @@ use hapax::{
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Group, Handler, Instance, Link, Policy, Starting, Truth, perform, play_all,
-    reply,
+    Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, Starting, Truth, perform,
+    play_all, reply,
 };
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
@@ -38,7 +38,7 @@ async fn fixture() -> Arc<dyn Fixture> {
 /// are played.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_on_one_store() {
-    let played = play_all(fixture().await, &Group::ALL, 16).await;
+    let played = play_all(fixture().await, &Protocol::ALL, &Group::ALL, 16).await;
     assert!(played > 200, "{played}");
 }
 
