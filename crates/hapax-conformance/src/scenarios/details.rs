@@ -86,9 +86,14 @@ pub async fn w23_paths_reach_the_handler_as_they_came(arena: Arena) {
 pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
     let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
-    // A connection that is there already: new ones may be refused.
-    let mut connection = stage.client_in(Protocol::Http1).connect().await;
-    connection.send(stage.post("a, b").request()).await.is_refused(400, "invalid-key");
+    // Connections that are there already: new ones may be refused.
+    let mut connections = Vec::new();
+    for _ in 0..4 {
+        let mut connection = stage.client_in(Protocol::Http1).connect().await;
+        connection.send(stage.post("a, b").request()).await.is_refused(400, "invalid-key");
+        connections.push(connection);
+    }
+    let mut connection = connections.pop().unwrap();
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     let drained = tokio::spawn(stage.instance().drain());
@@ -97,6 +102,9 @@ pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
         let answer = connection.send(stage.post("k").request()).await;
         if answer.status != 409 {
             break answer;
+        }
+        if answer.header("connection") == "close" {
+            connection = connections.pop().expect("one closes with the first that hears of it");
         }
     };
     refused.is_refused(503, "draining");
