@@ -6,16 +6,24 @@
 //! 3. Chosen headers count with all their values.
 //! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`)
 //!    is compared by [`hapax::canonicalize`] and `multipart/form-data` without its boundary, which
-//!    clients make anew for every attempt. What has no canonical form, and any other body, is
-//!    compared by its bytes.
+//!    clients make anew for every attempt. What has no canonical form, any other body, and one
+//!    with two content types, is compared by its bytes.
 //!
 //! A canonical body and the same bytes compared raw never give the same fingerprint.
+//!
+//! A record says by which scheme it was made, and a retry is compared by that one. A scheme that
+//! this version does not know was written by a newer one: nobody can tell then whether the retry
+//! is the same request, so that it is neither answered nor executed, whatever the route says of
+//! outages, but refused as if the store were away (503 `store-unavailable`), until a version
+//! answers that knows it or the record ends.
+
+mod form;
 
 use std::borrow::Cow;
 use std::fmt;
 
 use hapax::{Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -150,12 +158,11 @@ impl HttpScheme {
             BodyForm::Ignored => ("http/1 no body", Vec::new()),
             BodyForm::Raw => raw(),
             BodyForm::Canonical => {
-                let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-                let kind = kind.unwrap_or_default();
+                let kind = form::content_type(headers);
                 if is_json(kind) {
                     return self.json_fields(body).unwrap_or_else(|_| raw());
                 }
-                match boundary(kind).and_then(|boundary| form_parts(body, &boundary)) {
+                match form::parts(kind, body) {
                     Some(parts) => ("http/1 form data", parts),
                     None => raw(),
                 }
@@ -292,64 +299,4 @@ fn is_json(kind: &str) -> bool {
     let media = kind.split(';').next().unwrap_or_default().trim();
     media.eq_ignore_ascii_case("application/json")
         || media.len() > 5 && media.as_bytes()[media.len() - 5..].eq_ignore_ascii_case(b"+json")
-}
-
-/// The boundary of `multipart/form-data`.
-fn boundary(kind: &str) -> Option<String> {
-    let (media, mut rest) = kind.split_once(';')?;
-    if !media.trim().eq_ignore_ascii_case("multipart/form-data") {
-        return None;
-    }
-    loop {
-        let (name, value) = rest.split_once('=')?;
-        let (text, after) = parameter(value)?;
-        if name.trim().eq_ignore_ascii_case("boundary") {
-            // RFC 2046: 1 to 70 characters.
-            return (1..=70).contains(&text.len()).then_some(text);
-        }
-        rest = after;
-    }
-}
-
-/// A parameter's value, a token or a quoted string, and what follows its semicolon.
-fn parameter(value: &str) -> Option<(String, &str)> {
-    let Some(quoted) = value.trim_start().strip_prefix('"') else {
-        let (text, after) = value.split_once(';').unwrap_or((value, ""));
-        return Some((text.trim().to_owned(), after));
-    };
-    let mut text = String::new();
-    let mut characters = quoted.char_indices();
-    while let Some((at, character)) = characters.next() {
-        match character {
-            '"' => {
-                let after = quoted[at + 1..].trim_start();
-                return Some((text, after.strip_prefix(';').unwrap_or(after)));
-            }
-            '\\' => text.push(characters.next()?.1),
-            _ => text.push(character),
-        }
-    }
-    None
-}
-
-/// The parts between the boundaries, heads included; `None` unless the body is nothing else.
-fn form_parts<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<Cow<'a, [u8]>>> {
-    let delimiter = format!("\r\n--{boundary}").into_bytes();
-    // The first delimiter has no line before it.
-    let mut rest = body.strip_prefix(&delimiter[2..])?;
-    let mut parts = Vec::new();
-    loop {
-        if let Some(end) = rest.strip_prefix(b"--") {
-            return (end.is_empty() || end == b"\r\n").then_some(parts);
-        }
-        rest = rest.strip_prefix(b"\r\n")?;
-        let end = find(rest, &delimiter)?;
-        parts.push(Cow::Borrowed(&rest[..end]));
-        rest = &rest[end + delimiter.len()..];
-    }
-}
-
-/// Where `needle`, which begins with its only carriage return, first occurs in `text`.
-fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
-    text.windows(needle.len()).position(|window| window == needle)
 }

@@ -3,7 +3,7 @@
 //! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
 //! - [`problem`]: refusals, as RFC 9457 problem details.
-//! - [`manner`]: refusals in gRPC, and for scripts of web pages.
+//! - [`manner`]: refusals for clients that asked in gRPC.
 //! - [`fingerprint`]: whether a retry is the same request.
 //! - [`classify`]: what a response means for its key.
 //! - [`stored`]: responses as outcomes.

@@ -22,11 +22,14 @@ struct State {
 }
 
 /// What was left when a drain ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use = "work that was cut off left outcomes that nobody knows"]
 pub struct Drained {
     /// Requests that did not end within the grace and were cut off.
     pub cut_off: usize,
+    /// Of these, requests that were still inside when the drain was over: their handlers gave no
+    /// way, or their outcomes wait for room among what is held back.
+    pub left: usize,
 }
 
 impl Gate {
@@ -55,16 +58,18 @@ impl Gate {
         let _ = self.state.subscribe().wait_for(|state| state.stopping).await;
     }
 
-    pub(super) async fn drain(&self, grace: Duration) -> Drained {
+    /// `last`: how long what was cut off may take to record that.
+    pub(super) async fn drain(&self, grace: Duration, last: Duration) -> Drained {
         self.state.send_modify(|state| state.draining = true);
         let mut state = self.state.subscribe();
         if timeout(grace, state.wait_for(|state| state.inside == 0)).await.is_ok() {
-            return Drained { cut_off: 0 };
+            return Drained::default();
         }
         let cut_off = self.state.borrow().inside;
         self.state.send_modify(|state| state.stopping = true);
-        let _ = state.wait_for(|state| state.inside == 0).await;
-        Drained { cut_off }
+        let _ = timeout(last, state.wait_for(|state| state.inside == 0)).await;
+        let left = self.state.borrow().inside;
+        Drained { cut_off, left }
     }
 }
 

@@ -89,14 +89,14 @@ where
     };
     let (claim, place, body, trailers) = match claimed {
         Ok(claimed) => claimed,
-        Err(problem) => return Ok(layer.refuse(&policy, &manner, &problem)),
+        Err(problem) => return Ok(layer.refuse(&policy, manner, &problem)),
     };
     let pass = match place {
         Some(place) => pass.with(place),
         None => pass,
     };
     let request = Request::from_parts(parts, Body::whole(body, trailers));
-    match settle(&layer, &policy, &manner, claim) {
+    match settle(&layer, &policy, manner, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => {
@@ -105,7 +105,7 @@ where
             detach(work, inner, request, lease).await
         }
         Settled::Unprotected if pass.gate().is_stopping() => {
-            Ok(layer.refuse(&policy, &manner, &draining()))
+            Ok(layer.refuse(&policy, manner, &draining()))
         }
         Settled::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
@@ -115,7 +115,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, &manner, &cut_off())),
+                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, manner, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -206,7 +206,7 @@ enum Settled {
 fn settle(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
-    manner: &Manner,
+    manner: Manner,
     claim: Result<Claim, ClaimError>,
 ) -> Settled {
     let problem = match claim {
@@ -310,8 +310,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let (layer, policy) = (Arc::clone(&work.layer), Arc::clone(&work.policy));
-    let manner = work.manner.clone();
+    let (layer, policy, manner) = (Arc::clone(&work.layer), Arc::clone(&work.policy), work.manner);
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
@@ -321,6 +320,6 @@ where
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
-        Ok(layer.refuse(&policy, &manner, &problem))
+        Ok(layer.refuse(&policy, manner, &problem))
     })
 }

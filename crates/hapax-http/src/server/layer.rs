@@ -102,10 +102,12 @@ impl IdempotencyLayer {
     /// Ends the layer's work: new requests get 503 `draining`; what is inside may end within
     /// `grace`; then it is cut off, and its outcomes are recorded as unknown.
     ///
-    /// Resolves when nothing is inside. What is held back for a store that is away is a matter for
-    /// [`Idempotency::drain`]. Dropping this stops waiting, not draining.
+    /// Resolves when nothing is inside, at the latest twice the engine's
+    /// [`store_timeout`](Idempotency::store_timeout) after the grace: what is inside then is not
+    /// recorded, and its leases lapse unless it ends after all. What is held back for a store that
+    /// is away is a matter for [`Idempotency::drain`]. Dropping this stops waiting, not draining.
     pub async fn drain(&self, grace: Duration) -> Drained {
-        self.gate.drain(grace).await
+        self.gate.drain(grace, self.engine.store_timeout().saturating_mul(2)).await
     }
 
     /// Tells the observer. One that panics must cost nobody a lease or an answer.
@@ -120,7 +122,7 @@ impl IdempotencyLayer {
     pub(super) fn refuse(
         &self,
         policy: &RoutePolicy,
-        manner: &Manner,
+        manner: Manner,
         problem: &Problem,
     ) -> Response<Body> {
         self.observe(policy, Event::Refused(problem.code()));

@@ -12,6 +12,27 @@
 //!    before the client gets any of it; a client that hangs up after that does cancel the stream.
 //! 5. The handler's own errors are untouched. What they mean for the key is *unknown*.
 //!
+//! # Frameworks
+//!
+//! | framework | how | example, run by the tests |
+//! | --- | --- | --- |
+//! | axum | `Router::layer` | `examples/axum.rs`, with a drain at the end |
+//! | tonic | `Server::builder().layer`; refusals are gRPC statuses | `examples/tonic` |
+//! | bare hyper | around a `service_fn` | `examples/hyper.rs` |
+//! | actix-web | not this layer: see below | |
+//!
+//! actix-web is not made of tower services: its handlers live on the thread that accepted the
+//! request and are no `Send` futures, while an execution here is a task of its own that outlives
+//! its client's connection. There, put the gateway in front; or claim in the handler, by
+//! [`Idempotency::claim`](hapax::Idempotency::claim) with [`header::key`](crate::header::key) and
+//! a [`fingerprint::Asked`](crate::fingerprint::Asked), keep answers as
+//! [`stored::Stored`](crate::stored::Stored), and run the work under
+//! [`Lease::keep_alive`](hapax::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
+//! that hangs up does not cancel it.
+//!
+//! What answers web pages, such as `CorsLayer` of tower-http, goes around this layer: then scripts
+//! may read refusals and replays as they may read any answer, and preflights are answered.
+//!
 //! A layer inside of a router that strips a path prefix sees the stripped path: give
 //! [`RouteOptions::target`] there, or two routes may count as one.
 //!

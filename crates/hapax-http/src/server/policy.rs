@@ -16,7 +16,6 @@ use super::scope::ScopeSource;
 use crate::classify::{Class, Profile};
 use crate::fingerprint::HttpScheme;
 use crate::header::Grammar;
-use crate::manner::Cors;
 use crate::stored::Cookies;
 
 /// Whether a protected request needs a key.
@@ -88,8 +87,6 @@ pub struct RouteOptions {
     /// Whether answers of what is final, and replays, say in `Idempotency-Expires` from when on
     /// the key may be used anew. Default: they do not.
     pub expires: bool,
-    /// Which web pages' scripts may read refusals. Default: none but the service's own.
-    pub cors: Option<Cors>,
     /// The largest body of a request with a key, in bytes. Default: 1 MiB.
     pub max_request_body: usize,
     /// The largest body of a response that is kept, in bytes. Default: 1 MiB; at most
@@ -125,7 +122,6 @@ impl Default for RouteOptions {
             cookies: Cookies::default(),
             stream: false,
             expires: false,
-            cors: None,
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
             max_in_flight_per_scope: None,

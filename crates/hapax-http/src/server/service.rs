@@ -92,9 +92,9 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         return Admission::Pass;
     };
     let options = &policy.options;
-    let manner = Manner::of(&parts.headers, options.cors.as_ref());
+    let manner = Manner::of(&parts.headers);
     let Some(pass) = layer.gate.enter() else {
-        return Admission::Refuse(layer.refuse(&policy, &manner, &draining()));
+        return Admission::Refuse(layer.refuse(&policy, manner, &draining()));
     };
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
@@ -105,16 +105,16 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         Ok(None) => {
             let detail = format!("{} requests here need an Idempotency-Key.", parts.method);
             let problem = Problem::new(Code::MissingKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, &manner, &problem));
+            return Admission::Refuse(layer.refuse(&policy, manner, &problem));
         }
         Err(error) => {
             let problem = Problem::new(Code::InvalidKey, sentence(&error.to_string()));
-            return Admission::Refuse(layer.refuse(&policy, &manner, &problem));
+            return Admission::Refuse(layer.refuse(&policy, manner, &problem));
         }
     };
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
-        Err(problem) => Admission::Refuse(layer.refuse(&policy, &manner, &problem)),
+        Err(problem) => Admission::Refuse(layer.refuse(&policy, manner, &problem)),
         Ok(scope) => Admission::Guard(Ticket { policy, manner, key, scope, pass }),
     }
 }

@@ -99,7 +99,7 @@ impl Work {
         if self.pass.gate().is_stopping() {
             // It would be cut off at once. If the store does not take the release, it is held back.
             let _ = lease.release().await;
-            return Ok(self.layer.refuse(&self.policy, &self.manner, &draining()));
+            return Ok(self.layer.refuse(&self.policy, self.manner, &draining()));
         }
         let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
@@ -298,7 +298,7 @@ impl Work {
                 }
             }
         };
-        self.layer.refuse(&self.policy, &self.manner, &problem)
+        self.layer.refuse(&self.policy, self.manner, &problem)
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.

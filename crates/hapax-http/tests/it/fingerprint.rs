@@ -145,6 +145,52 @@ fn wire_07_form_data_counts_without_its_boundary() {
 }
 
 #[test]
+fn wire_07_odd_form_data_counts_by_its_bytes() {
+    let body = form("X", &["1"]);
+    let raw = canonical("/", "text/plain", &body);
+    let kinds = [
+        "multipart/form-data; boundary=X; boundary=X",
+        "multipart/form-data; boundary=\"X\" y",
+        "multipart/form-data; boundary=\"X",
+        "multipart/form-data; boundary=\"\"",
+        "multipart/form-data; flag; boundary=X",
+        "multipart/mixed; boundary=X",
+        "multipart/form-data",
+    ];
+    for kind in kinds {
+        assert_eq!(canonical("/", kind, &body), raw, "{kind}");
+    }
+    for edge in ["a\"b", "a;b", "a b ", "ü", &"x".repeat(71)] {
+        let kind = format!("multipart/form-data; boundary=\"{}\"", edge.replace('"', "\\\""));
+        let body = form(edge, &["1"]);
+        assert_eq!(canonical("/", &kind, &body), canonical("/", "text/plain", &body), "{edge}");
+    }
+    let kind = "multipart/form-data; boundary=X";
+    for odd in ["--X\r\n--X--", "--X\r\n--X\r\na\r\n--X--", "--X \r\na\r\n--X--", "--X\na\n--X--\n"]
+    {
+        let odd = odd.as_bytes();
+        assert_eq!(canonical("/", kind, odd), canonical("/", "text/plain", odd), "{odd:?}");
+    }
+    let fields = [("content-type", kind), ("content-type", kind)];
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(name, value.parse().unwrap());
+    }
+    let (method, uri) = (Method::POST, Uri::from_static("/"));
+    assert_eq!(HttpScheme::default().fingerprint(&method, &uri, &headers, &body), raw);
+}
+
+#[test]
+fn wire_07_a_form_has_at_most_4096_parts() {
+    let of = |edge: &str, count: usize| {
+        let kind = format!("multipart/form-data; boundary={edge}");
+        canonical("/", &kind, &form(edge, &vec!["1"; count]))
+    };
+    assert_eq!(of("X", 4096), of("Y", 4096));
+    assert_ne!(of("X", 4097), of("Y", 4097));
+}
+
+#[test]
 fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
     let (old, new) = (scheme(BodyForm::Raw, &["x-a"]), HttpScheme::default());
     let (method, uri) = (Method::POST, Uri::from_static("/"));
@@ -237,7 +283,54 @@ fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
     assert!(HttpScheme::new(BodyForm::Raw, many).is_err());
 }
 
+/// The parts of a form by another reading: what is left between delimiters once they are cut out.
+fn cut(edge: &str, body: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let delimiter = format!("\r\n--{edge}").into_bytes();
+    let text = [b"\r\n", body].concat();
+    let (mut pieces, mut from, mut at) = (Vec::new(), 0, 0);
+    while at < text.len() {
+        if text[at..].starts_with(&delimiter) {
+            pieces.push(text[from..at].to_vec());
+            at += delimiter.len();
+            from = at;
+        } else {
+            at += 1;
+        }
+    }
+    let last = &text[from..];
+    let closed = last == b"--" || last == b"--\r\n";
+    // A line that begins like the end of the form is the end of it.
+    let early = pieces.iter().skip(1).any(|piece| piece.starts_with(b"--"));
+    if pieces.first() != Some(&Vec::new()) || !closed || early {
+        return None;
+    }
+    pieces[1..].iter().map(|piece| piece.strip_prefix(b"\r\n").map(<[u8]>::to_vec)).collect()
+}
+
 proptest! {
+    /// Forms are the same exactly if their parts are, read in another way; or, where they have
+    /// none, their bytes.
+    #[test]
+    fn forms_are_compared_by_their_parts(
+        edges in prop::sample::select(vec![("a", "a"), ("a", "b"), ("ab", "a"), ("a-", "a")]),
+        one in r"(--a|--b|--ab|--|\r\n|x|-){0,12}",
+        other in r"(--a|--b|--ab|--|\r\n|x|-){0,12}",
+        whole in prop::collection::vec(r"(x|\r\n|--){0,3}", 0..4),
+        form_one in any::<bool>(),
+        form_other in any::<bool>(),
+    ) {
+        let parts: Vec<&str> = whole.iter().map(String::as_str).collect();
+        let body = |whole, edge, text: &str| if whole { form(edge, &parts) } else { text.as_bytes().to_vec() };
+        let one = body(form_one, edges.0, &one);
+        let other = body(form_other, edges.1, &other);
+        let of = |edge: &str, body: &[u8]| {
+            let kind = format!("multipart/form-data; boundary={edge}");
+            (canonical("/", &kind, body), cut(edge, body).ok_or(body.to_vec()))
+        };
+        let (one, other) = (of(edges.0, &one), of(edges.1, &other));
+        prop_assert_eq!(one.0 == other.0, one.1 == other.1);
+    }
+
     /// Whatever the bytes and their type: nothing panics, and the body decides.
     #[test]
     fn bodies_of_any_type_are_told_apart(

@@ -7,9 +7,12 @@
 )]
 
 mod classify;
+mod conformance;
 mod debug;
+mod examples;
 mod fingerprint;
 mod header;
+mod manner;
 mod problem;
 mod server;
 mod stored;

@@ -132,6 +132,12 @@ impl Idempotency {
         &self.inner.store
     }
 
+    /// How long the store may take to answer.
+    #[must_use]
+    pub fn store_timeout(&self) -> Duration {
+        self.inner.patience
+    }
+
     /// What is going on in this process.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -5,8 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hapax::{InFlight, OnUnknown};
-use hapax_http::server::{Drained, RouteOptions, StoreOutage};
+use hapax::{Idempotency, InFlight, Limits, OnUnknown};
+use hapax_http::server::{
+    Drained, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+};
 use tokio::time::{Instant, advance, sleep};
 
 use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
@@ -39,7 +41,7 @@ async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert!(!drain.is_finished());
     go.give();
-    assert_eq!(drain.await.unwrap(), Drained { cut_off: 0 });
+    assert_eq!(drain.await.unwrap(), Drained { cut_off: 0, left: 0 });
     assert_eq!(first.await.unwrap().status, 201);
 
     let next = world.other_process();
@@ -61,7 +63,7 @@ async fn wire_23_what_is_not_back_in_time_is_unknown() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     let began = Instant::now();
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1 });
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 0 });
     assert!(began.elapsed() < GRACE + Duration::from_secs(1));
     let answer = client.await.unwrap();
     assert_eq!((answer.status.as_u16(), &*answer.code()), (504, "upstream-timeout"));
@@ -86,7 +88,7 @@ async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
     runs.reach(1).await;
     let waiting = begin(&app, pay("k", "{}"));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 2 });
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 2, left: 0 });
     assert_eq!(waiting.await.unwrap().code(), "draining");
     assert_eq!(runs.count(), 1);
 }
@@ -105,7 +107,7 @@ async fn wire_23_what_runs_unprotected_is_cut_off_too() {
     world.store.is(Mood::Down);
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1 });
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 0 });
     assert_eq!(client.await.unwrap().code(), "upstream-timeout");
 }
 
@@ -128,7 +130,7 @@ async fn a_drain_waits_for_detached_work() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     client.abort();
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 0 });
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 0, left: 0 });
     assert_eq!(ended.count(), 1);
 }
 
@@ -170,9 +172,41 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
             assert!(!poll(&mut drain));
             let answer = client.await.unwrap();
             assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"paid"[..]), "{mood:?}");
-            assert_eq!(drain.await, Drained { cut_off: 1 });
+            assert_eq!(drain.await, Drained { cut_off: 1, left: 0 });
         }
     }
+}
+
+/// Neither a handler that gives no way nor a store that is away keeps a process from ending.
+#[tokio::test(start_paused = true)]
+async fn wire_23_a_drain_ends_whatever_happens() {
+    let world = World::new();
+    let limits = Limits { held_back_bytes: 1, ..Limits::default() };
+    let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax::Store>;
+    let engine = Idempotency::builder(store).limits(limits).build();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(engine.clone(), policy);
+    let runs = Runs::default();
+    let (count, store) = (runs.clone(), std::sync::Arc::clone(&world.store));
+    let app = app_of(&layer, move |_| {
+        count.next();
+        store.is(Mood::Down);
+        async { respond(201, "done") }
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    // Its outcome is held back, and waits to be told so until there is room for it.
+    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 1 });
+    assert_eq!(began.elapsed(), GRACE + engine.store_timeout() * 2);
+    world.store.is(Mood::Well);
+    engine.drain().await;
+    assert_eq!(client.await.unwrap().header("idempotency-recorded"), Some("pending"));
+    let next = world.other_process();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(next.engine.clone(), policy);
+    let app = app_of(&layer, |_| async { respond(201, "twice") });
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"done");
 }
 
 /// What is claimed when time is up is released, not begun and cut off.
@@ -212,7 +246,7 @@ async fn nothing_begins_when_time_is_up() {
         });
         let answer = client.await.unwrap();
         assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "draining"));
-        assert_eq!((drain.await.unwrap(), runs.count()), (Drained { cut_off: 1 }, 0));
+        assert_eq!((drain.await.unwrap(), runs.count()), (Drained { cut_off: 1, left: 0 }, 0));
         world.engine.drain().await;
         let next = world.other_process();
         let app = next.app(RouteOptions::default(), |_| async { respond(201, "next") });

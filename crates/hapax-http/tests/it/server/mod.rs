@@ -4,6 +4,7 @@ mod answers;
 mod compatible;
 mod drain;
 mod execution;
+mod grpc;
 mod keys;
 mod options;
 mod outages;

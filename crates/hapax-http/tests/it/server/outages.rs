@@ -4,13 +4,15 @@ use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    CompletionOutage, Event, Execution, Recorded, RouteError, RouteOptions, RoutePolicy,
-    ScopeSource, StoreOutage,
+    CompletionOutage, Event, Execution, IdempotencyLayer, Recorded, RouteError, RouteOptions,
+    RoutePolicy, ScopeSource, StoreOutage,
 };
 use http::Request;
 use tokio::time::{Duration, sleep};
 
-use super::world::{App, LEASE, Mood, Runs, Signal, World, begin, pay, respond, send, with_policy};
+use super::world::{
+    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy,
+};
 
 #[tokio::test(start_paused = true)]
 async fn wire_20_closed_executes_nothing() {
@@ -201,6 +203,32 @@ async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
         let answer = send(&elsewhere, pay("k", "{}")).await;
         assert_eq!(answer.code(), code);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
+    let world = World::new();
+    let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax::Store>;
+    let limits = hapax::Limits { held_back: 1, ..hapax::Limits::default() };
+    let engine = hapax::Idempotency::builder(store).limits(limits).build();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(engine.clone(), policy);
+    let (runs, store) = (Runs::default(), std::sync::Arc::clone(&world.store));
+    let count = runs.clone();
+    let app = app_of(&layer, move |_| {
+        count.next();
+        store.is(Mood::Down);
+        async { respond(201, "paid") }
+    });
+    assert_eq!(send(&app, pay("k", "{}")).await.header("idempotency-recorded"), Some("pending"));
+    // Even once the store is back, until it has taken what is held back.
+    world.store.is(Mood::ReadOnly);
+    assert_eq!(send(&app, pay("other", "{}")).await.code(), "store-unavailable");
+    assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("true"));
+    world.store.is(Mood::Well);
+    engine.drain().await;
+    assert_eq!(send(&app, pay("other", "{}")).await.status, 201);
+    assert_eq!(runs.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use hapax::Scope;
+use hapax::{Claim, Fingerprint, Policy, Scheme, Scope};
 use hapax_http::fingerprint::{BodyForm, HttpScheme};
 use hapax_http::server::{
     IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeRefused, ScopeSource,
+    StoreOutage,
 };
 use http::header::{AUTHORIZATION, HeaderName, PROXY_AUTHORIZATION};
 use http::{HeaderValue, Request};
@@ -197,6 +198,37 @@ async fn wire_07_a_changed_configuration_makes_no_false_422() {
     assert_eq!(send(&new, pay("k", r#"{"a":1}"#)).await.replayed(), Some("true"));
     // By the record's scheme: its bytes differ.
     assert_eq!(send(&new, pay("k", r#"{ "a":1}"#)).await.code(), "key-reused");
+}
+
+/// A request of a version with another scheme.
+struct Newer;
+
+impl hapax::Request for Newer {
+    fn scheme(&self) -> Scheme {
+        Scheme::new("http/9;body=semantic").unwrap()
+    }
+
+    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+        Some(Fingerprint::builder("http/9").finish())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_07_a_scheme_that_is_not_known_is_neither_executed_nor_answered() {
+    let world = World::new();
+    let (scope, key) = (Scope::of([("authorization", b"Bearer alice")]), "k".parse().unwrap());
+    let claimed = world.engine.claim(&scope, &key, &Newer, &Policy::default()).await;
+    let Ok(Claim::Execute(lease)) = claimed else { panic!("{claimed:?}") };
+    for store_outage in [StoreOutage::Closed, StoreOutage::Open] {
+        let options = RouteOptions { store_outage, ..RouteOptions::default() };
+        let app = world.app(options, |_| async { panic!("it was executed") });
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "store-unavailable"));
+    }
+    // Whoever knows the scheme is not disturbed.
+    assert!(lease.complete(hapax::Outcome::new("test", "done"), None).await.is_ok());
+    let replayed = world.engine.claim(&scope, &key, &Newer, &Policy::default()).await;
+    assert!(matches!(replayed, Ok(Claim::Replay(_))), "{replayed:?}");
 }
 
 #[tokio::test(start_paused = true)]

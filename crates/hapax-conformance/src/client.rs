@@ -1,0 +1,217 @@
+//! Clients, whole answers, and what is read out of them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_http::Body;
+use http::header::HOST;
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// Longer than anything here takes; whoever needs it fails.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is spoken with what is tested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 in the clear, with prior knowledge.
+    Http2,
+}
+
+impl Protocol {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Http1, Self::Http2];
+}
+
+/// Makes connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// To here.
+    pub address: SocketAddr,
+    /// In this.
+    pub protocol: Protocol,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    sender: Sender,
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+enum Sender {
+    Http1(http1::SendRequest<Body>),
+    Http2(http2::SendRequest<Body>),
+}
+
+impl Client {
+    /// A new connection.
+    pub async fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let io = TokioIo::new(stream);
+        let (sender, task) = match self.protocol {
+            Protocol::Http1 => {
+                let (sender, connection) = http1::handshake(io).await.unwrap();
+                (Sender::Http1(sender), tokio::spawn(async move { drop(connection.await) }))
+            }
+            Protocol::Http2 => {
+                let made = http2::handshake(TokioExecutor::new(), io).await;
+                let (sender, connection) = made.unwrap();
+                (Sender::Http2(sender), tokio::spawn(async move { drop(connection.await) }))
+            }
+        };
+        Connection { sender, address: self.address, task }
+    }
+
+    /// The whole answer to a request on a connection of its own.
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        self.connect().await.send(request).await
+    }
+
+    /// Sends a request on a task of its own. Aborting the task hangs up.
+    #[must_use]
+    pub fn begin(&self, request: Request<Body>) -> JoinHandle<Answer> {
+        let this = *self;
+        tokio::spawn(async move { this.send(request).await })
+    }
+}
+
+impl Connection {
+    /// The whole answer.
+    pub async fn send(&mut self, request: Request<Body>) -> Answer {
+        let answer = async { Answer::read(self.ask(request).await).await };
+        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        answer.expect("no whole answer in time")
+    }
+
+    /// The answer's head, its body to come.
+    pub async fn ask(&mut self, mut request: Request<Body>) -> Response<Incoming> {
+        let authority = Authority::try_from(self.address.to_string()).unwrap();
+        let host = HeaderValue::from_str(authority.as_str()).unwrap();
+        let answer = async {
+            match &mut self.sender {
+                Sender::Http1(sender) => {
+                    request.headers_mut().insert(HOST, host);
+                    sender.ready().await.unwrap();
+                    sender.send_request(request).await
+                }
+                Sender::Http2(sender) => {
+                    let mut uri = std::mem::take(request.uri_mut()).into_parts();
+                    (uri.scheme, uri.authority) = (Some(Scheme::HTTP), Some(authority));
+                    *request.uri_mut() = Uri::from_parts(uri).unwrap();
+                    sender.ready().await.unwrap();
+                    sender.send_request(request).await
+                }
+            }
+        };
+        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        answer.expect("no answer in time").expect("the connection broke")
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Whatever is under way is broken off: the client hangs up.
+        self.task.abort();
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+    /// Its trailers.
+    pub trailers: Option<HeaderMap>,
+}
+
+impl Answer {
+    /// Reads an answer to its end.
+    pub async fn read(response: Response<Incoming>) -> Self {
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.expect("the answer broke off");
+        let trailers = body.trailers().cloned();
+        Self { status: head.status, headers: head.headers, body: body.to_bytes(), trailers }
+    }
+
+    /// A header, empty where there is none. Of several lines it is the first.
+    #[must_use]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    /// The problem it is.
+    #[must_use]
+    pub fn problem(&self) -> serde_json::Value {
+        assert_eq!(self.header("content-type"), "application/problem+json", "{self:?}");
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
+        assert_eq!(problem["status"], self.status.as_u16());
+        for member in ["type", "title", "detail", "code"] {
+            assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
+        }
+        problem
+    }
+
+    /// Its number and, for a problem, the code: what most scenarios ask of a refusal.
+    #[must_use]
+    pub fn refusal(&self) -> (u16, String) {
+        let code = self.problem()["code"].as_str().unwrap_or_default().to_owned();
+        (self.status.as_u16(), code)
+    }
+
+    /// Asserts that it is this refusal.
+    #[track_caller]
+    pub fn is_refused(&self, status: u16, code: &str) {
+        assert_eq!(self.refusal(), (status, code.to_owned()), "{self:?}");
+        assert_eq!(self.header("idempotency-replayed"), "");
+    }
+
+    /// Asserts that it is the first answer, with this status and body.
+    #[track_caller]
+    pub fn is_first(&self, status: u16, body: &str) {
+        self.is(status, body, "false");
+    }
+
+    /// Asserts that it is a replay, with this status and body.
+    #[track_caller]
+    pub fn is_replay(&self, status: u16, body: &str) {
+        self.is(status, body, "true");
+    }
+
+    /// Asserts that it bears no mark of ours.
+    #[track_caller]
+    pub fn is_unmarked(&self, status: u16, body: &str) {
+        let ours = self.headers.keys().filter(|name| name.as_str().starts_with("idempotency-"));
+        assert_eq!(ours.count(), 0, "{self:?}");
+        self.is(status, body, "");
+    }
+
+    #[track_caller]
+    fn is(&self, status: u16, body: &str, replayed: &str) {
+        let body_is = String::from_utf8_lossy(&self.body);
+        let found = (self.status.as_u16(), &*body_is, self.header("idempotency-replayed"));
+        assert_eq!(found, (status, body, replayed), "{:?}", self.headers);
+    }
+}

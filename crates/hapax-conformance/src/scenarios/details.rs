@@ -1,0 +1,138 @@
+//! 23: what decides between two readings.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::OnUnknown;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::execution::held;
+use crate::{Arena, Gate, Policy, Protocol, Runs, counting, handler, reply};
+
+pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: Arena) {
+    let runs = Runs::new();
+    let count = runs.clone();
+    let busy_once = handler(move |_| {
+        let run = count.next();
+        async move { reply(if run == 1 { 503 } else { 201 }, run.to_string()) }
+    });
+    let stage = arena.start(Policy::default(), busy_once).await;
+    stage.send(stage.post("k")).await.is_first(503, "1");
+    let other = stage.post("k").body(r#"{"amount":1}"#);
+    stage.send(other.clone()).await.is_first(201, "2");
+    stage.send(stage.post("k")).await.is_refused(422, "key-reused");
+    stage.send(other).await.is_replay(201, "2");
+}
+
+pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    // HTTP/2 has no such header.
+    let client = stage.client_in(Protocol::Http1);
+    for named in ["Idempotency-Key", "close, authorization", "x, IDEMPOTENCY-KEY"] {
+        let post = stage.post("k").header("connection", named);
+        client.send(post.request()).await.is_refused(400, "malformed-request");
+    }
+    assert_eq!(runs.count(), 0);
+    let harmless = stage.post("k").header("connection", "keep-alive, x-other");
+    client.send(harmless.request()).await.is_first(201, "1");
+}
+
+pub async fn w23_malformed_framing_is_400(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let caller = arena.unique("caller");
+    for framing in [
+        "content-length: 2\r\ncontent-length: 3\r\n\r\nabc",
+        "content-length: -1\r\n\r\n",
+        "content-length: 0x2\r\n\r\nab",
+        "transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        "content-length: 1\r\nbad name: 1\r\n\r\nab",
+        "content-length: 1\r\n folded: 1\r\n\r\na",
+    ] {
+        let mut stream = TcpStream::connect(stage.client().address).await.unwrap();
+        let head = format!(
+            "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: {caller}\r\nidempotency-key: k\r\n"
+        );
+        stream.write_all(format!("{head}{framing}").as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        let read = tokio::time::timeout(crate::PATIENCE, stream.read_exact(&mut status)).await;
+        read.expect("no answer in time").expect("no answer");
+        assert_eq!(&status, b"HTTP/1.1 400", "{framing:?}");
+    }
+    assert_eq!(runs.count(), 0);
+    // Nothing was claimed.
+    let post = stage.post("k").header("authorization", caller);
+    stage.send(post).await.is_first(201, "1");
+}
+
+pub async fn w23_paths_reach_the_handler_as_they_came(arena: Arena) {
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let targets = Arc::clone(&seen);
+    let note = handler(move |call| {
+        targets.lock().unwrap().push(call.uri.path_and_query().unwrap().to_string());
+        async { reply(201, "") }
+    });
+    let stage = arena.start(Policy::default(), note).await;
+    let targets =
+        ["/%70ay", "/a//b", "/a/../b/./c", "/a%2Fb%2f", "/p?", "/p?b=2&a=1&&x=%20+y", "/p;v=1"];
+    for (at, target) in targets.iter().enumerate() {
+        stage.send(stage.post(&format!("k-{at}")).to(target)).await.is_first(201, "");
+    }
+    assert_eq!(*seen.lock().unwrap(), targets);
+}
+
+pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+    // Connections that are there already: new ones may be refused.
+    let mut connections = Vec::new();
+    for _ in 0..4 {
+        let mut connection = stage.client_in(Protocol::Http1).connect().await;
+        connection.send(stage.post("a, b").request()).await.is_refused(400, "invalid-key");
+        connections.push(connection);
+    }
+    let mut connection = connections.pop().unwrap();
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let drained = tokio::spawn(stage.instance().drain());
+    let refused = loop {
+        // Until the drain has begun, a copy is told that the first is in flight.
+        let answer = connection.send(stage.post("k").request()).await;
+        if answer.status != 409 {
+            break answer;
+        }
+        if answer.header("connection") == "close" {
+            connection = connections.pop().expect("one closes with the first that hears of it");
+        }
+    };
+    refused.is_refused(503, "draining");
+    assert_ne!(refused.header("retry-after"), "");
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+    tokio::time::timeout(crate::PATIENCE, drained).await.unwrap().unwrap();
+    // What was in hand is recorded.
+    drop(stage);
+    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+}
+
+pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let policy = Policy {
+        grace: Duration::from_millis(300),
+        on_unknown: OnUnknown::Block,
+        ..Policy::default()
+    };
+    let stage = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    tokio::time::timeout(crate::PATIENCE, stage.instance().drain()).await.unwrap();
+    // Whether its client still hears of it depends on how the connection ends.
+    first.abort();
+    drop(stage);
+    let stage = arena.start(policy, counting(&runs)).await;
+    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    assert_eq!(runs.count(), 1);
+}

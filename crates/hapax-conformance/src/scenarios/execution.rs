@@ -1,0 +1,199 @@
+//! 9–13: execution.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::{Arena, Call, Gate, Handler, Policy, Runs, counting, handler, reply};
+
+/// Counts a run, then waits for the gate, then answers with the run's number.
+pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
+    let held = (runs.clone(), gate.clone());
+    handler(move |_| {
+        let (runs, gate) = held.clone();
+        async move {
+            let run = runs.next();
+            gate.pass().await;
+            reply(201, run.to_string())
+        }
+    })
+}
+
+pub async fn w09_of_100_copies_one_executes(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
+    runs.reach(1).await;
+    // Whoever comes while it runs is refused; those that have not come by then hear it replayed.
+    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    gate.open();
+    let mut first = 0;
+    for copy in copies {
+        let answer = copy.await.unwrap();
+        match answer.header("idempotency-replayed") {
+            "" => answer.is_refused(409, "in-flight"),
+            "true" => answer.is_replay(201, "1"),
+            _ => {
+                answer.is_first(201, "1");
+                first += 1;
+            }
+        }
+    }
+    assert_eq!((first, runs.count()), (1, 1));
+}
+
+pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let client = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    gate.open();
+    stage.until(&stage.post("k"), |answer| answer.status != 409).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
+    let runs = Runs::new();
+    let count = runs.clone();
+    let lease = Duration::from_secs(2);
+    let slow = handler(move |_| {
+        let run = count.next();
+        async move {
+            // That it takes so long is what is tested.
+            tokio::time::sleep(lease * 3).await;
+            reply(201, run.to_string())
+        }
+    });
+    let stage = arena.start(Policy { lease, ..Policy::default() }, slow).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let copy = stage.until(&stage.post("k"), |answer| answer.status != 409).await;
+    copy.is_replay(201, "1");
+    first.await.unwrap().is_first(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Answers 503 on its first run, else 201; and notes what it was called with.
+fn noting(calls: &Arc<Mutex<Vec<Call>>>) -> Handler {
+    let calls = Arc::clone(calls);
+    handler(move |call| {
+        let mut calls = calls.lock().unwrap();
+        calls.push(call);
+        let status = if calls.len() == 1 { 503 } else { 201 };
+        async move { reply(status, "") }
+    })
+}
+
+pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Arena) {
+    let calls = Arc::default();
+    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    stage.send(stage.post("k")).await.is_first(503, "");
+    stage.send(stage.post("k")).await.is_first(201, "");
+    stage.send(stage.post("k")).await.is_replay(201, "");
+    let calls = calls.lock().unwrap();
+    let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };
+    assert_eq!((first.attempt, second.attempt), (Some(1), Some(2)));
+    assert!(first.fence.unwrap() < second.fence.unwrap());
+}
+
+pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
+    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+    let noted = Arc::clone(&calls);
+    let note = handler(move |call| {
+        noted.lock().unwrap().push(call);
+        async { reply(201, "") }
+    });
+    let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
+    let stage = arena.start(Policy { lease, retention, ..Policy::default() }, note).await;
+    stage.send(stage.post("k")).await.is_first(201, "");
+    let anew = |answer: &crate::Answer| answer.header("idempotency-replayed") == "false";
+    stage.until(&stage.post("k"), anew).await;
+    let calls = calls.lock().unwrap();
+    let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };
+    assert_eq!((first.attempt, second.attempt), (Some(1), Some(1)));
+    assert!(first.fence.unwrap() < second.fence.unwrap());
+}
+
+pub async fn w13_the_clients_own_key_reaches_the_handler(arena: Arena) {
+    let calls = Arc::default();
+    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    stage.send(stage.post("\"my key\"")).await.is_first(503, "");
+    assert_eq!(calls.lock().unwrap()[0].headers["idempotency-key"], "\"my key\"");
+}
+
+pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
+    let calls = Arc::default();
+    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let post = stage.post("k").header("idempotency-fence", "9".repeat(19));
+    let post = post.more("idempotency-fence", "8").header("idempotency-attempt", "77");
+    stage.send(post).await.is_first(503, "");
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls[0].attempt, Some(1));
+    for name in ["idempotency-fence", "idempotency-attempt"] {
+        let lines = calls[0].headers.get_all(name);
+        assert!(
+            lines.iter().all(|line| line != "8" && line != "77" && line.len() < 19),
+            "{lines:?}"
+        );
+        assert!(lines.iter().count() <= 1, "{lines:?}");
+    }
+}
+
+/// Group `several`: two processes on one store.
+pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let here = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let there = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let copies: Vec<_> =
+        (0..50).flat_map(|_| [here.begin(here.post("k")), there.begin(there.post("k"))]).collect();
+    runs.reach(1).await;
+    here.send(here.post("k")).await.is_refused(409, "in-flight");
+    there.send(there.post("k")).await.is_refused(409, "in-flight");
+    gate.open();
+    for copy in copies {
+        let answer = copy.await.unwrap();
+        assert!(matches!(answer.status.as_u16(), 201 | 409), "{answer:?}");
+    }
+    there.send(there.post("k")).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Group `crashes`: what was answered is there after a crash at that moment.
+pub async fn w11_what_was_answered_is_recorded(arena: Arena) {
+    let runs = Runs::new();
+    for round in 1..=5 {
+        let key = format!("k-{round}");
+        let stage = arena.start(Policy::default(), counting(&runs)).await;
+        stage.send(stage.post(&key)).await.is_first(201, &round.to_string());
+        stage.instance().kill().await;
+        drop(stage);
+        let stage = arena.start(Policy::default(), counting(&runs)).await;
+        stage.send(stage.post(&key)).await.is_replay(201, &round.to_string());
+        stage.instance().kill().await;
+    }
+    assert_eq!(runs.count(), 5);
+}
+
+/// Groups `outages` and `several`: a holder that was cut off too long, and taken over.
+pub async fn w13_whoever_was_taken_over_is_superseded(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let policy = Policy {
+        lease: Duration::from_secs(1),
+        store_timeout: Duration::from_secs(1),
+        ..Policy::default()
+    };
+    let lost = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let heir = arena.start(policy, counting(&runs)).await;
+    let first = lost.begin(lost.post("k"));
+    runs.reach(1).await;
+    lost.cut().await;
+    // Until its lease lapses.
+    let taken = heir.until(&heir.post("k"), |answer| answer.status == 201).await;
+    taken.is_first(201, "2");
+    lost.mend().await;
+    gate.open();
+    first.await.unwrap().is_refused(409, "superseded");
+    heir.send(heir.post("k")).await.is_replay(201, "2");
+}

@@ -1,0 +1,133 @@
+//! 16, gRPC: classes by grpc-status, refusals without a body.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use hapax::OnUnknown;
+use hapax_http::Body;
+use hapax_http::server::KeyRule;
+use http::{HeaderMap, HeaderValue};
+use http_body::Frame;
+use http_body_util::channel::Channel;
+
+use super::execution::held;
+use crate::{Answer, Arena, Gate, Handler, Policy, Post, Runs, Stage, handler, reply};
+
+/// A message in its frame.
+fn message(text: &str) -> Bytes {
+    let mut frame = BytesMut::new();
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(text.len()).unwrap());
+    frame.put_slice(text.as_bytes());
+    frame.freeze()
+}
+
+/// Answers with the status that it is asked for: in the trailers, or, asked by `!`, in the headers
+/// and without a message.
+fn asked_for(runs: &Runs) -> Handler {
+    let runs = runs.clone();
+    handler(move |call| {
+        let run = runs.next();
+        let text = std::str::from_utf8(&call.body[5..]).unwrap();
+        let status = HeaderValue::from_str(text.trim_start_matches('!')).unwrap();
+        let bare = text.starts_with('!');
+        async move {
+            let mut response = reply(200, "");
+            let kind = HeaderValue::from_static("application/grpc+proto");
+            response.headers_mut().insert("content-type", kind);
+            if bare {
+                response.headers_mut().insert("grpc-status", status);
+                return response;
+            }
+            // For HTTP/1.1, which sends no trailers that are not told of.
+            let told = HeaderValue::from_static("grpc-status");
+            response.headers_mut().insert("trailer", told);
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", status);
+            let (mut sender, body) = Channel::<Bytes>::new(2);
+            tokio::spawn(async move {
+                let _ = sender.send(Frame::data(message(&run.to_string()))).await;
+                let _ = sender.send(Frame::trailers(trailers)).await;
+            });
+            response.map(|_| Body::new(body))
+        }
+    })
+}
+
+fn call(stage: &Stage, key: &str, text: &str) -> Post {
+    let post = stage.post(key).to("/shop.Payments/Charge").kind("application/grpc");
+    post.header("te", "trailers").body(message(text))
+}
+
+/// The status of a gRPC answer, wherever it is.
+fn status(answer: &Answer) -> &str {
+    assert_eq!(answer.status, 200);
+    let trailers = answer.trailers.as_ref();
+    let status = trailers.and_then(|map| map.get("grpc-status"));
+    status.map_or(answer.header("grpc-status"), |value| value.to_str().unwrap())
+}
+
+pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, asked_for(&runs)).await;
+    for bare in ["", "!"] {
+        for code in 0..=16 {
+            let before = runs.count();
+            let post = call(&stage, &format!("k-{code}-{}", bare.len()), &format!("{bare}{code}"));
+            let first = stage.send(post.clone()).await;
+            assert_eq!(status(&first), code.to_string());
+            let second = stage.send(post).await;
+            let expected = match code {
+                8 | 14 => (2, code, "false"),
+                2 | 4 | 13 | 15 => (1, 9, ""),
+                _ => (1, code, "true"),
+            };
+            let replayed = second.header("idempotency-replayed");
+            let found = (runs.count() - before, status(&second).parse().unwrap(), replayed);
+            assert_eq!(found, expected, "{code}");
+            if replayed == "true" {
+                assert_eq!((&second.body, &second.trailers), (&first.body, &first.trailers));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn is_refused(answer: &Answer, code: &str, word: &str) {
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), "application/grpc");
+    // Trailers only: all of it is in the head.
+    assert_eq!(answer.header("grpc-status"), code, "{answer:?}");
+    let message = answer.header("grpc-message");
+    assert!(message.starts_with(&format!("{word}: ")), "{message}");
+    assert!(answer.body.is_empty() && answer.trailers.is_none());
+}
+
+pub async fn w16_grpc_refusals_are_trailers_only(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let policy = Policy { key: KeyRule::Required, max_request_body: 100, ..Policy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let first = stage.begin(call(&stage, "k", "a"));
+    runs.reach(1).await;
+    let in_flight = stage.send(call(&stage, "k", "a")).await;
+    is_refused(&in_flight, "10", "in-flight");
+    assert_eq!(in_flight.header("grpc-retry-pushback-ms"), "1000");
+    is_refused(&stage.send(call(&stage, "k", "b")).await, "9", "key-reused");
+    is_refused(&stage.send(call(&stage, "a, b", "a")).await, "3", "invalid-key");
+    let without = call(&stage, "k", "a").without("idempotency-key");
+    is_refused(&stage.send(without).await, "3", "missing-key");
+    let anonymous = call(&stage, "k", "a").without("authorization");
+    is_refused(&stage.send(anonymous).await, "3", "missing-scope");
+    is_refused(&stage.send(call(&stage, "large", &"x".repeat(200))).await, "8", "body-too-large");
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+}
+
+/// Group `outages`.
+pub async fn w16_grpc_without_a_store_is_unavailable(arena: Arena) {
+    let runs = Runs::new();
+    let store_timeout = std::time::Duration::from_secs(1);
+    let stage = arena.start(Policy { store_timeout, ..Policy::default() }, asked_for(&runs)).await;
+    stage.cut().await;
+    is_refused(&stage.send(call(&stage, "k", "0")).await, "14", "store-unavailable");
+    assert_eq!(runs.count(), 0);
+}

@@ -1,0 +1,135 @@
+//! 18: copies of a request in flight.
+
+use std::time::Duration;
+
+use hapax::InFlight;
+use tokio::time::Instant;
+
+use super::execution::held;
+use crate::{Arena, Gate, Policy, Runs, handler, reply};
+
+fn wait(patience: Duration) -> Policy {
+    Policy { in_flight: InFlight::Wait(patience), ..Policy::default() }
+}
+
+pub async fn w18_a_copy_is_told_when_to_come_again(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let began = Instant::now();
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let seconds = |answer: crate::Answer| {
+        answer.is_refused(409, "in-flight");
+        let seconds = answer.problem()["retry_after"].as_u64().unwrap();
+        assert_eq!(answer.header("retry-after"), seconds.to_string());
+        seconds
+    };
+    // No later than the first has been running for, but at least 1.
+    let asked = seconds(stage.send(stage.post("k")).await);
+    assert!((1..=began.elapsed().as_secs() + 1).contains(&asked), "{asked}");
+    let later = stage.until(&stage.post("k"), |answer| answer.header("retry-after") != "1").await;
+    let later = seconds(later);
+    assert!(later > 1 && later <= began.elapsed().as_secs() + 1, "{later}");
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+}
+
+pub async fn w18_no_later_than_the_lease_ends(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let lease = Duration::from_secs(2);
+    let stage = arena.start(Policy { lease, ..Policy::default() }, held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    // Beyond what the time elapsed alone would say.
+    let until = Instant::now() + lease * 2;
+    while Instant::now() < until {
+        let copy = stage.send(stage.post("k")).await;
+        copy.is_refused(409, "in-flight");
+        assert!(["1", "2"].contains(&copy.header("retry-after")), "{copy:?}");
+    }
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+}
+
+pub async fn w18_waiting_copies_get_the_replay(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(wait(crate::PATIENCE), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let copies: Vec<_> = (0..20).map(|_| stage.begin(stage.post("k"))).collect();
+    // One that is refused at once shows that the gate opened for those that came before it.
+    stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+    for copy in copies {
+        copy.await.unwrap().is_replay(201, "1");
+    }
+    assert_eq!(runs.count(), 1);
+}
+
+pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let held = (runs.clone(), gate.clone());
+    let failing = handler(move |_| {
+        let (runs, gate) = held.clone();
+        async move {
+            let run = runs.next();
+            gate.pass().await;
+            reply(if run == 1 { 503 } else { 201 }, run.to_string())
+        }
+    });
+    let stage = arena.start(wait(crate::PATIENCE), failing).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let copies: Vec<_> = (0..10).map(|_| stage.begin(stage.post("k"))).collect();
+    gate.open();
+    first.await.unwrap().is_first(503, "1");
+    let mut executed = 0;
+    for copy in copies {
+        let copy = copy.await.unwrap();
+        if copy.header("idempotency-replayed") == "false" {
+            copy.is_first(201, "2");
+            executed += 1;
+        } else {
+            copy.is_replay(201, "2");
+        }
+    }
+    assert_eq!((executed, runs.count()), (1, 2));
+}
+
+pub async fn w18_waiting_ends(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let patience = Duration::from_millis(700);
+    let stage = arena.start(wait(patience), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    assert!(began.elapsed() >= patience, "{:?}", began.elapsed());
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+}
+
+pub async fn w18_no_more_than_so_many_wait(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let policy = Policy { waiters_per_key: 5, ..wait(crate::PATIENCE) };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    let mut copies = tokio::task::JoinSet::new();
+    for _ in 0..15 {
+        let copy = stage.begin(stage.post("k"));
+        copies.spawn(async move { copy.await.unwrap() });
+    }
+    // Ten hear it at once, while the others wait.
+    for _ in 0..10 {
+        copies.join_next().await.unwrap().unwrap().is_refused(409, "in-flight");
+    }
+    assert!(began.elapsed() < crate::PATIENCE / 2);
+    gate.open();
+    while let Some(copy) = copies.join_next().await {
+        copy.unwrap().is_replay(201, "1");
+    }
+    first.await.unwrap().is_first(201, "1");
+}

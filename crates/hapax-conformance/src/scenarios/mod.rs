@@ -1,0 +1,15 @@
+//! The scenarios, by the numbers of the statements they check.
+#![allow(missing_docs, reason = "a scenario's name says what it checks")]
+
+pub mod details;
+pub mod execution;
+pub mod grpc;
+pub mod identity;
+pub mod in_flight;
+pub mod keys;
+pub mod outages;
+pub mod outcomes;
+pub mod protocols;
+pub mod refusals;
+pub mod replay;
+pub mod sizes;

@@ -1,0 +1,307 @@
+//! 14–16: what is kept.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax::OnUnknown;
+use hapax_http::Body;
+use hapax_http::classify::Profile;
+use http::HeaderValue;
+use http_body_util::channel::Channel;
+
+use super::execution::held;
+use crate::{Arena, Call, Gate, Handler, Hook, Policy, Runs, Stage, Truth, handler, reply};
+
+/// Answers with the status that the path ends in, and counts.
+pub(super) fn by_path(runs: &Runs) -> Handler {
+    let runs = runs.clone();
+    handler(move |call| {
+        let run = runs.next();
+        let status = call.uri.path().rsplit('/').next().unwrap().parse().unwrap();
+        async move {
+            reply(
+                status,
+                if status == 304 || status == 204 { String::new() } else { run.to_string() },
+            )
+        }
+    })
+}
+
+/// How many of two requests under one key executed, and what the second got.
+async fn twice(stage: &Stage, runs: &Runs, status: u16) -> (usize, u16) {
+    let before = runs.count();
+    let post = stage.post(&format!("k-{status}")).to(&format!("/s/{status}"));
+    assert_eq!(stage.send(post.clone()).await.status, status);
+    let second = stage.send(post).await.status;
+    (runs.count() - before, second.as_u16())
+}
+
+async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unknown: &[u16]) {
+    let runs = Runs::new();
+    // Under `block`, what is unknown is told from what is released.
+    let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, by_path(&runs)).await;
+    for status in kept {
+        assert_eq!(twice(&stage, &runs, *status).await, (1, *status));
+    }
+    for status in free {
+        assert_eq!(twice(&stage, &runs, *status).await, (2, *status));
+    }
+    for status in unknown {
+        assert_eq!(twice(&stage, &runs, *status).await, (1, 409));
+    }
+}
+
+pub async fn w14_statuses_by_default(arena: Arena) {
+    let kept =
+        [200, 201, 202, 204, 206, 301, 302, 303, 307, 308, 400, 402, 404, 405, 406, 409, 410];
+    let also = [411, 412, 414, 415, 416, 417, 418, 422, 423, 424, 426, 428, 431, 451];
+    let free = [401, 403, 408, 413, 421, 425, 429, 503];
+    let unknown = [500, 501, 502, 504, 505, 507, 599];
+    table(arena, Profile::Standard, &[&kept[..], &also].concat(), &free, &unknown).await;
+}
+
+pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+    breaks_off(arena, Profile::Standard).await;
+}
+
+pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+    for profile in [Profile::StripeV1, Profile::SuccessOnly] {
+        breaks_off(arena.clone(), profile).await;
+    }
+}
+
+async fn breaks_off(arena: Arena, profile: Profile) {
+    let runs = Runs::new();
+    let count = runs.clone();
+    let breaking = handler(move |_| {
+        count.next();
+        async move {
+            let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(2);
+            tokio::spawn(async move {
+                let _ = sender.send_data(Bytes::from_static(b"half")).await;
+                sender.abort(std::io::Error::other("broken"));
+            });
+            reply(201, "").map(|_| Body::new(body))
+        }
+    });
+    let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, breaking).await;
+    let post = stage.post(&format!("{profile}"));
+    stage.send(post.clone()).await.is_refused(502, "upstream-broken");
+    stage.send(post).await.is_refused(409, "outcome-unknown");
+    assert_eq!(runs.count(), 1);
+    stage.end().await;
+}
+
+/// Group `crashes`.
+pub async fn w14_a_lease_that_lapsed_is_unknown(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let policy =
+        Policy { lease: Duration::from_secs(1), on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.instance().kill().await;
+    first.abort();
+    drop(stage);
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let lapsed = |answer: &crate::Answer| answer.refusal().1 != "in-flight";
+    stage.until(&stage.post("k"), lapsed).await.is_refused(409, "outcome-unknown");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Group `crashes`.
+pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let fences: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let noting = {
+        let (held, fences) = (held(&runs, &gate), Arc::clone(&fences));
+        handler(move |call: Call| {
+            fences.lock().unwrap().push(call.fence.unwrap());
+            held(call)
+        })
+    };
+    let policy = Policy { lease: Duration::from_secs(1), ..Policy::default() };
+    let stage = arena.start(policy.clone(), noting.clone()).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.instance().kill().await;
+    first.abort();
+    drop(stage);
+    gate.open();
+    let stage = arena.start(policy, noting).await;
+    stage.until(&stage.post("k"), |answer| answer.status == 201).await.is_first(201, "2");
+    let fences = fences.lock().unwrap();
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+/// Fails on its first run.
+fn failing_once(runs: &Runs, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
+    let (runs, fences) = (runs.clone(), Arc::clone(fences));
+    handler(move |call| {
+        let run = runs.next();
+        fences.lock().unwrap().push(call.fence.unwrap());
+        async move { reply(if run == 1 { 500 } else { 201 }, run.to_string()) }
+    })
+}
+
+pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: Arena) {
+    let (runs, fences) = (Runs::new(), Arc::default());
+    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
+    stage.send(stage.post("k")).await.is_first(500, "1");
+    stage.send(stage.post("k")).await.is_first(201, "2");
+    stage.send(stage.post("k")).await.is_replay(201, "2");
+    let fences = fences.lock().unwrap();
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+pub async fn w15_block_never_runs_again_by_itself(arena: Arena) {
+    let (runs, fences) = (Runs::new(), Arc::default());
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, failing_once(&runs, &fences)).await;
+    stage.send(stage.post("k")).await.is_first(500, "1");
+    for _ in 0..3 {
+        stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    }
+    assert_eq!(runs.count(), 1);
+}
+
+type Asked = Arc<Mutex<Vec<(String, u64)>>>;
+
+async fn reconciled(arena: &Arena, truth: Truth) -> (Stage, Runs, Arc<Mutex<Vec<u64>>>, Asked) {
+    let (runs, fences, asked) = (Runs::new(), Arc::default(), Asked::default());
+    let noted = Arc::clone(&asked);
+    let hook = Hook::new(move |key, fence| {
+        noted.lock().unwrap().push((key.to_owned(), fence));
+        truth.clone()
+    });
+    let (on_unknown, hook) = (OnUnknown::Reconcile, Some(hook));
+    let policy = Policy { on_unknown, hook, ..Policy::default() };
+    let stage = arena.start(policy, failing_once(&runs, &fences)).await;
+    stage.send(stage.post("\"a key\"")).await.is_first(500, "1");
+    (stage, runs, fences, asked)
+}
+
+pub async fn w15_what_happened_becomes_the_answer(arena: Arena) {
+    let truth = Truth::Happened(201, "charged");
+    let (stage, runs, fences, asked) = reconciled(&arena, truth).await;
+    stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
+    stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
+    assert_eq!(runs.count(), 1);
+    let fence = fences.lock().unwrap()[0];
+    assert_eq!(*asked.lock().unwrap(), [("a key".to_owned(), fence)]);
+}
+
+pub async fn w15_what_did_not_happen_runs_again(arena: Arena) {
+    let (stage, runs, fences, asked) = reconciled(&arena, Truth::DidNotHappen).await;
+    stage.send(stage.post("\"a key\"")).await.is_first(201, "2");
+    stage.send(stage.post("\"a key\"")).await.is_replay(201, "2");
+    assert_eq!((runs.count(), asked.lock().unwrap().len()), (2, 1));
+    let fences = fences.lock().unwrap();
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+pub async fn w15_what_nobody_can_say_yet_is_409(arena: Arena) {
+    let (stage, runs, _, asked) = reconciled(&arena, Truth::CannotSay).await;
+    stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
+    stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
+    assert_eq!((runs.count(), asked.lock().unwrap().len()), (1, 2));
+}
+
+pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: Arena) {
+    let kept = [200, 302, 400, 401, 403, 404, 408, 500, 502, 503, 504];
+    table(arena, Profile::StripeV1, &kept, &[409, 429], &[]).await;
+}
+
+pub async fn w16_success_only_keeps_2xx(arena: Arena) {
+    let free = [301, 304, 400, 404, 409, 422, 500, 502];
+    table(arena, Profile::SuccessOnly, &[200, 201, 202, 204], &free, &[]).await;
+}
+
+/// Answers with the headers that its body lists, one `name: value` a line, after the status.
+pub(super) fn dictated(runs: &Runs) -> Handler {
+    let runs = runs.clone();
+    handler(move |call| {
+        let run = runs.next();
+        let text = String::from_utf8(call.body.to_vec()).unwrap();
+        async move {
+            let mut lines = text.lines();
+            let mut response = reply(lines.next().unwrap().parse().unwrap(), run.to_string());
+            for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+                let name: http::HeaderName = name.parse().unwrap();
+                response.headers_mut().append(name, HeaderValue::from_str(value).unwrap());
+            }
+            response
+        }
+    })
+}
+
+pub async fn w16_a_response_overrides_its_status(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, dictated(&runs)).await;
+    let say = |status: u16, class: &str| {
+        let key = format!("{status} {class}");
+        let body = format!("{status}\nIdempotency-Outcome: {class}");
+        stage.post(&format!("\"{key}\"")).kind("text/plain").body(body)
+    };
+    stage.send(say(500, "final")).await.is_first(500, "1");
+    stage.send(say(500, "final")).await.is_replay(500, "1");
+    stage.send(say(200, "retryable")).await.is_first(200, "2");
+    stage.send(say(200, "retryable")).await.is_first(200, "3");
+    stage.send(say(404, "unknown")).await.is_first(404, "4");
+    stage.send(say(404, "unknown")).await.is_refused(409, "outcome-unknown");
+}
+
+pub async fn w16_a_response_sets_its_retention(arena: Arena) {
+    let runs = Runs::new();
+    // Were it not for the handler's word, it would be kept for an hour.
+    let lease = Duration::from_secs(1);
+    let stage = arena.start(Policy { lease, ..Policy::default() }, dictated(&runs)).await;
+    let post = stage.post("k").kind("text/plain").body("201\nIdempotency-Retention: 1");
+    stage.send(post.clone()).await.is_first(201, "1");
+    let again = stage.until(&post, |answer| answer.header("idempotency-replayed") == "false").await;
+    again.is_first(201, "2");
+}
+
+pub async fn w16_no_idempotency_header_of_a_handler_reaches_the_client(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+    let said = "201\nIdempotency-Outcome: final\nIdempotency-Retention: 60\n\
+                Idempotency-Replayed: true\nIdempotency-Recorded: never\nIdempotency-Fence: 1\n\
+                Idempotency-Made-Up: yes\nX-Mine: 1";
+    let post = stage.post("k").kind("text/plain").body(said);
+    for replayed in ["false", "true"] {
+        let answer = stage.send(post.clone()).await;
+        assert_eq!(answer.header("x-mine"), "1");
+        let ours: Vec<_> = answer
+            .headers
+            .iter()
+            .filter(|(name, _)| name.as_str().starts_with("idempotency-"))
+            .collect();
+        assert_eq!(ours.len(), 1, "{ours:?}");
+        assert_eq!(answer.header("idempotency-replayed"), replayed);
+    }
+}
+
+pub async fn w23_an_invalid_override_is_ignored(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+    for (at, said) in [
+        "Idempotency-Outcome: Final",
+        "Idempotency-Outcome: retryable\nIdempotency-Outcome: retryable",
+        "Idempotency-Outcome: maybe\nIdempotency-Retention: 0",
+        "Idempotency-Retention: -1",
+        "Idempotency-Retention: 1.5",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let run = (at + 1).to_string();
+        let post = stage.post(&format!("k-{at}")).kind("text/plain").body(format!("201\n{said}"));
+        stage.send(post.clone()).await.is_first(201, &run);
+        stage.send(post).await.is_replay(201, &run);
+    }
+}

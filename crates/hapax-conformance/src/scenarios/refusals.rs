@@ -1,0 +1,81 @@
+//! 21: refusals.
+
+use hapax_http::server::KeyRule;
+
+use super::execution::held;
+use crate::{Answer, Arena, Gate, Policy, Runs, Stage, counting};
+
+/// One refusal of each of three kinds.
+async fn refusals(stage: &Stage) -> [Answer; 3] {
+    [
+        stage.send(stage.plain()).await,
+        stage.send(stage.post("a, b")).await,
+        stage.send(stage.post("k").body(vec![b' '; 2000])).await,
+    ]
+}
+
+fn strict() -> Policy {
+    Policy { key: KeyRule::Required, max_request_body: 1000, ..Policy::default() }
+}
+
+pub async fn w21_refusals_are_problem_details(arena: Arena) {
+    let stage = arena.start(strict(), counting(&Runs::new())).await;
+    let expected = [(400, "missing-key"), (400, "invalid-key"), (413, "body-too-large")];
+    for (answer, (status, code)) in refusals(&stage).await.iter().zip(expected) {
+        answer.is_refused(status, code);
+        let problem = answer.problem();
+        assert_eq!(problem["type"], format!("urn:hapax:problem:{code}"));
+        assert!(problem["detail"].as_str().unwrap().ends_with('.'));
+        assert_eq!(answer.header("link"), "");
+        assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");
+    }
+}
+
+pub async fn w21_in_flight_has_retry_after(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(strict(), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let problem = stage.send(stage.post("k")).await.problem();
+    assert!(problem["retry_after"].as_u64().unwrap() >= 1);
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+}
+
+pub async fn w21_refusals_lead_to_the_documentation(arena: Arena) {
+    let docs = Some("https://docs.shop.example/idempotency");
+    let stage = arena.start(Policy { docs, ..strict() }, counting(&Runs::new())).await;
+    for answer in refusals(&stage).await {
+        let problem = answer.problem();
+        let code = problem["code"].as_str().unwrap();
+        assert_eq!(problem["type"], format!("https://docs.shop.example/idempotency#{code}"));
+        let link = "<https://docs.shop.example/idempotency>; rel=\"describedby\"";
+        assert_eq!(answer.header("link"), link);
+    }
+}
+
+pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
+    let cors = Some("https://shop.example");
+    let stage = arena.start(Policy { cors, ..strict() }, counting(&Runs::new())).await;
+    let from = |origin: &str| stage.plain().header("origin", origin);
+    let allowed = stage.send(from("https://shop.example")).await;
+    allowed.is_refused(400, "missing-key");
+    assert_eq!(allowed.header("access-control-allow-origin"), "https://shop.example");
+    assert_eq!(allowed.header("access-control-allow-credentials"), "true");
+    let exposed = allowed.header("access-control-expose-headers").to_ascii_lowercase();
+    assert!(exposed.contains("retry-after") && exposed.contains("link"), "{exposed}");
+    assert!(allowed.header("vary").to_ascii_lowercase().contains("origin"));
+    let other = stage.send(from("https://evil.example")).await;
+    other.is_refused(400, "missing-key");
+    // None, or the one that is allowed: a browser compares.
+    let allowed = other.header("access-control-allow-origin");
+    assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
+}
+
+pub async fn w21_without_cors_there_are_no_such_headers(arena: Arena) {
+    let stage = arena.start(strict(), counting(&Runs::new())).await;
+    let answer = stage.send(stage.plain().header("origin", "https://shop.example")).await;
+    answer.is_refused(400, "missing-key");
+    let cors = |name: &http::HeaderName| name.as_str().starts_with("access-control-");
+    assert!(!answer.headers.keys().any(cors), "{answer:?}");
+}

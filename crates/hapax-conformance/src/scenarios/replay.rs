@@ -1,0 +1,120 @@
+//! 17: replays.
+
+use std::sync::Arc;
+
+use hapax_http::stored::Cookies;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET_COOKIE,
+    TRANSFER_ENCODING,
+};
+
+use super::outcomes::dictated;
+use crate::shapes::{self, Shape};
+use crate::{Answer, Arena, Policy, Protocol, Runs, handler, reply};
+
+/// All lines, in an order that does not depend on the map's, values of one name as they came.
+fn lines(headers: &HeaderMap, but: &[HeaderName]) -> Vec<(HeaderName, Vec<HeaderValue>)> {
+    let mut lines: Vec<_> = headers
+        .keys()
+        .filter(|name| !but.contains(name))
+        .map(|name| (name.clone(), headers.get_all(name).iter().cloned().collect()))
+        .collect();
+    lines.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
+    lines
+}
+
+/// What a shape's answer must be, first or replayed: all of it, and nothing else but what the
+/// server writes around it.
+fn check(answer: &Answer, shape: &Shape, replayed: &str, cookies: Cookies) {
+    let name = &shape.name;
+    assert_eq!(answer.header("idempotency-replayed"), replayed, "{name}");
+    assert_eq!(answer.status, shape.status, "{name}");
+    assert!(answer.body == shape.body, "{name}: {} bytes", answer.body.len());
+    assert_eq!(answer.trailers, shape.trailers, "{name}");
+    let mut but = vec![
+        DATE,
+        CONTENT_LENGTH,
+        TRANSFER_ENCODING,
+        CONNECTION,
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("idempotency-replayed"),
+    ];
+    if replayed == "true" && cookies == Cookies::Drop {
+        assert!(!answer.headers.contains_key(SET_COOKIE), "{name}");
+        but.push(SET_COOKIE);
+    }
+    assert_eq!(lines(&answer.headers, &but), lines(&shape.headers, &but), "{name}");
+    // A length is said only where it is the body's; for none, as the handler has it.
+    if let Some(length) = answer.headers.get(CONTENT_LENGTH).filter(|_| !shape.bodiless()) {
+        assert_eq!(length, &shape.body.len().to_string(), "{name}");
+    }
+}
+
+async fn replay_all(arena: Arena, cookies: Cookies) {
+    let all = Arc::new(shapes::all());
+    assert!(all.len() >= 40, "{} shapes", all.len());
+    let (runs, given) = (Runs::new(), Arc::clone(&all));
+    let count = runs.clone();
+    let give = handler(move |call| {
+        count.next();
+        let name = call.uri.path().trim_start_matches("/shapes/").to_owned();
+        let shape = given.iter().find(|shape| shape.name == name).unwrap().response();
+        async move { shape }
+    });
+    let policy = Policy { cookies, max_response_body: 8 << 20, ..Policy::default() };
+    let stage = arena.start(policy, give).await;
+    for shape in &*all {
+        let post = stage.post(&shape.name).to(&format!("/shapes/{}", shape.name));
+        // HTTP/1.1 has trailers only for who asks for them.
+        let post = post.header("te", "trailers");
+        for replayed in ["false", "true", "true"] {
+            check(&stage.send(post.clone()).await, shape, replayed, cookies);
+        }
+    }
+    assert_eq!(runs.count(), all.len());
+}
+
+pub async fn w17_replays_of_all_shapes_are_exact(arena: Arena) {
+    replay_all(arena, Cookies::Drop).await;
+}
+
+pub async fn w17_cookies_are_replayed_where_the_route_says_so(arena: Arena) {
+    replay_all(arena, Cookies::Keep).await;
+}
+
+pub async fn w17_a_replay_has_a_date_of_its_own(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+    let said =
+        "201\nDate: Tue, 15 Nov 1994 08:12:31 GMT\nLast-Modified: Tue, 15 Nov 1994 08:12:31 GMT";
+    let post = stage.post("k").kind("text/plain").body(said);
+    stage.send(post.clone()).await.is_first(201, "1");
+    let replay = stage.send(post).await;
+    replay.is_replay(201, "1");
+    assert!(!replay.header("date").contains("1994"), "{replay:?}");
+    assert_eq!(replay.header("last-modified"), "Tue, 15 Nov 1994 08:12:31 GMT");
+}
+
+pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+    let said = match arena.protocol() {
+        Protocol::Http1 => "201\nConnection: x-hop\nX-Hop: 1\nKeep-Alive: timeout=5\nX-End: 1",
+        // In HTTP/2 there are none that a handler could send.
+        Protocol::Http2 => "201\nProxy-Authenticate: Basic\nX-End: 1",
+    };
+    let post = stage.post("k").kind("text/plain").body(said);
+    stage.send(post.clone()).await.is_first(201, "1");
+    let replay = stage.send(post).await;
+    replay.is_replay(201, "1");
+    for name in ["connection", "x-hop", "keep-alive", "proxy-authenticate"] {
+        assert_eq!(replay.header(name), "", "{replay:?}");
+    }
+    assert_eq!(replay.header("x-end"), "1");
+}
+
+pub async fn w17_a_replay_says_so(arena: Arena) {
+    let stage = arena.start(Policy::default(), handler(|_| async { reply(200, "yes") })).await;
+    stage.send(stage.post("k")).await.is_first(200, "yes");
+    stage.send(stage.post("k")).await.is_replay(200, "yes");
+}

@@ -1,0 +1,74 @@
+//! Payments in axum: asked for twice under one key, charged once.
+//!
+//! ```text
+//! cargo run -p hapax-http --example axum
+//! curl -i 127.0.0.1:3000/payments -H 'Authorization: Bearer me' -H 'Idempotency-Key: p-1' -d 100
+//! ```
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::routing::post;
+use axum::{Extension, Router};
+use hapax::{Idempotency, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
+use hapax_http::classify::Class;
+use hapax_http::server::{
+    Execution, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy,
+    ScopeSource,
+};
+use tokio::net::TcpListener;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("http://{}/payments, until Ctrl-C", listener.local_addr()?);
+    let end = async { drop(tokio::signal::ctrl_c().await) };
+    Ok(serve(listener, layer()?, end).await?)
+}
+
+/// Keys are needed, and what nobody knows the outcome of is never run again by itself.
+pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
+    // In memory, for the example: a service has `hapax-embedded`, or a store on a server.
+    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+    let engine = Idempotency::builder(Arc::new(store)).build();
+    let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
+    let mut options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
+    options.policy.terms.on_unknown = OnUnknown::Block;
+    Ok(IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?))
+}
+
+/// Serves until `end`, and then until what is in hand is recorded.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    layer: IdempotencyLayer,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let app = Router::new().route("/payments", post(pay)).layer(layer.clone());
+    let ending = async move {
+        end.await;
+        let drained = layer.drain(Duration::from_secs(25)).await;
+        println!("{} requests were cut off", drained.cut_off);
+    };
+    axum::serve(listener, app).with_graceful_shutdown(ending).await
+}
+
+async fn pay(Extension(execution): Extension<Execution>, amount: String) -> (StatusCode, String) {
+    let Ok(amount) = amount.trim().parse::<u64>() else {
+        return (StatusCode::BAD_REQUEST, "an amount in cents\n".into());
+    };
+    // The bank is told the fence, and refuses whatever comes with a smaller one than it has seen.
+    let (charge, busy) = bank(amount, execution.fence().to_string()).await;
+    if busy {
+        // Nothing happened: the key is free again, whatever the status says.
+        execution.outcome(Class::Retryable);
+    }
+    (StatusCode::CREATED, charge)
+}
+
+async fn bank(amount: u64, fence: String) -> (String, bool) {
+    (format!("charged {amount} under {fence}\n"), amount == 0)
+}

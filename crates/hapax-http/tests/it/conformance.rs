@@ -1,0 +1,257 @@
+//! The scenarios of the contract against the layer in an axum service, over sockets.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use hapax::machine::Hook;
+use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax::{
+    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, Store, StoreError, StoreKey,
+    SystemClock,
+};
+use hapax_conformance::{
+    Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, Starting, Truth, perform,
+    play_all, reply,
+};
+use hapax_http::problem::DocsUrl;
+use hapax_http::server::{
+    Doubt, IdempotencyLayer, Reconcile, Reconciled, RouteOptions, RoutePolicy, ScopeSource,
+};
+use http::HeaderValue;
+use http::header::{LINK, RETRY_AFTER};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tower_http::cors::CorsLayer;
+
+hapax_conformance::suite!(fixture; any, crashes, outages, several, partitions);
+
+async fn fixture() -> Arc<dyn Fixture> {
+    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+    Arc::new(Memory(Arc::new(store)))
+}
+
+/// Scenarios get on with each other on one store: where starting one is dear, that is how they
+/// are played.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_on_one_store() {
+    let played = play_all(fixture().await, &Protocol::ALL, &Group::ALL, 16).await;
+    assert!(played > 200, "{played}");
+}
+
+/// Services on one memory store.
+struct Memory(Arc<MemoryStore>);
+
+impl Fixture for Memory {
+    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+        Box::pin(async move {
+            let store =
+                Arc::new(Linked { store: Arc::clone(&self.0), up: watch::Sender::new(true) });
+            // Of its own, so that it can end as a process does: with all its tasks at once.
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .map_err(|error| error.to_string())?;
+            let (grace, cors) = (policy.grace, policy.cors);
+            let entered = runtime.enter();
+            let layer = layer(policy, Arc::clone(&store));
+            drop(entered);
+            let layer = match layer {
+                Ok(layer) => layer,
+                Err(error) => {
+                    runtime.shutdown_background();
+                    return Err(error);
+                }
+            };
+            let app = Router::new()
+                .fallback(move |request: axum::extract::Request| {
+                    let handler = Arc::clone(&handler);
+                    async move { perform(&handler, request).await }
+                })
+                .layer(layer.clone());
+            let app = match cors {
+                Some(origin) => app.layer(cors_of(origin)),
+                None => app,
+            };
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let address = listener.local_addr().unwrap();
+            runtime.spawn(async move {
+                let listener = TcpListener::from_std(listener).unwrap();
+                axum::serve(listener, app).await
+            });
+            let runtime = Mutex::new(Some(runtime));
+            Ok(Box::new(Service { address, layer, grace, store, runtime }) as Box<dyn Instance>)
+        })
+    }
+}
+
+/// Whatever answers web pages is around the layer, as in any service.
+fn cors_of(origin: &'static str) -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin([HeaderValue::from_static(origin)])
+        .allow_credentials(true)
+        .expose_headers([LINK, RETRY_AFTER])
+}
+
+fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
+    let limits = Limits { waiters_per_key: policy.waiters_per_key, ..Limits::default() };
+    let engine = Idempotency::builder(store as Arc<dyn Store>)
+        .store_timeout(policy.store_timeout)
+        .limits(limits)
+        .build();
+    let mut options = RouteOptions {
+        key: policy.key,
+        grammar: policy.grammar,
+        methods: policy.methods,
+        fingerprint: policy.fingerprint,
+        profile: policy.profile,
+        cookies: policy.cookies,
+        stream: policy.stream,
+        expires: policy.expires,
+        max_request_body: policy.max_request_body,
+        max_response_body: policy.max_response_body,
+        store_outage: policy.store_outage,
+        completion_outage: policy.completion_outage,
+        ..RouteOptions::default()
+    };
+    options.policy.terms.lease = policy.lease;
+    options.policy.terms.retention = policy.retention;
+    options.policy.terms.on_unknown = policy.on_unknown;
+    options.policy.in_flight = policy.in_flight;
+    if let Some(hook) = policy.hook {
+        let timeout = Duration::from_secs(5);
+        options.policy.hook = Some(Hook { after: timeout, timeout });
+        options.reconcile = Some(Arc::new(move |doubt: Doubt| {
+            let truth = hook.ask(doubt.key.as_str(), number(doubt.fence));
+            async move {
+                match truth {
+                    Truth::Happened(status, text) => {
+                        let mut response = http::Response::new(text.into());
+                        *response.status_mut() = reply(status, "").status();
+                        Reconciled::Happened(response)
+                    }
+                    Truth::DidNotHappen => Reconciled::DidNotHappen,
+                    Truth::CannotSay => Reconciled::CannotSay,
+                }
+            }
+        }) as Arc<dyn Reconcile>);
+    }
+    let scope = match policy.callers {
+        Callers::Shared => ScopeSource::shared(),
+        Callers::Headers(names, missing) => ScopeSource::headers(names, missing),
+    };
+    let route = RoutePolicy::new(scope, options).map_err(|error| error.to_string())?;
+    let mut layer = IdempotencyLayer::new(engine, route);
+    if let Some(docs) = policy.docs {
+        layer = layer.docs(DocsUrl::new(docs).map_err(|error| error.to_string())?);
+    }
+    Ok(layer)
+}
+
+fn number(fence: FencingToken) -> u64 {
+    fence.to_string().parse().unwrap()
+}
+
+/// A service on a runtime of its own.
+struct Service {
+    address: SocketAddr,
+    layer: IdempotencyLayer,
+    grace: Duration,
+    store: Arc<Linked>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl Service {
+    fn end(&self) {
+        if let Some(runtime) = self.runtime.lock().unwrap().take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Instance for Service {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn drain(&self) -> BoxFuture<'static, ()> {
+        let (layer, grace) = (self.layer.clone(), self.grace);
+        Box::pin(async move {
+            let _ = layer.drain(grace).await;
+        })
+    }
+
+    fn kill(&self) -> BoxFuture<'_, ()> {
+        let runtime = self.runtime.lock().unwrap().take();
+        Box::pin(async {
+            // Until its threads have ended: nothing of it goes on.
+            let end = || runtime.map(|runtime| runtime.shutdown_timeout(Duration::from_secs(10)));
+            tokio::task::spawn_blocking(end).await.unwrap();
+        })
+    }
+
+    fn link(&self) -> Option<&dyn Link> {
+        Some(&*self.store)
+    }
+}
+
+/// The way to a store: while it is cut, what is sent does not arrive, and nobody says so.
+struct Linked {
+    store: Arc<MemoryStore>,
+    up: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Linked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Linked")
+    }
+}
+
+impl Linked {
+    async fn arrive(&self) {
+        let _ = self.up.subscribe().wait_for(|up| *up).await;
+    }
+}
+
+impl Link for Linked {
+    fn cut(&self) -> BoxFuture<'_, ()> {
+        self.up.send_replace(false);
+        Box::pin(async {})
+    }
+
+    fn mend(&self) -> BoxFuture<'_, ()> {
+        self.up.send_replace(true);
+        Box::pin(async {})
+    }
+}
+
+impl Store for Linked {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            self.arrive().await;
+            self.store.swap(swap).await
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            self.arrive().await;
+            self.store.load(key).await
+        })
+    }
+
+    fn reap(&self, limit: std::num::NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+}

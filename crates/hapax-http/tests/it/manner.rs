@@ -1,0 +1,66 @@
+//! How refusals are written.
+
+use std::time::Duration;
+
+use hapax_http::manner::{Manner, grpc_status};
+use hapax_http::problem::{Code, Problem};
+use http::HeaderMap;
+use proptest::prelude::*;
+
+fn asking(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    fields.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+}
+
+#[test]
+fn wire_16_a_grpc_refusal_has_a_status_for_every_code() {
+    let grpc = Manner::of(&asking(&[("content-type", "application/grpc+proto")]));
+    for code in Code::ALL {
+        let response = grpc.refuse(&Problem::new(code, "Why not."), None);
+        assert_eq!(response.status(), 200);
+        let status = response.headers()["grpc-status"].to_str().unwrap();
+        assert_eq!(status, grpc_status(code).to_string());
+        // Not ok, and not one that says that the method is missing or the caller unknown.
+        assert!(!["0", "1", "5", "7", "12", "16"].contains(&status));
+        // Whatever executed nothing may be retried only where HTTP says 409 or 503 too, or never
+        // reached the upstream.
+        let retry = ["10", "14"].contains(&status);
+        let http = [Code::InFlight, Code::Superseded, Code::UpstreamUnreachable].contains(&code)
+            || code.status() == 503;
+        assert_eq!(retry, http, "{code:?}");
+        assert!(response.body().is_empty());
+    }
+}
+
+#[test]
+fn wire_16_a_grpc_message_is_percent_encoded() {
+    let grpc = Manner::of(&asking(&[("content-type", "application/grpc")]));
+    let problem =
+        Problem::new(Code::InFlight, "100 % of\nZażółć.").retry_after(Duration::from_millis(1500));
+    let response = grpc.refuse(&problem, None);
+    let message = response.headers()["grpc-message"].to_str().unwrap();
+    assert_eq!(message, "in-flight: 100 %25 of%0AZa%C5%BC%C3%B3%C5%82%C4%87.");
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "2000");
+    assert_eq!(response.headers().get("retry-after"), None);
+}
+
+proptest! {
+    #[test]
+    fn wire_16_any_detail_survives_its_encoding(detail in any::<String>()) {
+        let grpc = Manner::of(&asking(&[("content-type", "application/grpc")]));
+        let response = grpc.refuse(&Problem::new(Code::InFlight, detail.clone()), None);
+        let message = &response.headers()["grpc-message"];
+        prop_assert!(message.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~')));
+        let decoded = percent_encoding::percent_decode(message.as_bytes()).decode_utf8().unwrap();
+        prop_assert_eq!(decoded, format!("in-flight: {detail}"));
+    }
+}
+
+#[test]
+fn wire_16_only_grpc_is_answered_so() {
+    for kind in ["application/grpc-web+proto", "application/json", "application/grpcx", ""] {
+        let manner = Manner::of(&asking(&[("content-type", kind)]));
+        let response = manner.refuse(&Problem::new(Code::MissingKey, "No."), None);
+        assert_eq!(response.status(), 400, "{kind}");
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+    }
+}
