@@ -97,8 +97,9 @@ pub struct Limits {
     /// [192 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
     /// is a file, for what waits to be written to it, for outcomes that are held back while
     /// the store is away, and for large records on their way from it; a `memory:` store
-    /// keeps its records in three eighths. What is left is for bodies of more than
-    /// 16 KiB of requests with keys and of their responses, as
+    /// keeps its records in three eighths; with a store on a server they are for what waits for it
+    /// and for the outcomes that it tells, by halves. A cache has a quarter of them, and so have
+    /// outcomes that it tells. What is left is for bodies of more than 16 KiB of requests with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
     /// and its client told to ask again.
@@ -179,6 +180,11 @@ impl Config {
             return Err(ConfigError::Connect);
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
+        if matches!(self.cache, Some(CacheUrl::Redis(_)))
+            && matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_))
+        {
+            return Err(ConfigError::CacheFor);
+        }
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
             && self.secret_file.is_none()
             && !matches!(self.store, StoreUrl::File(_))
@@ -377,6 +383,8 @@ pub enum ConfigError {
         "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
     )]
     AuthHeader { flag: &'static str, name: HeaderName },
+    #[error("--cache on a server is for stores that are slower: `file:` and `postgres://`")]
+    CacheFor,
     #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
     CacheSecret,
     #[error("--methods names no method")]

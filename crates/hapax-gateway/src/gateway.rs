@@ -23,7 +23,7 @@ use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener;
-use crate::memory::Shares;
+use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
@@ -331,9 +331,8 @@ fn engine(config: &Config, memory: Shares, opened: &Opened, metrics: &Metrics) -
         held_back_bytes: memory.held_back,
         ..hapax::Limits::default()
     };
-    if opened.is_server() {
-        // A file bounds what it tells by itself.
-        limits.claims = memory.claims(config.max_response_body);
+    if let Some(told) = opened.told() {
+        limits.claims = memory::claims(told, config.max_response_body);
     }
     let mut builder =
         Idempotency::builder(Arc::new(store)).store_timeout(config.store_timeout).limits(limits);

@@ -127,6 +127,10 @@ pub enum PostgresError {
     /// claim, and claims commit by themselves.
     #[error("a claim is not written within a transaction")]
     ClaimInTransaction,
+    /// In a transaction of the caller's: the record is as expected, but it was written after the
+    /// transaction had begun, which under REPEATABLE READ or SERIALIZABLE does not see it.
+    #[error("the transaction began before the record was last written, and does not see it")]
+    OldTransaction,
 }
 
 /// What became of a transaction that did not get to its end.

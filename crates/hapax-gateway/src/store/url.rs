@@ -41,6 +41,10 @@ impl ServerUrl {
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
+        // Nobody can tell what is a password: one that was not percent-encoded, or a parameter.
+        if rest.split_once('?').is_some_and(|(_, after)| after.contains('@')) {
+            return write!(f, "{scheme}://...");
+        }
         // Up to the last one: a password that was not percent-encoded may hold any of these.
         let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -51,6 +55,16 @@ impl fmt::Display for ServerUrl {
 impl fmt::Debug for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ServerUrl({self})")
+    }
+}
+
+impl StoreUrl {
+    /// All of it, and what is secret in it.
+    pub(super) fn whole(&self) -> String {
+        match self {
+            Self::Redis(url) | Self::Postgres(url) => url.0.clone(),
+            Self::Memory | Self::File(_) => self.to_string(),
+        }
     }
 }
 
@@ -162,7 +176,8 @@ mod tests {
             ("postgres://u:secret@host/db?password=secret", "postgres://host/db"),
             ("redis+sentinel://a,b/master", "redis+sentinel://a,b/master"),
             ("postgres://u:Sec#ret@db/x", "postgres://db/x"),
-            ("postgres://u:s/e?cret@db/x?a=b", "postgres://db/x"),
+            ("postgres://u:s/e?cret@db/x?a=b", "postgres://..."),
+            ("postgres://h/d?password=p@secret", "postgres://..."),
             ("memory:", "memory:"),
             ("file:./x.db", "file:./x.db"),
         ] {
