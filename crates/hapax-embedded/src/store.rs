@@ -135,6 +135,14 @@ impl EmbeddedStore {
         lock_file::holder(&with_suffix(path.as_ref(), ".lock"))
     }
 
+    /// Bytes that may still be written where `path` is or would be; `None` where nobody knows.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being known, such as a folder that is not there.
+    pub fn free_bytes(path: impl AsRef<Path>) -> io::Result<Option<u64>> {
+        FileBacking::existing(path.as_ref()).available()
+    }
+
     /// Writes into the lock file where this process can be asked, or that it cannot.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::proxy::Proxy;
 use crate::reconcile::Asker;
-use crate::store::{Measured, Opened, Opening, StoreOpenError};
+use crate::store::{Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::upstream::Upstream;
 use crate::work::{Phase, Work};
 
@@ -109,7 +109,9 @@ impl Gateway {
             secret_file: config.secret_file.clone(),
             admin: listeners.admin_addr()?,
             memory: settled.memory.store,
-            timeout: config.store_timeout,
+            // Sooner than the engine gives up: a store that says that nothing was sent is worth more
+            // than silence, after which anything may have happened.
+            timeout: config.store_timeout * 3 / 4,
             make: true,
         };
         let opened = opening.open().await?;
@@ -325,7 +327,8 @@ fn run(
 }
 
 fn engine(config: &Config, memory: Shares, opened: &Opened, metrics: &Metrics) -> Idempotency {
-    let store = Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls));
+    let store =
+        Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
     let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
         held_back_bytes: memory.held_back,
@@ -348,6 +351,11 @@ fn engine(config: &Config, memory: Shares, opened: &Opened, metrics: &Metrics) -
 fn warn(config: &Config, opened: &Opened) {
     if opened.secret.is_none() {
         tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
+    }
+    if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &config.store
+        && url.is_in_the_clear()
+    {
+        tracing::warn!("the store is reached in the clear: use rediss://, or sslmode=require");
     }
     if config.store_outage == StoreOutage::Open {
         tracing::warn!("while the store is away, requests are executed unprotected");

@@ -151,19 +151,19 @@ impl Opening {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
                 let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
                 let secret = ring.as_ref().map(|ring| ring.naming().clone());
-                Ok(self.tiered(store, None, secret, ring, Kind::Other))
+                self.tiered(store, None, secret, ring, Kind::Other)
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
                 let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
-                Ok(self.tiered(store, None, secret, ring, kind))
+                self.tiered(store, None, secret, ring, kind)
             }
             StoreUrl::Redis(url) => {
                 let store = RedisStore::connect(self.redis(url, memory, ring.as_ref())).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                Ok(self.tiered(store, Some(notify), secret, ring, kind))
+                self.tiered(store, Some(notify), secret, ring, kind)
             }
             StoreUrl::Postgres(url) => {
                 let options = self.postgres(url, memory, ring.as_ref())?;
@@ -171,7 +171,7 @@ impl Opening {
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                Ok(self.tiered(store, Some(notify), secret, ring, kind))
+                self.tiered(store, Some(notify), secret, ring, kind)
             }
         }
     }
@@ -250,14 +250,17 @@ impl Opening {
         secret: Option<Secret>,
         ring: Option<KeyRing>,
         kind: Kind,
-    ) -> Opened {
+    ) -> Result<Opened, StoreOpenError> {
         let shares = self.shares();
         let told = (shares.told > 0).then_some(shares.told);
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Opened { store, secret, notify, kind, cache: None, told },
+            None => return Ok(Opened { store, secret, notify, kind, cache: None, told }),
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
-                Arc::new(LateCache::new(url, self.redis(url, shares.cache, None)))
+                let options = self.redis(url, shares.cache, None);
+                // One that cannot be read will not be reached later either.
+                options.check().map_err(|error| server(url, error))?;
+                Arc::new(LateCache::new(url, options))
             }
         };
         // Others may have their cache on the same server, and a store at the same URL, or nearly:
@@ -277,7 +280,7 @@ impl Opening {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Opened { store: tiered, secret, notify, kind, cache, told }
+        Ok(Opened { store: tiered, secret, notify, kind, cache, told })
     }
 }
 
@@ -300,21 +303,25 @@ impl Opened {
             Kind::Other => Vec::new(),
             Kind::File(store) => {
                 let stats = store.stats();
-                vec![
+                let mut counts = vec![
                     ("batches_total", "Transactions made durable.", stats.commits),
                     ("batched_swaps_total", "Swaps in those.", stats.swaps),
                     ("reopened_total", "Times that the file was opened again.", stats.reopened),
                     ("queued", "Requests that wait for the disk.", stats.queued as u64),
                     ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
-                    ("disk_free_bytes", "What is free.", stats.free_bytes.unwrap_or(0)),
-                ]
+                ];
+                // Where they cannot be told, nobody need be woken for it.
+                counts.extend(
+                    stats.free_bytes.map(|free| ("disk_free_bytes", "What is free.", free)),
+                );
+                counts
             }
             Kind::Redis(store) => {
                 let stats = store.stats();
                 vec![
                     ("connections_total", "Connections made.", stats.connections),
                     ("queued", "Requests that wait for an answer.", stats.waiting as u64),
-                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                    ("awaited", "Keys that copies wait for at this gateway.", stats.awaited as u64),
                 ]
             }
             Kind::Postgres(store) => {
@@ -326,7 +333,11 @@ impl Opened {
                     ("alone_total", "Swaps that went alone.", stats.alone),
                     ("connections_total", "Connections made.", stats.connections),
                     ("queued", "Swaps that wait.", stats.queued as u64),
-                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                    (
+                        "awaited_elsewhere",
+                        "Keys that copies wait for at others, as they say.",
+                        stats.awaited as u64,
+                    ),
                 ]
             }
         };

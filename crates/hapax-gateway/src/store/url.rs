@@ -1,6 +1,7 @@
 //! Where records are kept, as people write it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -35,6 +36,29 @@ impl ServerUrl {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl ServerUrl {
+    /// Whether what is said there, passwords first, can be read on the network on the way.
+    #[must_use]
+    pub fn is_in_the_clear(&self) -> bool {
+        let encrypted = self.0.starts_with("rediss")
+            || self.0.contains("sslmode=require")
+            || self.0.contains("sslmode=verify-");
+        let (_, rest) = self.0.split_once("://").unwrap_or_default();
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let hosts = authority.rsplit('@').next().unwrap_or_default();
+        let is_here = |host: &str| {
+            let name = host.strip_prefix('[').and_then(|host| host.split(']').next());
+            let name = name.unwrap_or_else(|| host.split(':').next().unwrap_or_default());
+            let address = name.parse::<IpAddr>();
+            // Without a name it is a socket's.
+            name.is_empty()
+                || name == "localhost"
+                || address.is_ok_and(|address| address.is_loopback())
+        };
+        !encrypted && !hosts.split(',').all(is_here)
     }
 }
 
@@ -185,6 +209,27 @@ mod tests {
             assert_eq!(url.to_string(), shown);
             let debug = format!("{url:?}");
             assert!(["ss@", "secret", "Sec", "cret"].iter().all(|word| !debug.contains(word)));
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_on_the_way_is_known() {
+        for (url, clear) in [
+            ("redis://127.0.0.1:6379", false),
+            ("redis://u:p@localhost", false),
+            ("redis://[::1]:6379/1", false),
+            ("redis://cache:6379", true),
+            ("redis://127.0.0.1:1,10.0.0.2:1", true),
+            ("rediss://cache", false),
+            ("redis+sentinel://a,b/m", true),
+            ("postgres:///db", false),
+            ("postgres://u:p@db/x", true),
+            ("postgres://u:p@db/x?sslmode=require", false),
+            ("postgres://u:p@db/x?sslmode=verify-full", false),
+        ] {
+            let url: StoreUrl = url.parse().unwrap();
+            let (StoreUrl::Redis(server) | StoreUrl::Postgres(server)) = &url else { panic!() };
+            assert_eq!(server.is_in_the_clear(), clear, "{url}");
         }
     }
 
