@@ -14,7 +14,8 @@ pub(crate) const COMMAND: Command = Command {
     summary: "check the direction of dependencies",
     help: "Our crates may only depend on each other as the table in xtask/src/deps.rs says.
 The core's default features bring no runtime, no HTTP and no database; stores bring no
-HTTP; the default build of `hapax` compiles no C but ring's, which TLS is made of; only
+HTTP; their default builds and that of HTTP compile no C, and `hapax` none but ring's,
+which TLS is made of; only
 clock.rs and entropy.rs of the core read the time or roll dice.",
     run: |args| {
         args.finish()?;
@@ -103,7 +104,10 @@ pub(crate) fn run() -> Outcome {
     for (krate, banned) in FREE_OF {
         found.extend(unwanted(krate, &tree(krate, "normal")?, banned));
     }
-    found.extend(c_code(&tree("hapax-cli", "normal,build")?));
+    found.extend(c_code("hapax-cli", &tree("hapax-cli", "normal,build")?, &[MAY_BUILD_C]));
+    for (krate, _) in FREE_OF.iter().chain(&[("hapax-http", &[][..])]) {
+        found.extend(c_code(krate, &tree(krate, "normal,build")?, &[]));
+    }
     found.extend(sources::all()?.iter().flat_map(side_doors));
     if found.is_empty() {
         return Ok(());
@@ -179,14 +183,14 @@ fn unwanted(krate: &str, tree: &[Node], banned: &[&str]) -> Vec<String> {
 }
 
 /// Packages whose build script compiles C.
-fn c_code(tree: &[Node]) -> Vec<String> {
+fn c_code(krate: &str, tree: &[Node], may: &[&str]) -> Vec<String> {
     let mut path: Vec<&Node> = Vec::new();
     let mut found = BTreeSet::new();
     for node in tree {
         path.truncate(node.depth);
         let parent = path.last();
         let innocent = parent.is_some_and(|parent| {
-            parent.name == MAY_BUILD_C
+            may.contains(&parent.name.as_str())
                 || NO_C_WITH.iter().any(|(name, feature)| {
                     parent.name == *name && parent.features.iter().any(|has| has == feature)
                 })
@@ -194,7 +198,7 @@ fn c_code(tree: &[Node]) -> Vec<String> {
         if C_BUILDERS.contains(&node.name.as_str()) && !innocent {
             let parent = parent.map_or("?", |parent| parent.name.as_str());
             found.insert(format!(
-                "the default build of hapax compiles C: {parent} uses {}",
+                "the default build of {krate} compiles C: {parent} uses {}",
                 node.name
             ));
         }
@@ -275,13 +279,13 @@ mod tests {
     #[test]
     fn a_crate_that_compiles_c_is_found() {
         let pure = "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n2 cc v1.0.0|\n";
-        assert!(c_code(&parse_tree(pure)).is_empty());
-        assert_eq!(c_code(&parse_tree(&pure.replace("pure", "std"))).len(), 1);
+        assert!(c_code("x", &parse_tree(pure), &[]).is_empty());
+        assert_eq!(c_code("x", &parse_tree(&pure.replace("pure", "std")), &[]).len(), 1);
         let ring =
             "0 hapax-cli v0.1.0|\n1 blake3 v1.8.0|pure\n1 zstd-sys v0.17.0|\n2 cc v1.0.0| (*)\n";
         assert_eq!(
-            c_code(&parse_tree(ring)),
-            ["the default build of hapax compiles C: zstd-sys uses cc"]
+            c_code("x", &parse_tree(ring), &[MAY_BUILD_C]),
+            ["the default build of x compiles C: zstd-sys uses cc"]
         );
     }
 

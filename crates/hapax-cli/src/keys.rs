@@ -53,10 +53,9 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body_base64: None,
             };
             let was = records.decide(&target, sure.fence.is_some(), decision).await?;
-            print(&format!(
-                "released{}: the next request with this key executes\n",
-                render::although(&was)
-            ));
+            let although = render::although(&was);
+            let until = if sure.forget { "; where there is a cache, in a minute" } else { "" };
+            print(&format!("released{although}: the next request with this key executes{until}\n"));
         }
         KeysCommand::Resolve { at, target, sure, outcome, status, headers, body } => {
             let happened = matches!(outcome, Outcome::Happened);

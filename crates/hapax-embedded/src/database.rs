@@ -22,6 +22,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use hapax::Timestamp;
 use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
     TableDefinition, WriteTransaction,
@@ -34,7 +35,7 @@ use crate::error::OpenError;
 pub(crate) const CELLS: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("cells");
 /// What is due, in the order of time: microseconds, big-endian, then the store key.
 pub(crate) const DUE: TableDefinition<'_, &[u8; 40], ()> = TableDefinition::new("due");
-/// [`FORMAT`], [`EPOCH`] and [`FLOOR`].
+/// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
 pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 /// [`CHECK`].
 const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
@@ -46,6 +47,8 @@ const EPOCH: &str = "epoch";
 /// The largest fence of any cell that was reaped: a key used anew gets a larger one, even if the
 /// clock was set back meanwhile.
 pub(crate) const FLOOR: &str = "fence floor";
+/// When the database was made, in microseconds since 1970.
+const MADE: &str = "made";
 /// Tells under which secret the database was written.
 const CHECK: &str = "secret check";
 
@@ -54,6 +57,7 @@ const CHECK: &str = "secret check";
 pub(crate) struct Adopted {
     pub(crate) epoch: u64,
     pub(crate) floor: u64,
+    pub(crate) made: u64,
 }
 
 /// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
@@ -90,15 +94,23 @@ pub(crate) fn begin(
     Ok(transaction)
 }
 
-/// Begins an epoch: every lease that was granted before it has lapsed.
-pub(crate) fn adopt(database: &Database, check: &[u8]) -> Result<Adopted, OpenError> {
+/// Begins an epoch `now`: every lease that was granted before it has lapsed.
+pub(crate) fn adopt(
+    database: &Database,
+    check: &[u8],
+    now: Timestamp,
+) -> Result<Adopted, OpenError> {
     let transaction = begin(database, false).map_err(OpenError::Database)?;
-    let adopted = claim_epoch(&transaction, check)?;
+    let adopted = claim_epoch(&transaction, check, now)?;
     transaction.commit().map_err(OpenError::database)?;
     Ok(adopted)
 }
 
-fn claim_epoch(transaction: &WriteTransaction, check: &[u8]) -> Result<Adopted, OpenError> {
+fn claim_epoch(
+    transaction: &WriteTransaction,
+    check: &[u8],
+    now: Timestamp,
+) -> Result<Adopted, OpenError> {
     // Created now, so that readers find them.
     transaction.open_table(CELLS).map_err(OpenError::database)?;
     transaction.open_table(DUE).map_err(OpenError::database)?;
@@ -111,6 +123,7 @@ fn claim_epoch(transaction: &WriteTransaction, check: &[u8]) -> Result<Adopted, 
         None => {
             numbers.insert(FORMAT, KNOWN_FORMAT).map_err(OpenError::database)?;
             names.insert(CHECK, check).map_err(OpenError::database)?;
+            numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
         }
         Some(KNOWN_FORMAT) => {
             let found = names.get(CHECK).map_err(OpenError::database)?;
@@ -123,7 +136,8 @@ fn claim_epoch(transaction: &WriteTransaction, check: &[u8]) -> Result<Adopted, 
     let epoch = number(&numbers, EPOCH)?.unwrap_or(0).saturating_add(1);
     numbers.insert(EPOCH, epoch).map_err(OpenError::database)?;
     let floor = number(&numbers, FLOOR)?.unwrap_or(0);
-    Ok(Adopted { epoch, floor })
+    let made = number(&numbers, MADE)?.unwrap_or(0);
+    Ok(Adopted { epoch, floor, made })
 }
 
 /// The floor under the fences of new keys.

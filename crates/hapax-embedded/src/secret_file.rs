@@ -41,7 +41,11 @@ pub(crate) fn read_or_make(
 }
 
 fn read(path: &Path) -> io::Result<Result<KeyRing, KeyRingError>> {
-    let text = io::read_to_string(io::Read::take(File::open(path)?, MAX_LEN))?;
+    let text = io::read_to_string(io::Read::take(File::open(path)?, MAX_LEN + 1))?;
+    if text.len() as u64 > MAX_LEN {
+        let error = format!("it is longer than {MAX_LEN} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+    }
     Ok(KeyRing::parse(&text))
 }
 

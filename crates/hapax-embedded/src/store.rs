@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Entropy, Inspect, Key, KeyRing, Scope, Sealer, Secret, Store, StoreError, StoreKey};
+use hapax::{
+    Entropy, Inspect, Key, KeyRing, Scope, Sealer, Secret, Store, StoreError, StoreKey, Timestamp,
+};
 
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
@@ -45,6 +47,8 @@ pub struct EmbeddedStore {
     entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
     path: PathBuf,
+    /// When it was made.
+    made: u64,
 }
 
 /// What a store did since it was opened, and what it holds up.
@@ -87,7 +91,8 @@ impl EmbeddedStore {
             given => given.ring(),
         };
         if !exists {
-            create(&path, ring.as_ref().map(KeyRing::naming), options.cache_bytes)?;
+            let naming = ring.as_ref().map(KeyRing::naming);
+            create(&path, naming, options.cache_bytes, options.clock.now())?;
         }
         Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)
     }
@@ -109,6 +114,13 @@ impl EmbeddedStore {
         self.secret.as_ref()
     }
 
+    /// Tells this database from others, wherever it is: when it was made, to the microsecond. A
+    /// copy of the file has the same.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.made.to_string()
+    }
+
     /// Where the database is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -121,6 +133,14 @@ impl EmbeddedStore {
     /// Whatever keeps the lock file from being read.
     pub fn holder(path: impl AsRef<Path>) -> io::Result<Option<Holder>> {
         lock_file::holder(&with_suffix(path.as_ref(), ".lock"))
+    }
+
+    /// Bytes that may still be written where `path` is or would be; `None` where nobody knows.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being known, such as a folder that is not there.
+    pub fn free_bytes(path: impl AsRef<Path>) -> io::Result<Option<u64>> {
+        FileBacking::existing(path.as_ref()).available()
     }
 
     /// Writes into the lock file where this process can be asked, or that it cannot.
@@ -167,8 +187,9 @@ impl EmbeddedStore {
         if options.verify {
             database::verify(&mut database).map_err(OpenError::database)?;
         }
-        let adopted = database::adopt(&database, &check(secret.as_ref()))?;
-        let epoch = Epoch { number: adopted.epoch, opened_at: options.clock.now() };
+        let opened_at = options.clock.now();
+        let adopted = database::adopt(&database, &check(secret.as_ref()), opened_at)?;
+        let epoch = Epoch { number: adopted.epoch, opened_at };
         let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };
         let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch));
         let threads = |error| OpenError::io(&options.path, error);
@@ -182,6 +203,7 @@ impl EmbeddedStore {
             entropy: options.entropy,
             lock,
             path: options.path.clone(),
+            made: adopted.made,
         };
         let readers = (0..READERS)
             .map(|_| store.spawn("hapax-embedded-read", |shared| reader::run(&shared)))
@@ -346,7 +368,12 @@ impl Inspect for EmbeddedStore {
 
 /// Makes an empty database under another name and renames it: the engine cannot open a file whose
 /// making was cut short, and a file that has the right name is whole. The caller holds the lock.
-fn create(path: &Path, secret: Option<&Secret>, cache_bytes: usize) -> Result<(), OpenError> {
+fn create(
+    path: &Path,
+    secret: Option<&Secret>,
+    cache_bytes: usize,
+    now: Timestamp,
+) -> Result<(), OpenError> {
     let unfinished = with_suffix(path, ".new");
     let failed = |error| OpenError::io(&unfinished, error);
     match std::fs::remove_file(&unfinished) {
@@ -355,7 +382,7 @@ fn create(path: &Path, secret: Option<&Secret>, cache_bytes: usize) -> Result<()
     }
     let database =
         database::open(&FileBacking::new(&unfinished), cache_bytes).map_err(OpenError::database)?;
-    database::adopt(&database, &check(secret))?;
+    database::adopt(&database, &check(secret), now)?;
     drop(database);
     File::open(&unfinished).and_then(|file| file.sync_all()).map_err(failed)?;
     std::fs::rename(&unfinished, path).map_err(failed)?;

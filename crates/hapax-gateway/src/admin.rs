@@ -90,6 +90,9 @@ async fn ready(State(admin): State<Arc<Admin>>) -> Response {
     admin.store_up.store(up, Ordering::Relaxed);
     if !up {
         (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
+    } else if !admin.metrics.calls.are_written() {
+        // Nor would it take them from another gateway, and what has no key is still served.
+        "ready, but the store did not take what was last written\n".into_response()
     } else if admin.metrics.auth_is_up() {
         "ready\n".into_response()
     } else {

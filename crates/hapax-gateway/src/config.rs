@@ -80,7 +80,9 @@ pub struct Limits {
     /// [192 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
     /// is a file, for what waits to be written to it, for outcomes that are held back while
     /// the store is away, and for large records on their way from it; a `memory:` store
-    /// keeps its records in three eighths. Up to a sixteenth is for what is
+    /// keeps its records in three eighths; with a store on a server they are for what waits for it
+    /// and for the outcomes that it tells, by halves. A cache has a quarter of them, and so have
+    /// outcomes that it tells. Up to a sixteenth of the rest is for what is
     /// [observed](Handling::Observe). What is left is for bodies of more than 16 KiB of requests with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
@@ -150,6 +152,11 @@ impl Config {
             return Err(ConfigError::Loop(self.listen));
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
+        if matches!(self.cache, Some(CacheUrl::Redis(_)))
+            && matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_))
+        {
+            return Err(ConfigError::CacheFor);
+        }
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
             && self.secret_file.is_none()
             && !matches!(self.store, StoreUrl::File(_))

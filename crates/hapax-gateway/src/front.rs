@@ -67,7 +67,7 @@ impl Front {
         let away = self.turned_away(&link, &mut parts);
         let request = Request::from_parts(parts, body);
         let live = self.current.now();
-        let manner = Manner::of(request.headers(), None);
+        let manner = Manner::of(request.headers());
         let mut response = match live.route(request.uri().path(), request.method()).cloned() {
             Ok(route) => {
                 // A preflight that is turned away is not answered as one.
@@ -81,7 +81,7 @@ impl Front {
                     None => answer(request).await,
                 }
             }
-            Err(ambiguous) => refuse(live.rest(), &link, &manner, &away.unwrap_or(ambiguous)),
+            Err(ambiguous) => refuse(live.rest(), &link, manner, &away.unwrap_or(ambiguous)),
         };
         if self.is_ending() {
             close(&mut response, &link);
@@ -95,8 +95,8 @@ impl Front {
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
         let route = live.route(request.uri().path(), request.method());
-        let manner = Manner::of(request.headers(), None);
-        refuse(route.unwrap_or(live.rest()), link, &manner, &problem)
+        let manner = Manner::of(request.headers());
+        refuse(route.unwrap_or(live.rest()), link, manner, &problem)
     }
 
     async fn serve(
@@ -111,7 +111,7 @@ impl Front {
         };
         match answered {
             Ok(response) => response,
-            Err(refused) => refuse(&held.route, &held.link, &held.manner, &refused),
+            Err(refused) => refuse(&held.route, &held.link, held.manner, &refused),
         }
     }
 
@@ -190,7 +190,7 @@ fn may_be_protected(route: &Route, parts: &Parts) -> bool {
             if methods.contains(&parts.method))
 }
 
-fn refuse(route: &Route, link: &Link, manner: &Manner, refused: &Problem) -> Response<Body> {
+fn refuse(route: &Route, link: &Link, manner: Manner, refused: &Problem) -> Response<Body> {
     route.counts.refused(refused.code());
     let mut response = manner.refuse(refused, route.docs.as_ref()).map(Body::from);
     if refused.code() == Code::MalformedRequest {

@@ -21,9 +21,9 @@ use crate::housekeeping::housekeeping;
 use crate::keys::Keys;
 use crate::listener::{self, Door};
 use crate::live::{Current, Lasting};
-use crate::memory::Shares;
+use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
-use crate::store::{Measured, Opened, Opening, StoreOpenError};
+use crate::store::{Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, TlsError};
 use crate::upstream::Dialling;
 use crate::work::{Phase, Work};
@@ -107,7 +107,9 @@ impl Gateway {
             secret_file: config.secret_file.clone(),
             admin: listeners.admin_addr()?,
             memory: settled.memory.store,
-            timeout: config.store_timeout,
+            // Sooner than the engine gives up: a store that says that nothing was sent is worth more
+            // than silence, after which anything may have happened.
+            timeout: config.store_timeout * 3 / 4,
             make: true,
         };
         let opened = opening.open().await?;
@@ -323,15 +325,15 @@ fn run(
 }
 
 fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics) -> Idempotency {
-    let store = Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls));
+    let store =
+        Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
     let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
         held_back_bytes: settled.memory.held_back,
         ..hapax::Limits::default()
     };
-    if opened.is_server() {
-        // A file bounds what it tells by itself.
-        limits.claims = settled.memory.claims(settled.largest.response);
+    if let Some(told) = opened.told() {
+        limits.claims = memory::claims(told, settled.largest.response);
     }
     let mut builder =
         Idempotency::builder(Arc::new(store)).store_timeout(config.store_timeout).limits(limits);
@@ -347,6 +349,11 @@ fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics
 fn warn(config: &Config, opened: &Opened) {
     if opened.secret.is_none() {
         tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
+    }
+    if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &config.store
+        && url.is_in_the_clear()
+    {
+        tracing::warn!("the store is reached in the clear: use rediss://, or sslmode=require");
     }
     reload::warn(config);
 }

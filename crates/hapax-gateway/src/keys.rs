@@ -201,7 +201,9 @@ impl Keys {
         let (mut after, mut looked_at) = (list.after, 0);
         let _turn = self.turn().await;
         for _ in 0..MAX_PAGES {
-            let page = self.within(self.store.page(after, PAGE)).await?;
+            // On Redis a page is a walk over all keys: as long as it takes, each of its steps
+            // being bounded by the store.
+            let page = self.store.page(after, PAGE).await?;
             for (key, cell) in page.cells {
                 if listed.keys.len() + listed.damaged.len() == limit {
                     listed.next = after.map(|id| id.to_string());

@@ -49,18 +49,42 @@ impl Limits {
     }
 }
 
-/// Claims at one time that are worth having: fewer would starve a group commit, more make nothing
-/// faster.
-const CLAIMS: (usize, usize) = (64, 1024);
+/// Claims at one time that are worth having: more make nothing faster.
+const CLAIMS: usize = 1024;
+
+/// How many claims may be told an outcome at one time where so many bytes are for that: each is
+/// there as it came, sealed, and opened.
+pub(crate) fn claims(told: usize, largest_response: usize) -> usize {
+    let one = largest_response.saturating_add(HEADS).saturating_mul(2);
+    (told / one.max(1)).clamp(1, CLAIMS)
+}
+
+/// What is for a store, by purpose, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StoreShares {
+    /// The store itself: pages, what waits for it, or all of its records.
+    pub(crate) store: usize,
+    /// A cache in front of it: its entries, or what waits for it.
+    pub(crate) cache: usize,
+    /// Outcomes that claims are told by a server, or by a cache. A store in this process has what it
+    /// tells already, or bounds it by itself.
+    pub(crate) told: usize,
+}
+
+impl StoreShares {
+    pub(crate) const fn split(memory: usize, on_server: bool, cached: bool) -> Self {
+        let quarter = memory / 4;
+        let cache = if cached { quarter } else { 0 };
+        let told = match (on_server, cached) {
+            (true, false) => 2 * quarter,
+            (_, true) => quarter,
+            (false, false) => 0,
+        };
+        Self { store: memory - cache - told, cache, told }
+    }
+}
 
 impl Shares {
-    /// How many claims may be told an outcome by a server at one time: each is there as it came,
-    /// sealed, and opened.
-    pub(crate) fn claims(&self, largest_response: usize) -> usize {
-        let one = largest_response.saturating_add(HEADS).saturating_mul(2);
-        (self.store / 2 / one.max(1)).clamp(CLAIMS.0, CLAIMS.1)
-    }
-
     /// What is observed gets something of what is not `needed`: without it, it only is not measured.
     fn split(rest: usize, needed: usize) -> Self {
         let part = rest / PARTS;
@@ -118,6 +142,12 @@ mod tests {
             let Shares { bodies, held_back, store, .. } = enough.shares(largest).unwrap();
             assert!(bodies >= 16 * response && bodies >= 2 * MIB);
             assert!(held_back >= response && store / 3 >= 2 * (response + HEADS));
+            for (on_server, cached) in [(false, true), (true, false), (true, true)] {
+                let parts = StoreShares::split(store, on_server, cached);
+                assert_eq!(parts.store + parts.cache + parts.told, store);
+                assert!(parts.told >= 2 * (response + HEADS));
+                assert!(claims(parts.told, response) * 2 * (response + HEADS) <= parts.told);
+            }
             // It is rounded up to whole mebibytes.
             let short = Limits { memory: needed.0 - 2 * MIB, ..little };
             assert!(short.shares(largest).is_err());

@@ -145,6 +145,11 @@ impl Metrics {
             ("hapax_requests", "Requests that are being answered.", gauges.requests),
             ("hapax_store_up", "Whether the store answers.", usize::from(gauges.store_up)),
             (
+                "hapax_store_writable",
+                "Whether the store took what was last written.",
+                usize::from(self.calls.are_written()),
+            ),
+            (
                 "hapax_auth_up",
                 "Whether the auth URL answered when last asked.",
                 usize::from(self.auth_is_up()),
@@ -169,8 +174,12 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-pub(crate) fn millis(took: Duration) -> u64 {
+fn millis(took: Duration) -> u64 {
     u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
 }
 
 pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {

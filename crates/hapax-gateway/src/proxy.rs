@@ -54,7 +54,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
-        let manner = Manner::of(&parts.headers, None);
+        let manner = Manner::of(&parts.headers);
         let peer = parts.extensions.get::<Peer>().copied().unwrap_or_else(unknown_peer);
         let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
@@ -107,12 +107,12 @@ impl Proxy {
                     source,
                     "a request got no answer"
                 );
-                self.problem(&manner, &failure)
+                self.problem(manner, &failure)
             }
         }
     }
 
-    fn problem(&self, manner: &Manner, failure: &Failure) -> Response<Body> {
+    fn problem(&self, manner: Manner, failure: &Failure) -> Response<Body> {
         let (code, class) = match failure {
             Failure::Busy => (Code::Overloaded, Class::Retryable),
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),

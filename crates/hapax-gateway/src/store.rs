@@ -19,6 +19,7 @@ use hapax_postgres::PostgresStore;
 use hapax_redis::RedisStore;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
+use crate::memory::StoreShares;
 pub use doctor::{Finding, Severity};
 use late::LateCache;
 pub(crate) use measured::{Calls, Measured};
@@ -60,6 +61,8 @@ pub struct Opened {
     pub notify: Option<Arc<dyn Notify>>,
     kind: Kind,
     cache: Option<Tiers>,
+    /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
+    told: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -142,29 +145,25 @@ impl Opening {
     /// [`StoreOpenError`].
     pub async fn open(&self) -> Result<Opened, StoreOpenError> {
         let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
-        // A cache in this process is a store's as well.
-        let memory = match self.cache {
-            Some(CacheUrl::Memory) => self.memory / 2,
-            _ => self.memory,
-        };
+        let memory = self.shares().store;
         match &self.store {
             StoreUrl::Memory => {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
                 let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
                 let secret = ring.as_ref().map(|ring| ring.naming().clone());
-                Ok(self.tiered(store, None, secret, ring, Kind::Other))
+                self.tiered(store, None, secret, ring, Kind::Other)
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
                 let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
-                Ok(self.tiered(store, None, secret, ring, kind))
+                self.tiered(store, None, secret, ring, kind)
             }
             StoreUrl::Redis(url) => {
                 let store = RedisStore::connect(self.redis(url, memory, ring.as_ref())).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                Ok(self.tiered(store, Some(notify), secret, ring, kind))
+                self.tiered(store, Some(notify), secret, ring, kind)
             }
             StoreUrl::Postgres(url) => {
                 let options = self.postgres(url, memory, ring.as_ref())?;
@@ -172,12 +171,17 @@ impl Opening {
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                Ok(self.tiered(store, Some(notify), secret, ring, kind))
+                self.tiered(store, Some(notify), secret, ring, kind)
             }
         }
     }
 
-    /// How a Redis is opened.
+    fn shares(&self) -> StoreShares {
+        let on_server = matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_));
+        StoreShares::split(self.memory, on_server, self.cache.is_some())
+    }
+
+    /// How a Redis is opened; `memory` is for what waits for it.
     pub(crate) fn redis(
         &self,
         url: &ServerUrl,
@@ -186,7 +190,7 @@ impl Opening {
     ) -> hapax_redis::Options {
         let options = hapax_redis::Options::new(url.as_str())
             .timeout(self.timeout)
-            .queue(QUEUED_REQUESTS, memory / 2)
+            .queue(QUEUED_REQUESTS, memory)
             .make(self.make);
         match ring {
             Some(ring) => options.key_ring(ring.clone()),
@@ -194,7 +198,7 @@ impl Opening {
         }
     }
 
-    /// How a Postgres is opened.
+    /// How a Postgres is opened; `memory` is for what waits for it.
     pub(crate) fn postgres(
         &self,
         url: &ServerUrl,
@@ -207,7 +211,7 @@ impl Opening {
             .map_err(|error: hapax_postgres::ConnectError| server(url, error))?;
         let options = options
             .timeout(self.timeout)
-            .queue(QUEUED_REQUESTS, memory / 2)
+            .queue(QUEUED_REQUESTS, memory)
             .listen(true)
             .migrate(self.make);
         Ok(match ring {
@@ -246,16 +250,29 @@ impl Opening {
         secret: Option<Secret>,
         ring: Option<KeyRing>,
         kind: Kind,
-    ) -> Opened {
+    ) -> Result<Opened, StoreOpenError> {
+        let shares = self.shares();
+        let told = (shares.told > 0).then_some(shares.told);
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Opened { store, secret, notify, kind, cache: None },
-            Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(self.memory / 2)),
+            None => return Ok(Opened { store, secret, notify, kind, cache: None, told }),
+            Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
-                Arc::new(LateCache::new(url, self.redis(url, self.memory, None)))
+                let options = self.redis(url, shares.cache, None);
+                // One that cannot be read will not be reached later either.
+                options.check().map_err(|error| server(url, error))?;
+                Arc::new(LateCache::new(url, options))
             }
         };
-        // Others may have their cache on the same server.
-        let mut options = hapax_tiered::Options::default().authority(&self.store.to_string());
+        // Others may have their cache on the same server, and a store at the same URL, or nearly:
+        // as seen from another machine, by another user, in another schema. They must not find what
+        // is in ours, so all of the URL counts, and when the store was made.
+        let made = match &kind {
+            Kind::File(store) => store.identity(),
+            Kind::Postgres(store) => store.identity(),
+            Kind::Redis(_) | Kind::Other => String::new(),
+        };
+        let name = format!("{made} {}", self.store.whole());
+        let mut options = hapax_tiered::Options::default().authority(&name);
         // A file that made its own secret seals its cache by it.
         if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
             options = options.key_ring(&ring);
@@ -263,7 +280,7 @@ impl Opening {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Opened { store: tiered, secret, notify, kind, cache }
+        Ok(Opened { store: tiered, secret, notify, kind, cache, told })
     }
 }
 
@@ -271,12 +288,12 @@ impl Opened {
     /// Any store, such as one that a test made.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
-        Self { store, secret, notify: None, kind: Kind::Other, cache: None }
+        Self { store, secret, notify: None, kind: Kind::Other, cache: None, told: None }
     }
 
-    /// Whether it is on a server, which tells as much as it is asked for.
-    pub(crate) const fn is_server(&self) -> bool {
-        matches!(self.kind, Kind::Redis(_) | Kind::Postgres(_))
+    /// Bytes for outcomes that claims are told at one time; `None` where the store bounds them.
+    pub(crate) const fn told(&self) -> Option<usize> {
+        self.told
     }
 
     /// What the store counts, by the names of its metrics and what they mean. Those that end in
@@ -286,21 +303,25 @@ impl Opened {
             Kind::Other => Vec::new(),
             Kind::File(store) => {
                 let stats = store.stats();
-                vec![
+                let mut counts = vec![
                     ("batches_total", "Transactions made durable.", stats.commits),
                     ("batched_swaps_total", "Swaps in those.", stats.swaps),
                     ("reopened_total", "Times that the file was opened again.", stats.reopened),
                     ("queued", "Requests that wait for the disk.", stats.queued as u64),
                     ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
-                    ("disk_free_bytes", "What is free.", stats.free_bytes.unwrap_or(0)),
-                ]
+                ];
+                // Where they cannot be told, nobody need be woken for it.
+                counts.extend(
+                    stats.free_bytes.map(|free| ("disk_free_bytes", "What is free.", free)),
+                );
+                counts
             }
             Kind::Redis(store) => {
                 let stats = store.stats();
                 vec![
                     ("connections_total", "Connections made.", stats.connections),
                     ("queued", "Requests that wait for an answer.", stats.waiting as u64),
-                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                    ("awaited", "Keys that copies wait for at this gateway.", stats.awaited as u64),
                 ]
             }
             Kind::Postgres(store) => {
@@ -312,7 +333,11 @@ impl Opened {
                     ("alone_total", "Swaps that went alone.", stats.alone),
                     ("connections_total", "Connections made.", stats.connections),
                     ("queued", "Swaps that wait.", stats.queued as u64),
-                    ("awaited", "Keys that copies wait for.", stats.awaited as u64),
+                    (
+                        "awaited_elsewhere",
+                        "Keys that copies wait for at others, as they say.",
+                        stats.awaited as u64,
+                    ),
                 ]
             }
         };

@@ -13,12 +13,19 @@ use crate::secret::{Purpose, agree};
 /// How long a migration may take: other processes may be at it.
 const MIGRATION: Duration = Duration::from_secs(60);
 
-/// Looks at the server, migrates, and makes sure that everybody uses the same secret. Returns the
-/// connection it did that on, if it may be written on: where nothing is to be migrated and nobody
-/// has entered a secret, the first to write does.
+/// What was found there.
+pub(crate) struct Prepared {
+    /// The connection it was found on, if it may be written on: where nothing is to be migrated and
+    /// nobody has entered a secret, the first to write does.
+    pub(crate) link: Option<Link>,
+    /// When the tables were made, in microseconds since 1970.
+    pub(crate) made: i64,
+}
+
+/// Looks at the server, migrates, and makes sure that everybody uses the same secret.
 ///
 /// Dropping it closes its connection, and with it what was under way there is undone.
-pub(crate) async fn prepare(setup: &Setup) -> Result<Option<Link>, ConnectError> {
+pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
     let options = &setup.options;
     let timed_out = || ConnectError::TimedOut;
     let mut link = {
@@ -42,8 +49,9 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Option<Link>, ConnectError>
         let purpose = if options.migrate { Purpose::Write } else { Purpose::Look };
         let entered = agree(link.client(), setup, purpose).await?;
         link.prepare(setup).await?;
-        Ok(entered)
+        let made = look::made(link.client(), options).await?;
+        Ok((entered, made))
     };
-    let entered = timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;
-    Ok(entered.then_some(link))
+    let (entered, made) = timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;
+    Ok(Prepared { link: entered.then_some(link), made })
 }

@@ -34,11 +34,11 @@ pub enum ConnectError {
     /// The server acknowledges what a crash of it may undo, and nobody said that this is
     /// acceptable.
     #[error(
-        "{0}: a crash would make it forget what it acknowledged; see Options::allow_forgetting"
+        "{0}: a crash would make it forget what it acknowledged; no store may be there, unless it is told to accept that"
     )]
     Forgetful(Forgetful),
     /// The tables are missing, or older than this build needs, and migrating was switched off.
-    #[error("the tables are of version {found:?}, this build needs {needed}: run the migrations")]
+    #[error("{}", not_migrated(*.found, *.needed))]
     NotMigrated {
         /// Their version; `None` if there are none.
         found: Option<i32>,
@@ -64,6 +64,16 @@ pub enum ConnectError {
     /// A query failed while the server was looked at.
     #[error("the server cannot be looked at: {0}")]
     Query(#[source] Error),
+}
+
+fn not_migrated(found: Option<i32>, needed: i32) -> String {
+    match found {
+        None => "there are no tables yet: who opens the store to write in it makes them".into(),
+        Some(found) => format!(
+            "the tables are of version {found}, and this build needs {needed}: who opens the store \
+             to write in it brings them up to date"
+        ),
+    }
 }
 
 /// What makes a server forget.
@@ -127,6 +137,10 @@ pub enum PostgresError {
     /// claim, and claims commit by themselves.
     #[error("a claim is not written within a transaction")]
     ClaimInTransaction,
+    /// In a transaction of the caller's: the record is as expected, but it was written after the
+    /// transaction had begun, which under REPEATABLE READ or SERIALIZABLE does not see it.
+    #[error("the transaction began before the record was last written, and does not see it")]
+    OldTransaction,
 }
 
 /// What became of a transaction that did not get to its end.

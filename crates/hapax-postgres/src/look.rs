@@ -106,6 +106,16 @@ pub(crate) async fn version(
     row.try_get(0).map_err(ConnectError::Query)
 }
 
+/// When the tables were made, in microseconds since 1970.
+pub(crate) async fn made(client: &Client, options: &Options) -> Result<i64, ConnectError> {
+    let text = format!(
+        "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8 FROM {}",
+        qualified(options.schema.as_deref(), "hapax_migrations")
+    );
+    let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
+    row.try_get(0).map_err(ConnectError::Query)
+}
+
 /// Whether tables of `found` will do; whether they must be migrated first.
 pub(crate) fn needs_migration(found: Option<i32>) -> Result<bool, ConnectError> {
     match found {

@@ -180,8 +180,14 @@ impl FromStr for Options {
     type Err = ConnectError;
 
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
-    /// `name=value` form.
+    /// `name=value` form. `sslmode=verify-full` and `verify-ca` mean `require`, which believes in
+    /// certificates only.
     fn from_str(url: &str) -> Result<Self, ConnectError> {
+        // The client knows no more than `require`, and does less by it than our TLS, which always
+        // believes in certificates only.
+        let strict = ["sslmode=verify-full", "sslmode=verify-ca"];
+        let url =
+            strict.iter().fold(url.to_owned(), |url, mode| url.replace(mode, "sslmode=require"));
         let options = url.parse().map(Self::new).map_err(ConnectError::Url)?;
         #[cfg(feature = "tls")]
         if options.config.get_ssl_mode() == tokio_postgres::config::SslMode::Require {

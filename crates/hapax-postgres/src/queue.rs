@@ -52,6 +52,10 @@ impl Ticket {
         self.0.store(WAITS, Ordering::Release);
     }
 
+    fn is_withdrawn(&self) -> bool {
+        self.0.load(Ordering::Acquire) == WITHDRAWN
+    }
+
     /// The caller gives up. `true`: it was not sent and never will be.
     pub(crate) fn withdraw(&self) -> bool {
         let was = self.0.compare_exchange(WAITS, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire);
@@ -100,6 +104,29 @@ impl<T: Item> Queue<T> {
         }
         inner.items.push_back(item);
         inner.bytes = bytes;
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Puts in what comes from another queue, after all others; or gives it back where there is no
+    /// room for it, also without those that were withdrawn meanwhile.
+    pub(crate) fn pass_on(&self, item: T) -> Result<(), T> {
+        let mut inner = self.lock();
+        let is_full = |inner: &Inner<T>| {
+            let bytes = inner.bytes.saturating_add(item.size());
+            inner.items.len() >= self.limit.items
+                || bytes > self.limit.bytes && !inner.items.is_empty()
+        };
+        if is_full(&inner) {
+            inner.items.retain(|item| !item.ticket().is_withdrawn());
+            inner.bytes = inner.items.iter().map(Item::size).sum();
+            if is_full(&inner) {
+                return Err(item);
+            }
+        }
+        inner.bytes += item.size();
+        inner.items.push_back(item);
         drop(inner);
         self.ready.notify_one();
         Ok(())

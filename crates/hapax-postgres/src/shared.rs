@@ -69,7 +69,6 @@ impl Shared {
         let limit = Limit { items: setup.options.queue_items, bytes: setup.options.queue_bytes };
         Self {
             lanes: (0..setup.options.lanes).map(|_| Queue::new(limit)).collect(),
-            // What is in it was in a lane before, and what a lane takes is soon answered.
             alone: Queue::new(limit),
             loads: Queue::new(LOADS),
             counters: Counters::default(),

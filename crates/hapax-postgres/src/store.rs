@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
 use crate::cell::{Said, Write};
-use crate::connect;
+use crate::connect::{self, Prepared};
 use crate::error::{ConnectError, PostgresError};
 use crate::link::{Link, Setup};
 use crate::listen::Listener;
@@ -43,6 +43,8 @@ pub struct PostgresStore {
     upkeep: Arc<Upkeep>,
     listener: Option<Listener>,
     finished: Mutex<Option<JoinHandle<()>>>,
+    /// When its tables were made.
+    made: i64,
 }
 
 /// What a store did since it was connected, and what it holds up.
@@ -81,14 +83,21 @@ impl PostgresStore {
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         let sealer = options.sealer();
         let setup = Setup::new(options);
-        let link = connect::prepare(&setup).await?;
+        let Prepared { link, made } = connect::prepare(&setup).await?;
         let listener = setup.options.listen.then(|| Listener::new(&setup.options));
         let bell = listener.as_ref().map(Listener::bell);
         let shared = Arc::new(Shared::new(setup, bell));
         let upkeep = Upkeep::new(Arc::clone(&shared));
         let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep), link));
         let finished = Mutex::new(Some(finished));
-        Ok(Self { shared, sealer, upkeep, listener, finished })
+        Ok(Self { shared, sealer, upkeep, listener, finished, made })
+    }
+
+    /// Tells these tables from others, wherever they are reached: when they were made, to the
+    /// microsecond. A copy of the database has the same.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.made.to_string()
     }
 
     /// The secret that names keys: give it to the engine.
@@ -150,6 +159,7 @@ impl PostgresStore {
         let ticket = Ticket::default();
         let (reply, answer) = oneshot::channel();
         queue.push(job(ticket.clone(), reply), share).map_err(StoreError::unavailable)?;
+        let ticket = Withdrawn(ticket);
         let silence = match timeout(self.shared.setup.answer, answer).await {
             Ok(Ok(answer)) => return answer,
             // The task is gone, and the runtime with it.
@@ -157,7 +167,7 @@ impl PostgresStore {
             Err(_) => PostgresError::TimedOut,
         };
         // Whoever sends it asks the ticket first: it is either never sent, or was.
-        Err(if ticket.withdraw() {
+        Err(if ticket.0.withdraw() {
             StoreError::unavailable(match silence {
                 PostgresError::TimedOut => PostgresError::NotSent,
                 closed => closed,
@@ -165,6 +175,15 @@ impl PostgresStore {
         } else {
             StoreError::ambiguous(silence)
         })
+    }
+}
+
+/// A request whose caller may go away: what was not sent by then need not be.
+struct Withdrawn(Ticket);
+
+impl Drop for Withdrawn {
+    fn drop(&mut self) {
+        self.0.withdraw();
     }
 }
 
@@ -202,8 +221,8 @@ impl fmt::Debug for PostgresStore {
 }
 
 // Cancellation: each method queues a job and awaits the answer. Dropped before the first, nothing
-// happened; dropped after it, a task does the whole job and drops the answer. There is no third
-// place.
+// happened; dropped after it, the job is withdrawn, unless a task has sent it, which then does the
+// whole of it and drops the answer.
 impl Store for PostgresStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {

@@ -3,7 +3,7 @@
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
-use hapax::store::{BoxFuture, Snapshot, Stamped, Swap, Swapped, Transactional};
+use hapax::store::{BoxFuture, Stamped, Swap, Swapped, Transactional};
 use hapax::{FencingToken, Store, StoreError, Timestamp};
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
@@ -28,7 +28,13 @@ impl Transactional<Transaction<'_>> for PostgresStore {
         // Borrowed as shared: that is what a statement needs, and it names no lifetime of `tx`.
         let tx: &'a Transaction<'_> = tx;
         Box::pin(async move {
-            let write = write?;
+            let write = match write {
+                Ok(write) => write,
+                Err(error) => {
+                    tx.batch_execute(SPOIL).await.ok();
+                    return Err(error);
+                }
+            };
             let columns = Columns::of(&[&write]);
             let parameters: Vec<_> =
                 columns.parameters().into_iter().zip(SWAP_IN_TYPES.iter().cloned()).collect();
@@ -36,7 +42,11 @@ impl Transactional<Transaction<'_>> for PostgresStore {
             match tx.query_typed(text, &parameters).await {
                 Ok(rows) => {
                     let number = |at| rows.first().and_then(|row| row.try_get::<_, i64>(at).ok());
-                    stored([number(0), number(1), number(2)])
+                    let answer = stored([number(0), number(1), number(2)]);
+                    if answer.is_err() {
+                        tx.batch_execute(SPOIL).await.ok();
+                    }
+                    answer
                 }
                 Err(error) => match error.as_db_error() {
                     Some(db) if *db.code() == SqlState::from_code(CONFLICT) => {
@@ -55,6 +65,9 @@ impl Transactional<Transaction<'_>> for PostgresStore {
     }
 }
 
+/// Fails, and the transaction with it. Where even that does not arrive, COMMIT will not either.
+const SPOIL: &str = "DO $$ BEGIN RAISE EXCEPTION 'the record was not written'; END $$";
+
 impl PostgresStore {
     fn seal_for_transaction(&self, swap: &Swap) -> Result<Write, StoreError> {
         // The key of a claim that is not committed would keep every other claim of it waiting, for
@@ -67,8 +80,11 @@ impl PostgresStore {
 
     /// What is there instead, by another connection: the transaction has failed.
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
-        let Snapshot { now, cell } = self.load(&swap.key).await?;
-        Ok(Swapped::Conflict(Snapshot { now, cell }))
+        let seen = self.load(&swap.key).await?;
+        if seen.cell.as_ref().map(|cell| cell.tag) == swap.expected {
+            return Err(StoreError::unavailable(PostgresError::OldTransaction));
+        }
+        Ok(Swapped::Conflict(seen))
     }
 }
 

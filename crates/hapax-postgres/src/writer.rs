@@ -213,8 +213,7 @@ fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<Store
             count(&shared.counters.again, 1);
             shared.queue_of(way, &job).put_back(job);
         } else {
-            count(&shared.counters.alone, 1);
-            shared.alone.put_back(job);
+            shared.pass_on(job);
         }
     }
 }
@@ -222,10 +221,9 @@ fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<Store
 fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
     let rolled_back = matches!(failure, Failure::Refused(_));
     if rolled_back && jobs.len() > 1 {
-        count(&shared.counters.alone, jobs.len());
-        for job in jobs.into_iter().rev() {
+        for job in jobs {
             job.ticket.wait_again();
-            shared.alone.put_back(job);
+            shared.pass_on(job);
         }
         return;
     }
@@ -238,6 +236,16 @@ fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
 }
 
 impl Shared {
+    /// What did nothing in a batch is to go alone, if there is room for it there.
+    fn pass_on(&self, job: SwapJob) {
+        match self.alone.pass_on(job) {
+            Ok(()) => count(&self.counters.alone, 1),
+            Err(job) => {
+                job.reply.send(Err(StoreError::unavailable(PostgresError::QueueFull))).ok();
+            }
+        }
+    }
+
     fn queue_of(&self, way: Way, job: &SwapJob) -> &Queue<SwapJob> {
         match way {
             Way::Batches(_) => self.lane(&job.write.key),

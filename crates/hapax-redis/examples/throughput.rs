@@ -129,8 +129,8 @@ impl Raw {
             let mut command = redis::cmd("EVALSHA");
             command.arg(&*self.hash).arg(1).arg(&name).arg(&tag[..]).arg(expected).arg(fence);
             command.arg(lease).arg("86400000000").arg("30000000").arg(end).arg(&**sealed);
-            let answer: Vec<String> = command.query_async(&mut self.connection).await.unwrap();
-            assert_eq!(answer[0], "S");
+            let answer: Vec<Vec<u8>> = command.query_async(&mut self.connection).await.unwrap();
+            assert_eq!(answer[0], b"S");
         }
     }
 }

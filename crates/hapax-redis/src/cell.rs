@@ -25,19 +25,24 @@ pub(crate) fn micros(duration: Duration) -> String {
     duration.min(LONGEST).as_micros().to_string()
 }
 
-/// Reads the answer of `swap.lua`.
-pub(crate) fn swapped(key: &StoreKey, value: Value, sealer: &Sealer) -> Result<Swapped, Answer> {
+/// Reads the answer of `swap.lua` to a swap of this key and tag.
+pub(crate) fn swapped(
+    (key, tag): (&StoreKey, Tag),
+    value: Value,
+    sealer: &Sealer,
+) -> Result<Swapped, Answer> {
     let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
-    match <[Value; 4]>::try_from(answer) {
-        Ok([kind, now, fence, lease]) if bytes(&kind) == Some(b"S") => {
+    let ours = |asked: &Value| bytes(asked) == Some(&tag.as_bytes()[..]);
+    match <[Value; 5]>::try_from(answer) {
+        Ok([kind, asked, now, fence, lease]) if bytes(&kind) == Some(b"S") && ours(&asked) => {
             Ok(Swapped::Stored(Stamped {
                 now: time(&now)?,
                 fence: FencingToken::new(number(&fence)?),
                 lease_until: time(&lease)?,
             }))
         }
-        Err(answer) => match <[Value; 3]>::try_from(answer) {
-            Ok([kind, now, cell]) if bytes(&kind) == Some(b"C") => {
+        Err(answer) => match <[Value; 4]>::try_from(answer) {
+            Ok([kind, asked, now, cell]) if bytes(&kind) == Some(b"C") && ours(&asked) => {
                 Ok(Swapped::Conflict(snapshot(key, &now, &cell, sealer)?))
             }
             _ => Err(Answer::Unreadable),
@@ -46,17 +51,25 @@ pub(crate) fn swapped(key: &StoreKey, value: Value, sealer: &Sealer) -> Result<S
     }
 }
 
-/// Reads the answer of `load.lua`.
-pub(crate) fn loaded(key: &StoreKey, value: Value, sealer: &Sealer) -> Result<Snapshot, Answer> {
+/// Reads the answer of `load.lua` for this key, which has that name on the server.
+pub(crate) fn loaded(
+    (key, name): (&StoreKey, &str),
+    value: Value,
+    sealer: &Sealer,
+) -> Result<Snapshot, Answer> {
     let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
-    let [now, cell] = <[Value; 2]>::try_from(answer).map_err(|_| Answer::Unreadable)?;
-    snapshot(key, &now, &cell, sealer)
+    match <[Value; 3]>::try_from(answer) {
+        Ok([asked, now, cell]) if bytes(&asked) == Some(name.as_bytes()) => {
+            snapshot(key, &now, &cell, sealer)
+        }
+        _ => Err(Answer::Unreadable),
+    }
 }
 
 /// Why an answer is of no use.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Not what a script answers: nobody can tell what it did.
+    /// Not what a script answers, or not to this request: nobody can tell what it did.
     Unreadable,
     /// The script did its work, and what it found is damaged, or not ours to read.
     Damaged(StoreError),

@@ -3,24 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::SendError;
+use redis::aio::{MultiplexedConnection, SendError};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 use redis::{
     Cmd, ConnectionAddr, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, ServerErrorKind,
     Value,
 };
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::connection::{self, Connection, Heard, Node, Pushed};
-use crate::error::ConnectError;
+use crate::error::{ConnectError, breaks};
 use crate::options::Options;
 use crate::target::Target;
 
 /// How often one that is sent elsewhere, or asked to come again, follows.
 const FOLLOWED: u32 = 8;
 
-/// The pause before it does so for the second time; then twice as long each time.
+/// The pause before it does so first; then twice as long each time.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// One connection to each node, and how to reach those that it has none to.
@@ -28,6 +30,18 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Cluster {
     pub(crate) client: ClusterConnection,
     place: Arc<(Target, Options)>,
+    news: Arc<News>,
+}
+
+/// The connection on which the cluster tells of writes, to any one of its nodes: all of them pass on
+/// what is published.
+///
+/// Never the client's own, on which requests are answered: when it learns anew who serves what it
+/// subscribes again, takes the many confirmations for answers to as many requests, and gives each
+/// request after them the answer of another.
+struct News {
+    connection: Mutex<Option<MultiplexedConnection>>,
+    pushed: Pushed,
 }
 
 pub(crate) async fn open(
@@ -35,6 +49,7 @@ pub(crate) async fn open(
     options: &Options,
     pushed: &Pushed,
 ) -> Result<Connection, ConnectError> {
+    let news = News { connection: Mutex::default(), pushed: Pushed::clone(pushed) };
     let pushed = Pushed::clone(pushed);
     let tcp = target.nodes.first().map(|node| node.tcp_settings().clone()).unwrap_or_default();
     let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
@@ -49,10 +64,9 @@ pub(crate) async fn open(
         // only one: "conflict", where the first attempt was written and is history by now.
         .retries(0)
         .push_sender(move |push: PushInfo| {
-            pushed(match push.kind {
-                PushKind::Disconnection => Heard::NodeLost,
-                _ => Heard::Said(push),
-            });
+            if push.kind == PushKind::Disconnection {
+                pushed(Heard::NodeLost);
+            }
             Ok::<(), SendError>(())
         });
     #[cfg(feature = "tls")]
@@ -63,7 +77,7 @@ pub(crate) async fn open(
     let client = builder.build().map_err(ConnectError::Unreachable)?;
     let client = client.get_async_connection().await.map_err(ConnectError::Unreachable)?;
     let place = Arc::new((target.clone(), options.clone()));
-    Ok(Connection::Cluster(Cluster { client, place }))
+    Ok(Connection::Cluster(Cluster { client, place, news: Arc::new(news) }))
 }
 
 impl Cluster {
@@ -72,40 +86,97 @@ impl Cluster {
     /// It is carried out once at most: it is sent again only where a node said that it did not even
     /// look at it.
     pub(crate) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
-        let mut pause = PAUSE;
-        for _ in 1..FOLLOWED {
+        let (mut pause, mut sent) = (PAUSE, 0);
+        loop {
+            sent += 1;
             let mut answer = command.query_async(&mut self.client).await;
             if let Err(error) = &answer
-                && error.kind() == ErrorKind::Server(ServerErrorKind::Ask)
                 && let Some(node) = error.redirect_node().and_then(|(node, _)| named(node))
             {
-                answer = self.ask(&node, command).await;
+                let is_asked = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+                // The client learns by itself who serves what, unless whom it asks about that does
+                // not know either.
+                if (is_asked || sent > 2)
+                    && let Some(mut there) = self.reach(&node).await
+                {
+                    if is_asked {
+                        redis::cmd("ASKING").query_async::<Value>(&mut there).await?;
+                    }
+                    answer = command.query_async(&mut there).await;
+                }
             }
-            match answer {
-                Err(error) if was_not_looked_at(&error) => {}
-                answer => return answer,
+            match &answer {
+                Err(error) if sent < FOLLOWED && was_not_looked_at(error) => {}
+                _ => return answer,
             }
             sleep(pause).await;
             pause *= 2;
         }
-        command.query_async(&mut self.client).await
     }
 
-    /// Sends a command to who is about to serve its key, on a connection of its own: what opens
-    /// that node's door opens it to the next command, whosever it is.
-    async fn ask(&self, node: &Node, command: &Cmd) -> RedisResult<Value> {
+    /// A connection to one node for one request: what opens a node's door to those that it does not
+    /// serve yet opens it to the next command, whosever it is.
+    async fn reach(&self, node: &Node) -> Option<MultiplexedConnection> {
         let (target, options) = &*self.place;
-        let unreached = || RedisError::from((ErrorKind::ClusterConnectionNotFound, "not reached"));
-        let address = target.nodes.first().ok_or_else(unreached)?;
-        let address = address.clone().set_addr(beside(address.addr(), node));
+        let seed = target.nodes.first()?;
+        let address = seed.clone().set_addr(beside(seed.addr(), node));
         let ignored: Pushed = Arc::new(|_| {});
-        let reaching = connection::reach_node(&address, target, options, &ignored);
-        let Ok((Connection::Single(mut there), _)) = reaching.await else {
-            return Err(unreached());
-        };
-        redis::cmd("ASKING").query_async::<Value>(&mut there).await?;
-        command.query_async(&mut there).await
+        let reached = connection::reach_node(&address, target, options, &ignored).await;
+        match reached {
+            Ok((Connection::Single(there), facts)) => {
+                // One that is new serves no slot yet, so that nobody has looked at it.
+                let fit = facts.check(options.allow_eviction);
+                fit.inspect_err(|error| tracing::error!(%error, "a node is no place for a store"))
+                    .ok()
+                    .map(|()| there)
+            }
+            _ => None,
+        }
     }
+
+    pub(crate) async fn subscribe(&self, channels: &[String]) -> RedisResult<()> {
+        let mut news = self.news.connection.lock().await;
+        let mut connection = match news.take() {
+            Some(connection) => connection,
+            None => self.hear().await?,
+        };
+        let subscribed = connection.subscribe(channels).await;
+        // Put back only now: one that is silent, or broken, is not used again.
+        if !subscribed.as_ref().is_err_and(is_lost) {
+            *news = Some(connection);
+        }
+        subscribed
+    }
+
+    pub(crate) async fn unsubscribe(&self, channels: &[String]) -> RedisResult<()> {
+        let mut news = self.news.connection.lock().await;
+        let Some(mut connection) = news.take() else { return Ok(()) };
+        let unsubscribed = connection.unsubscribe(channels).await;
+        if !unsubscribed.as_ref().is_err_and(is_lost) {
+            *news = Some(connection);
+        }
+        unsubscribed
+    }
+
+    async fn hear(&self) -> RedisResult<MultiplexedConnection> {
+        let (target, options) = &*self.place;
+        let pushed = Pushed::clone(&self.news.pushed);
+        let pushed: Pushed = Arc::new(move |heard| {
+            pushed(match heard {
+                Heard::Ended => Heard::Deaf,
+                heard => heard,
+            });
+        });
+        match connection::reach(target, options, &pushed).await {
+            Ok((Connection::Single(connection), _)) => Ok(connection),
+            _ => Err((ErrorKind::ClusterConnectionNotFound, "no node was reached").into()),
+        }
+    }
+}
+
+/// Whether the connection for news is no more, or there never was one.
+pub(crate) fn is_lost(error: &RedisError) -> bool {
+    breaks(error) || error.kind() == ErrorKind::ClusterConnectionNotFound
 }
 
 /// Whether a node said so, of this very request: nothing that the client does by itself is ever
@@ -123,24 +194,38 @@ pub(crate) async fn vet(
     options: &Options,
 ) -> Result<bool, ConnectError> {
     let Some(seed) = target.nodes.first() else { return Ok(true) };
+    // Of all at once: so it is no longer than that however many there are.
     let patience = options.timeout / 4;
     let Ok(Ok(Some(masters))) = timeout(patience, connection.masters()).await else {
         tracing::warn!("the cluster does not say who serves all of its slots");
         return Ok(false);
     };
-    let ignored: Pushed = Arc::new(|_| {});
+    let mut looks: JoinSet<_> = masters
+        .into_iter()
+        .flatten()
+        .map(|node| {
+            let address = seed.clone().set_addr(beside(seed.addr(), &node));
+            let (target, options) = (target.clone(), options.clone());
+            async move {
+                let ignored: Pushed = Arc::new(|_| {});
+                let reaching = connection::reach_node(&address, &target, &options, &ignored);
+                (timeout(patience, reaching).await, node)
+            }
+        })
+        .collect();
     let mut seen = true;
-    for node in masters.into_iter().flatten() {
-        let address = seed.clone().set_addr(beside(seed.addr(), &node));
-        let reaching = connection::reach_node(&address, target, options, &ignored);
-        match timeout(patience, reaching).await {
+    // Dropped early, or by an error, all of them end.
+    while let Some(looked) = looks.join_next().await {
+        match looked {
             // One that follows another by now, others will be said to serve soon.
-            Ok(Ok((_, facts))) if !facts.is_replica() => facts.check(options.allow_eviction)?,
-            _ => {
-                let Node { host, port } = node;
+            Ok((Ok(Ok((_, facts))), _)) if !facts.is_replica() => {
+                facts.check(options.allow_eviction)?;
+            }
+            Ok((_, Node { host, port })) => {
                 tracing::warn!(host, port, "it is unknown whether this node of the cluster evicts");
                 seen = false;
             }
+            Err(_) => seen = false,
         }
     }
     Ok(seen)

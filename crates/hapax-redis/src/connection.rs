@@ -33,6 +33,9 @@ pub(crate) enum Heard {
     /// One node's of a cluster: its client makes it anew by itself.
     #[cfg(feature = "cluster")]
     NodeLost,
+    /// That on which a cluster tells of writes.
+    #[cfg(feature = "cluster")]
+    Deaf,
 }
 
 /// One pipelined connection, shared by all callers; or, to a cluster, one to each node.
@@ -282,7 +285,7 @@ impl Connection {
         match self {
             Self::Single(connection) => connection.subscribe(channels).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.client.subscribe(channels).await,
+            Self::Cluster(cluster) => cluster.subscribe(channels).await,
         }
     }
 
@@ -290,7 +293,7 @@ impl Connection {
         match self {
             Self::Single(connection) => connection.unsubscribe(channels).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.client.unsubscribe(channels).await,
+            Self::Cluster(cluster) => cluster.unsubscribe(channels).await,
         }
     }
 

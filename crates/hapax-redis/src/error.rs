@@ -73,7 +73,7 @@ pub enum RedisStoreError {
     /// The server, or the connection to it, failed.
     #[error("{0}")]
     Redis(#[source] RedisError),
-    /// An answer that no script of ours gives.
+    /// An answer that no script of ours gives, or to another request.
     #[error("the server's answer cannot be understood")]
     Unreadable,
     /// Part of the cluster is served by nobody: a page would look whole and is not.

@@ -84,7 +84,10 @@ impl Keeper {
     async fn vet(&self, connection: &mut Connection) -> Result<bool, ConnectError> {
         let limit = self.options.timeout / 2;
         let vetting = connection::vet(connection, &self.target, &self.options);
-        let vetted = timeout(limit, vetting).await.unwrap_or(Ok(false))?;
+        let vetted = timeout(limit, vetting).await.unwrap_or_else(|_| {
+            tracing::warn!("not all of the store's servers were looked at in time");
+            Ok(false)
+        })?;
         if let Some(agreement) = &self.agreement {
             let agreed = timeout(limit, agreement.check(connection)).await;
             agreed.unwrap_or(Err(ConnectError::TimedOut(limit)))?;
@@ -99,6 +102,8 @@ impl Keeper {
             Heard::Ended => broken.end(),
             #[cfg(feature = "cluster")]
             Heard::NodeLost => broken.change(),
+            #[cfg(feature = "cluster")]
+            Heard::Deaf => broken.deafen(),
             Heard::Said(push) => {
                 if push.kind == PushKind::Message
                     && let Some(Value::BulkString(channel)) = push.data.first()
@@ -172,6 +177,12 @@ impl Keeper {
                 }
                 () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
                 _ = upkeep.tick() => {
+                    #[cfg(feature = "cluster")]
+                    if wire.broken.was_deafened() {
+                        subscribed.clear();
+                        idle.clear();
+                        self.subscribe(wire, &mut subscribed).await;
+                    }
                     self.unsubscribe(wire, &mut subscribed, &mut idle).await;
                     let answered = wire.waited_at();
                     if answered.is_some()
@@ -225,8 +236,18 @@ impl Keeper {
                     keys.iter().for_each(|key| self.watches.wake(key));
                 }
                 // Whoever waits still looks from time to time.
-                Ok(Err(error)) => tracing::debug!(%error, "nothing will be heard of writes"),
-                Err(_) => return,
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "nothing is heard of writes");
+                    #[cfg(feature = "cluster")]
+                    if crate::cluster::is_lost(&error) {
+                        wire.broken.deafen();
+                    }
+                }
+                Err(_) => {
+                    #[cfg(feature = "cluster")]
+                    wire.broken.deafen();
+                    return;
+                }
             }
         }
     }

@@ -49,6 +49,9 @@ pub(crate) struct Broken {
     ended: AtomicBool,
     /// Something behind it is another than it was, or was not looked at.
     changed: AtomicBool,
+    /// Nothing is heard of writes any more.
+    #[cfg(feature = "cluster")]
+    deaf: AtomicBool,
     heard: Notify,
 }
 
@@ -72,6 +75,18 @@ impl Broken {
     /// Whether they are, since this was asked the last time.
     pub(crate) fn has_changed(&self) -> bool {
         self.changed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whoever waits for news is to subscribe again.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn deafen(&self) {
+        self.deaf.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is so, since this was asked the last time.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn was_deafened(&self) -> bool {
+        self.deaf.swap(false, Ordering::Relaxed)
     }
 
     /// Waits until somebody hears so.

@@ -1,7 +1,7 @@
 -- What a cell holds, and when that was so. See swap.lua for what a cell looks like, and for the
 -- code of the error.
 --
--- KEYS[1]  the cell
+-- KEYS[1]  the cell; the answer begins with it, so that one that went astray is found out
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local cell = redis.pcall('GET', KEYS[1])
@@ -13,4 +13,4 @@ local due = cell and tonumber(string.sub(cell, 69, 84))
 if due and due <= now then
   cell = false
 end
-return {string.format('%.0f', now), cell}
+return {KEYS[1], string.format('%.0f', now), cell}

@@ -156,6 +156,14 @@ impl Options {
         self
     }
 
+    /// Whether a store could be opened so, as far as that can be told without a server.
+    ///
+    /// # Errors
+    /// [`ConnectError::Url`] and [`ConnectError::Option`].
+    pub fn check(&self) -> Result<(), ConnectError> {
+        self.target().map(drop)
+    }
+
     pub(crate) fn sealer(&self) -> Sealer {
         self.ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer)
     }

@@ -211,7 +211,7 @@ impl RedisStore {
         ];
         let answer = self.run(&self.swap, &self.names.name(&key), &arguments).await;
         let answer = answer.map_err(Failure::of_write)?;
-        cell::swapped(&key, answer, &self.sealer).map_err(|answer| match answer {
+        cell::swapped((&key, tag), answer, &self.sealer).map_err(|answer| match answer {
             Answer::Damaged(error) => error,
             Answer::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
         })
@@ -219,13 +219,14 @@ impl RedisStore {
 
     async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
         let _inside = self.door.enter(0, Share::All)?;
-        let answer = self.run(&self.load, &self.names.name(key), &[]).await;
-        cell::loaded(key, answer.map_err(Failure::of_read)?, &self.sealer).map_err(|answer| {
-            match answer {
+        let name = self.names.name(key);
+        let answer = self.run(&self.load, &name, &[]).await;
+        cell::loaded((key, &name), answer.map_err(Failure::of_read)?, &self.sealer).map_err(
+            |answer| match answer {
                 Answer::Damaged(error) => error,
                 Answer::Unreadable => StoreError::unavailable(RedisStoreError::Unreadable),
-            }
-        })
+            },
+        )
     }
 }
 

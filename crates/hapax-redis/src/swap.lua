@@ -17,6 +17,9 @@
 -- ARGV[7]  1 to tell those who wait
 -- ARGV[8]  the sealed record
 --
+-- Each answer begins with its kind and the tag it was asked with, so that one that went astray on
+-- its way is found out.
+--
 -- A cell: 'hxc1', its tag, and four numbers of 16 digits (fence, end of the lease, end of the
 -- keep, when it may be removed; nines for never), then the sealed record.
 local MAGIC, HEAD = 'hxc1', 84
@@ -59,10 +62,10 @@ if head ~= '' then
 end
 
 if tag == ARGV[1] then
-  return {'S', digits(now), string.sub(head, 21, 36), string.sub(head, 37, 52)}
+  return {'S', ARGV[1], digits(now), string.sub(head, 21, 36), string.sub(head, 37, 52)}
 end
 if tag ~= ARGV[2] then
-  return {'C', digits(now), tag ~= '' and redis.call('GET', KEYS[1])}
+  return {'C', ARGV[1], digits(now), tag ~= '' and redis.call('GET', KEYS[1])}
 end
 
 if ARGV[3] == '1' or tag == '' then
@@ -91,4 +94,4 @@ if ARGV[7] == '1' then
   -- A hint. Whoever may not publish, or reaches nobody, loses nothing.
   redis.pcall('PUBLISH', KEYS[1], '')
 end
-return {'S', digits(now), fence, lease}
+return {'S', ARGV[1], digits(now), fence, lease}

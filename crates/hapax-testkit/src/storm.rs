@@ -74,8 +74,10 @@ impl Storm {
         stores: &[Arc<S>],
         enough: impl Fn(&Told) -> bool,
     ) -> Told {
+        /// Rounds after which there will not be enough in any.
+        const ROUNDS: usize = 200;
         let mut all = Told::default();
-        for seed in self.seed.. {
+        for seed in (self.seed..).take(ROUNDS) {
             let told = Self { seed, ..*self }.run(stores).await;
             all.stored += told.stored;
             all.conflicts += told.conflicts;
@@ -83,10 +85,10 @@ impl Storm {
             all.ambiguous += told.ambiguous;
             all.unavailable += told.unavailable;
             if enough(&all) {
-                break;
+                return all;
             }
         }
-        all
+        panic!("the harm does not bite: {all:?}")
     }
 
     /// Runs it over `stores`, which are several ways to the same cells, and checks every history.

@@ -132,6 +132,13 @@ impl Shard {
         self.bytes += bytes.len() + MemoryCache::OVERHEAD;
         self.order.push_back((self.puts, key));
         self.entries.insert(key, Entry { number: self.puts, until, bytes });
+        // One that is put again and again must not fill it.
+        if self.order.len() > 2 * self.entries.len() + 64 {
+            let entries = &self.entries;
+            self.order.retain(|(number, key)| {
+                entries.get(key).is_some_and(|entry| entry.number == *number)
+            });
+        }
     }
 
     fn forget(&mut self, key: &StoreKey) {

@@ -17,8 +17,10 @@ pub struct Options {
 
 impl Options {
     /// Which authority this is, for caches that are shared with others: entries of one are never
-    /// found by another. All processes before the same authority must give the same name, such as
-    /// the host and the name of its database; no two authorities may.
+    /// found by another. No two authorities may have the same name: two databases may well have the
+    /// same URL, as seen from two machines, so take what they say of themselves. Processes that
+    /// give the same one different names do not find each other's entries, and an operator's
+    /// decision through one of them does not reach what another has put there.
     #[must_use]
     pub fn authority(mut self, name: &str) -> Self {
         self.authority = Some(blake3::derive_key("hapax 1 tiered authority", name.as_bytes()));

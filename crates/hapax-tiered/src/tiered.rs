@@ -134,7 +134,6 @@ impl<A: Store + ?Sized> Tiered<A> {
         let called = Instant::now();
         let doubt = Doubt { call: &call, tag, open: is_claim };
         let swapped = self.authority.swap(swap).await;
-        doubt.answered(&swapped);
         match &swapped {
             Ok(Swapped::Stored(stamped)) => {
                 inner.guess.answered(called, stamped.now);
@@ -144,6 +143,8 @@ impl<A: Store + ?Sized> Tiered<A> {
             // What may have been written is noted by whoever sees it, or is told that it was.
             Err(_) => {}
         }
+        // The last thing: who drops this before counts the claim as one in doubt, and so must we.
+        doubt.answered(&swapped);
         swapped
     }
 

@@ -73,9 +73,30 @@ fn endless(address: SocketAddr) -> usize {
 
 #[test]
 fn memory_stays_within_its_cap() {
+    memory_stays_within_its_cap_with(&[]);
+}
+
+#[test]
+fn memory_stays_within_its_cap_with_a_cache() {
+    memory_stays_within_its_cap_with(&["--cache", "memory:"]);
+}
+
+mod redis {
+    use hapax_testkit::servers::RedisServer;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn memory_stays_within_its_cap() {
+        let server = RedisServer::start().await;
+        let url = server.url();
+        let test = move || super::memory_stays_within_its_cap_with(&["--store", &url]);
+        tokio::task::spawn_blocking(test).await.unwrap();
+    }
+}
+
+fn memory_stays_within_its_cap_with(more: &[&str]) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let (memory, connections) = (format!("{MEMORY_MIB}MiB"), CLIENTS.to_string());
-    let limits = ["--max-memory", &memory, "--max-connections", &connections];
+    let limits = [&["--max-memory", &memory, "--max-connections", &connections], more].concat();
     let gateway = Gateway::start(upstream.address, folder.path(), &limits);
     let (address, large) = (gateway.address, "y".repeat(MEBIBYTE - 1024));
     let (large, gateway) = (&large, &gateway);

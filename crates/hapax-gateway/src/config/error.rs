@@ -39,6 +39,8 @@ pub enum ConfigError {
         "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
     )]
     AuthHeader { flag: &'static str, name: HeaderName },
+    #[error("--cache on a server is for stores that are slower: `file:` and `postgres://`")]
+    CacheFor,
     #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
     CacheSecret,
     #[error("--methods names no method")]

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use hapax::SystemClock;
-use hapax_embedded::OpenError;
+use hapax_embedded::{EmbeddedStore, OpenError};
 
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
 use super::{Opening, StoreOpenError, read_ring, server};
@@ -94,12 +94,28 @@ impl Opening {
                 }));
             }
         }
-        if matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_)) {
-            findings.extend(self.agreed().await);
+        if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
+            if url.is_in_the_clear() {
+                findings.push(Finding::new(
+                    Severity::Risk,
+                    "transport",
+                    "passwords and what is not sealed can be read on the way",
+                    "use rediss://, or sslmode=require, unless the network is trusted",
+                ));
+            }
+            findings.extend(self.opens().await);
         }
         if let Some(CacheUrl::Redis(url)) = &self.cache {
             let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
             findings.push(match up {
+                Ok(_) if self.secret_file.is_none() && !matches!(self.store, StoreUrl::File(_)) => {
+                    Finding::new(
+                        Severity::Broken,
+                        "cache",
+                        "there is no secret: whoever writes to the cache could make up answers",
+                        "name one by --secret-file; without it no gateway starts with a cache",
+                    )
+                }
                 Ok(_) => Finding::new(Severity::Fine, "cache", "it answers", ""),
                 Err(error) => Finding::new(
                     Severity::Risk,
@@ -130,8 +146,8 @@ impl Opening {
                     Severity::Risk,
                     "secret",
                     "there is none: whoever reads the store reads responses and can guess keys",
-                    "make one (umask 077; openssl rand -hex 32), and name it by --secret-file \
-                     everywhere",
+                    "before the store is first used make one (umask 077; openssl rand -hex 32) and \
+                     name it by --secret-file everywhere; later it is refused",
                 )];
             }
         };
@@ -151,25 +167,42 @@ impl Opening {
         findings
     }
 
-    /// Whether the server is used with the secret that was given.
-    async fn agreed(&self) -> Option<Finding> {
+    /// What keeps a gateway from starting on a server, if anything does.
+    async fn opens(&self) -> Option<Finding> {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
-        let Err(StoreOpenError::Server { source, .. }) = &opened else { return None };
-        let other = matches!(
-            source.downcast_ref::<hapax_postgres::ConnectError>(),
-            Some(hapax_postgres::ConnectError::OtherSecret)
-        ) || matches!(
-            source.downcast_ref::<hapax_redis::ConnectError>(),
-            Some(hapax_redis::ConnectError::OtherSecret)
-        );
-        other.then(|| {
-            Finding::new(
-                Severity::Broken,
+        let error = match opened {
+            Ok(opened) => {
+                opened.close().await;
+                return None;
+            }
+            Err(error) => error,
+        };
+        let broken =
+            |subject, found: String, fix| Some(Finding::new(Severity::Broken, subject, found, fix));
+        // The file of the secret has a finding of its own.
+        let StoreOpenError::Server { source, .. } = &error else { return None };
+        let redis = source.downcast_ref::<hapax_redis::ConnectError>();
+        let postgres = source.downcast_ref::<hapax_postgres::ConnectError>();
+        match (redis, postgres) {
+            (Some(hapax_redis::ConnectError::OtherSecret), _)
+            | (_, Some(hapax_postgres::ConnectError::OtherSecret)) => broken(
                 "secret",
-                "the store is used with another one: no gateway starts with this one",
-                "name the file that the others use",
-            )
-        })
+                "the store is used with another secret: no gateway starts with this one".into(),
+                "name the file that the others use; without one, where they have none",
+            ),
+            // Found already: what the server is, and that its tables are to be made.
+            (Some(hapax_redis::ConnectError::Unfit(_)), _)
+            | (
+                _,
+                Some(
+                    hapax_postgres::ConnectError::NotMigrated { .. }
+                    | hapax_postgres::ConnectError::TooOld { .. }
+                    | hapax_postgres::ConnectError::Standby
+                    | hapax_postgres::ConnectError::Forgetful(_),
+                ),
+            ) => None,
+            _ => broken("start", error.to_string(), "no gateway starts until that is mended"),
+        }
     }
 
     async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<Finding>, StoreOpenError> {
@@ -194,7 +227,7 @@ impl Opening {
     }
 
     async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
-        let mut findings = Vec::new();
+        let mut findings = vec![disk(path)];
         if !path.exists() {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             findings.push(writable(folder.unwrap_or(Path::new("."))));
@@ -204,9 +237,6 @@ impl Opening {
         match (Self { cache: None, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
-                let free =
-                    opened.counts().into_iter().find(|(name, ..)| *name == "disk_free_bytes");
-                findings.push(disk(free.map_or(0, |(_, _, bytes)| bytes)));
                 opened.close().await;
             }
             // Whoever has it open could.
@@ -244,11 +274,10 @@ const fn others_read(_: &Path) -> bool {
 /// Whether a file can be made in `folder`.
 fn writable(folder: &Path) -> Finding {
     let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
-    match File::create_new(&probe).and_then(|file| file.sync_all()) {
-        Ok(()) => {
-            let _ = std::fs::remove_file(&probe);
-            Finding::new(Severity::Fine, "file", "there is none yet; it can be made", "")
-        }
+    let made = File::create_new(&probe).and_then(|file| file.sync_all());
+    let _ = std::fs::remove_file(&probe);
+    match made {
+        Ok(()) => Finding::new(Severity::Fine, "file", "there is none yet; it can be made", ""),
         Err(error) => Finding::new(
             Severity::Broken,
             "file",
@@ -258,7 +287,13 @@ fn writable(folder: &Path) -> Finding {
     }
 }
 
-fn disk(free: u64) -> Finding {
+/// The room where `path` is, or would be.
+fn disk(path: &Path) -> Finding {
+    let free = match EmbeddedStore::free_bytes(path) {
+        Ok(Some(free)) => free,
+        Ok(None) => return Finding::new(Severity::Unknown, "disk", "not said", ""),
+        Err(error) => return Finding::new(Severity::Unknown, "disk", error.to_string(), ""),
+    };
     let found = format!("{} MiB are free", free >> 20);
     match free {
         0..TOO_LITTLE => {

@@ -4,16 +4,18 @@ use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{Inspect, Store, StoreError, StoreKey};
 use tokio::time::Instant;
 
-use crate::metrics::{Histogram, head, millis};
+use crate::metrics::{Histogram, head, micros};
 
-/// Upper bounds of the time that an answer takes, in milliseconds.
-const TOOK_MS: [u64; 10] = [1, 2, 5, 10, 25, 50, 100, 500, 1_000, 2_000];
+/// Upper bounds of the time that an answer takes, in microseconds.
+const TOOK_US: [u64; 12] =
+    [250, 500, 1_000, 2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 1_000_000, 2_000_000];
 
 /// How a question to the store ended.
 const ENDINGS: [&str; 6] = ["stored", "conflict", "unavailable", "ambiguous", "corrupt", "silent"];
@@ -24,11 +26,19 @@ const SILENT: usize = 5;
 pub(crate) struct Calls {
     swaps: [AtomicU64; ENDINGS.len()],
     loads: [AtomicU64; ENDINGS.len()],
-    swap_took: Histogram<{ TOOK_MS.len() }>,
-    load_took: Histogram<{ TOOK_MS.len() }>,
+    swap_took: Histogram<{ TOOK_US.len() }>,
+    load_took: Histogram<{ TOOK_US.len() }>,
+    /// The last swap was not taken.
+    refused: AtomicBool,
 }
 
 impl Calls {
+    /// Whether the last swap had a definite answer, or there was none. A store may answer what it is
+    /// asked and take nothing more: a server without memory or disk.
+    pub(crate) fn are_written(&self) -> bool {
+        !self.refused.load(Relaxed)
+    }
+
     pub(crate) fn write(&self, out: &mut String) -> fmt::Result {
         for (name, help, counts) in [
             (
@@ -52,7 +62,7 @@ impl Calls {
             ("hapax_store_load_seconds", "How long answered loads take.", &self.load_took),
         ] {
             head(out, name, "histogram", help)?;
-            took.write(out, name, &TOOK_MS, 1000)?;
+            took.write(out, name, &TOOK_US, 1_000_000)?;
         }
         Ok(())
     }
@@ -63,27 +73,33 @@ impl Calls {
 pub(crate) struct Measured {
     store: Arc<dyn Inspect>,
     calls: Arc<Calls>,
+    patience: Duration,
 }
 
 impl Measured {
-    pub(crate) const fn new(store: Arc<dyn Inspect>, calls: Arc<Calls>) -> Self {
-        Self { store, calls }
+    /// Counts in `calls` what is asked of `store`, of which an answer is expected within
+    /// `patience`.
+    pub(crate) const fn new(
+        store: Arc<dyn Inspect>,
+        calls: Arc<Calls>,
+        patience: Duration,
+    ) -> Self {
+        Self { store, calls, patience }
     }
 }
 
-/// Counts an answer; dropped before there was one, its absence.
+/// Counts an answer; dropped late and without one, its absence. Early it is nobody's fault: whoever
+/// asked has heard elsewhere, or is gone.
 struct Timed<'a> {
     counts: &'a [AtomicU64; ENDINGS.len()],
-    took: &'a Histogram<{ TOOK_MS.len() }>,
+    took: &'a Histogram<{ TOOK_US.len() }>,
+    refused: Option<&'a AtomicBool>,
     begun: Instant,
+    patience: Duration,
     answered: bool,
 }
 
-impl<'a> Timed<'a> {
-    fn new(counts: &'a [AtomicU64; ENDINGS.len()], took: &'a Histogram<{ TOOK_MS.len() }>) -> Self {
-        Self { counts, took, begun: Instant::now(), answered: false }
-    }
-
+impl Timed<'_> {
     async fn count<T>(
         mut self,
         asked: impl Future<Output = Result<T, StoreError>>,
@@ -97,24 +113,46 @@ impl<'a> Timed<'a> {
             Err(StoreError::Corrupt(_)) => 4,
         };
         self.answered = true;
-        self.counts[ending].fetch_add(1, Relaxed);
-        self.took.observe(&TOOK_MS, millis(self.begun.elapsed()));
+        self.ended(ending);
+        if answer.is_ok() {
+            self.took.observe(&TOOK_US, micros(self.begun.elapsed()));
+        }
         answer
+    }
+
+    fn ended(&self, ending: usize) {
+        self.counts[ending].fetch_add(1, Relaxed);
+        if let Some(refused) = self.refused {
+            refused.store([2, 3, SILENT].contains(&ending), Relaxed);
+        }
     }
 }
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        if !self.answered {
-            self.counts[SILENT].fetch_add(1, Relaxed);
+        if !self.answered && self.begun.elapsed() >= self.patience / 2 {
+            self.ended(SILENT);
         }
+    }
+}
+
+impl Measured {
+    fn timed<'a>(
+        &self,
+        counts: &'a [AtomicU64; ENDINGS.len()],
+        took: &'a Histogram<{ TOOK_US.len() }>,
+        refused: Option<&'a AtomicBool>,
+    ) -> Timed<'a> {
+        let (begun, patience) = (Instant::now(), self.patience);
+        Timed { counts, took, refused, begun, patience, answered: false }
     }
 }
 
 // Dropping any of these futures drops the store's own: what that means is for the store to say.
 impl Store for Measured {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        let timed = Timed::new(&self.calls.swaps, &self.calls.swap_took);
+        let Calls { swaps, swap_took, refused, .. } = &*self.calls;
+        let timed = self.timed(swaps, swap_took, Some(refused));
         Box::pin(timed.count(self.store.swap(swap), |swapped| match swapped {
             Swapped::Stored(_) => 0,
             Swapped::Conflict(_) => 1,
@@ -122,7 +160,7 @@ impl Store for Measured {
     }
 
     fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        let timed = Timed::new(&self.calls.loads, &self.calls.load_took);
+        let timed = self.timed(&self.calls.loads, &self.calls.load_took, None);
         Box::pin(timed.count(self.store.load(key), |_| 0))
     }
 
@@ -144,9 +182,11 @@ impl Inspect for Measured {
 #[cfg(test)]
 mod tests {
     use hapax::{MemoryStore, StoreKey};
-    use tokio::time::{Duration, timeout};
+    use tokio::time::timeout;
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
 
     /// Never answers.
     #[derive(Debug)]
@@ -180,11 +220,13 @@ mod tests {
     async fn answers_and_silence_are_counted() {
         let calls = Arc::new(Calls::default());
         let key = StoreKey::from_bytes([1; 32]);
-        let well = Measured::new(Arc::new(MemoryStore::default()), Arc::clone(&calls));
+        let well = Measured::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), PATIENCE);
         well.load(&key).await.unwrap();
-        let silent = Measured::new(Arc::new(Silent), Arc::clone(&calls));
-        let asked = timeout(Duration::from_secs(2), silent.load(&key)).await;
-        assert!(asked.is_err());
+        let silent = Measured::new(Arc::new(Silent), Arc::clone(&calls), PATIENCE);
+        // Whoever asked has heard elsewhere; and nobody has heard.
+        for waited in [PATIENCE / 10, PATIENCE] {
+            assert!(timeout(waited, silent.load(&key)).await.is_err());
+        }
         let mut text = String::new();
         calls.write(&mut text).unwrap();
         for line in [

@@ -1,6 +1,7 @@
 //! Where records are kept, as people write it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -38,9 +39,36 @@ impl ServerUrl {
     }
 }
 
+impl ServerUrl {
+    /// Whether what is said there, passwords first, can be read on the network on the way.
+    #[must_use]
+    pub fn is_in_the_clear(&self) -> bool {
+        let encrypted = self.0.starts_with("rediss")
+            || self.0.contains("sslmode=require")
+            || self.0.contains("sslmode=verify-");
+        let (_, rest) = self.0.split_once("://").unwrap_or_default();
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let hosts = authority.rsplit('@').next().unwrap_or_default();
+        let is_here = |host: &str| {
+            let name = host.strip_prefix('[').and_then(|host| host.split(']').next());
+            let name = name.unwrap_or_else(|| host.split(':').next().unwrap_or_default());
+            let address = name.parse::<IpAddr>();
+            // Without a name it is a socket's.
+            name.is_empty()
+                || name == "localhost"
+                || address.is_ok_and(|address| address.is_loopback())
+        };
+        !encrypted && !hosts.split(',').all(is_here)
+    }
+}
+
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
+        // Nobody can tell what is a password: one that was not percent-encoded, or a parameter.
+        if rest.split_once('?').is_some_and(|(_, after)| after.contains('@')) {
+            return write!(f, "{scheme}://...");
+        }
         // Up to the last one: a password that was not percent-encoded may hold any of these.
         let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -51,6 +79,16 @@ impl fmt::Display for ServerUrl {
 impl fmt::Debug for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ServerUrl({self})")
+    }
+}
+
+impl StoreUrl {
+    /// All of it, and what is secret in it.
+    pub(super) fn whole(&self) -> String {
+        match self {
+            Self::Redis(url) | Self::Postgres(url) => url.0.clone(),
+            Self::Memory | Self::File(_) => self.to_string(),
+        }
     }
 }
 
@@ -178,7 +216,8 @@ mod tests {
             ("postgres://u:secret@host/db?password=secret", "postgres://host/db"),
             ("redis+sentinel://a,b/master", "redis+sentinel://a,b/master"),
             ("postgres://u:Sec#ret@db/x", "postgres://db/x"),
-            ("postgres://u:s/e?cret@db/x?a=b", "postgres://db/x"),
+            ("postgres://u:s/e?cret@db/x?a=b", "postgres://..."),
+            ("postgres://h/d?password=p@secret", "postgres://..."),
             ("memory:", "memory:"),
             ("file:./x.db", "file:./x.db"),
         ] {
@@ -186,6 +225,27 @@ mod tests {
             assert_eq!(url.to_string(), shown);
             let debug = format!("{url:?}");
             assert!(["ss@", "secret", "Sec", "cret"].iter().all(|word| !debug.contains(word)));
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_on_the_way_is_known() {
+        for (url, clear) in [
+            ("redis://127.0.0.1:6379", false),
+            ("redis://u:p@localhost", false),
+            ("redis://[::1]:6379/1", false),
+            ("redis://cache:6379", true),
+            ("redis://127.0.0.1:1,10.0.0.2:1", true),
+            ("rediss://cache", false),
+            ("redis+sentinel://a,b/m", true),
+            ("postgres:///db", false),
+            ("postgres://u:p@db/x", true),
+            ("postgres://u:p@db/x?sslmode=require", false),
+            ("postgres://u:p@db/x?sslmode=verify-full", false),
+        ] {
+            let url: StoreUrl = url.parse().unwrap();
+            let (StoreUrl::Redis(server) | StoreUrl::Postgres(server)) = &url else { panic!() };
+            assert_eq!(server.is_in_the_clear(), clear, "{url}");
         }
     }
 

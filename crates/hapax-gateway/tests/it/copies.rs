@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::InFlight;
+use hapax_gateway::{Running, StoreUrl};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -36,11 +37,12 @@ async fn upstream(failures: usize) -> (Upstream, Arc<Mutex<HashMap<String, usize
     (upstream, executions)
 }
 
-/// `COPIES` clients send each of `keys` at the same moment; their answers by key.
-async fn storm(address: SocketAddr, keys: usize) -> HashMap<usize, Vec<Answer>> {
+/// `COPIES` clients send each of `keys` at the same moment, in turn to these addresses; their
+/// answers by key.
+async fn storm(addresses: &[SocketAddr], keys: usize) -> HashMap<usize, Vec<Answer>> {
     let barrier = Arc::new(Barrier::new(COPIES));
     let mut clients = JoinSet::new();
-    for _ in 0..COPIES {
+    for address in addresses.iter().copied().cycle().take(COPIES) {
         let barrier = Arc::clone(&barrier);
         clients.spawn(async move {
             let mut raw = Raw::connect(address).await;
@@ -72,7 +74,7 @@ fn first_answers(answers: &[Answer]) -> usize {
 async fn rejected_copies_get_409_or_the_same_bytes() {
     let (upstream, executions) = upstream(0).await;
     let gateway = start(config(upstream.url())).await;
-    let answers = storm(gateway.local_addr(), 200).await;
+    let answers = storm(&[gateway.local_addr()], 200).await;
     let mut rejected = 0;
     for (key, answers) in &answers {
         assert_eq!(answers.len(), COPIES);
@@ -97,18 +99,50 @@ async fn rejected_copies_get_409_or_the_same_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_copies_get_the_same_bytes() {
+    waiting_copies_over(StoreUrl::Memory, 1).await;
+}
+
+/// The copies of each key come in by several gateways on one store.
+async fn waiting_copies_over(store: StoreUrl, gateways: usize) {
     let (upstream, executions) = upstream(0).await;
-    let mut config = config(upstream.url());
-    config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
-    let gateway = start(config).await;
-    let answers = storm(gateway.local_addr(), 200).await;
+    let mut running = Vec::new();
+    for _ in 0..gateways {
+        let mut config = config(upstream.url());
+        config.store = store.clone();
+        config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
+        running.push(start(config).await);
+    }
+    let addresses: Vec<_> = running.iter().map(Running::local_addr).collect();
+    let answers = storm(&addresses, 200).await;
     for (key, answers) in &answers {
-        assert_eq!(first_answers(answers), 1);
+        assert_eq!((answers.len(), first_answers(answers)), (COPIES, 1));
         for answer in answers {
             assert_eq!((answer.status, answer.text()), (201, format!("{key} 1")));
         }
     }
-    assert!(executions.lock().unwrap().values().all(|count| *count == 1));
+    let executions = executions.lock().unwrap();
+    assert_eq!(executions.len(), 200);
+    assert!(executions.values().all(|count| *count == 1));
+}
+
+mod redis {
+    use hapax_testkit::servers::RedisServer;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn copies_over_two_gateways_execute_once() {
+        let server = RedisServer::start().await;
+        super::waiting_copies_over(server.url().parse().unwrap(), 2).await;
+    }
+}
+
+mod postgres {
+    use hapax_testkit::servers::PostgresServer;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn copies_over_two_gateways_execute_once() {
+        let server = PostgresServer::start().await;
+        super::waiting_copies_over(server.url("postgres").parse().unwrap(), 2).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +151,7 @@ async fn after_the_owner_fails_exactly_one_waiter_executes() {
     let mut config = config(upstream.url());
     config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     let gateway = start(config).await;
-    let answers = storm(gateway.local_addr(), 200).await;
+    let answers = storm(&[gateway.local_addr()], 200).await;
     for (key, answers) in &answers {
         let failed = answers.iter().filter(|answer| answer.status == 503).count();
         assert_eq!((failed, first_answers(answers)), (1, 1), "key {key}");
@@ -135,7 +169,7 @@ async fn too_many_waiters_are_rejected_at_once() {
     config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     config.max_waiters = 5;
     let gateway = start(config).await;
-    let answers = &storm(gateway.local_addr(), 1).await[&0];
+    let answers = &storm(&[gateway.local_addr()], 1).await[&0];
     assert!(answers.iter().any(|answer| answer.code() == "in-flight"));
     assert_eq!(first_answers(answers), 1);
 }

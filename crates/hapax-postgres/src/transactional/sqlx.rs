@@ -8,7 +8,7 @@ use hapax::store::{BoxFuture, Swap, Swapped, Transactional};
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
-use super::{CONFLICT, SAVEPOINT, stored};
+use super::{CONFLICT, SAVEPOINT, SPOIL, stored};
 use crate::cell::Write;
 use crate::error::PostgresError;
 use crate::store::PostgresStore;
@@ -32,13 +32,25 @@ impl Transactional<PgConnection> for PostgresStore {
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, StoreError>> {
         Box::pin(async move {
-            let write = self.seal_for_transaction(&swap)?;
             if !tx.is_in_transaction() {
                 return Err(StoreError::unavailable(PostgresError::NoTransaction));
             }
+            let write = match self.seal_for_transaction(&swap) {
+                Ok(write) => write,
+                Err(error) => {
+                    sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
+                    return Err(error);
+                }
+            };
             let text = &self.shared.setup.statements.swap_in;
-            match bound(text, &write).fetch_one(tx).await {
-                Ok(row) => stored([0, 1, 2].map(|at| row.try_get(at).ok())),
+            match bound(text, &write).fetch_one(&mut *tx).await {
+                Ok(row) => {
+                    let answer = stored([0, 1, 2].map(|at| row.try_get(at).ok()));
+                    if answer.is_err() {
+                        sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
+                    }
+                    answer
+                }
                 Err(error) => match refusal(&error) {
                     Some(CONFLICT) => self.conflict(&swap).await,
                     Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),

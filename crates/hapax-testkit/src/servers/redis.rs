@@ -138,8 +138,14 @@ impl RedisServer {
     /// files.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
-        let log = self.log();
-        assert!(self.try_start().await, "the server does not start again:\n{}", tail(&log));
+        // For a moment its port may be somebody's who connects to somewhere else.
+        for _ in 0..50 {
+            if self.try_start().await {
+                return;
+            }
+            sleep(EVERY * 10).await;
+        }
+        panic!("the server does not start again:\n{}", tail(&self.log()));
     }
 
     /// Sends a command, its words separated by spaces, over a connection of its own, and returns

@@ -104,7 +104,12 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     let mut transaction = client.transaction().await.unwrap();
     let answer = store.swap_in(&mut transaction, claim(2)).await;
     assert!(matches!(reason(answer), PostgresError::ClaimInTransaction));
-    // Nothing was sent: the transaction is as good as it was, and a released savepoint no matter.
+    // It can only be rolled back, as after whatever is not stored.
+    assert!(transaction.batch_execute("SELECT 1").await.is_err());
+    transaction.rollback().await.unwrap();
+
+    // A savepoint that was released is no matter.
+    let mut transaction = client.transaction().await.unwrap();
     transaction.batch_execute("SAVEPOINT a; RELEASE a").await.unwrap();
     let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");

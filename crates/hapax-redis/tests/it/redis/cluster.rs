@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Inspect, Store, StoreError};
-use hapax_redis::{Options, RedisStore, Severity, diagnose};
+use hapax::store::Swapped;
+use hapax::{Inspect, Notify, Store, StoreError};
+use hapax_redis::{Options, RedisStore, RedisStoreError, Severity, diagnose};
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
@@ -225,11 +226,11 @@ async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_refused_after_an_attempt_that_was_lost_is_not_called_undone() {
+async fn what_a_node_refuses_is_not_called_undone() {
     let cluster = RedisCluster::start(1).await;
     let node = &cluster.nodes()[0];
     let store = RedisStore::connect(at(node.port())).await.unwrap();
-    // It would not say so of what was sent once; but a client that sends again does not tell.
+    // A server alone would be believed. Here the client may say so of another request.
     node.command("CONFIG SET maxmemory 1").await;
     let swapped = store.swap(claim(1)).await;
     assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
@@ -274,4 +275,109 @@ async fn the_doctor_looks_at_every_node() {
     assert_eq!(broken[0].server, Some(format!("127.0.0.1:{}", third.port())));
     // It is one of those that would hold records.
     assert!(RedisStore::connect(options).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_waits_hears_of_writes_and_of_no_others_after_that() {
+    let cluster = RedisCluster::start(3).await;
+    let [first, second, third] = cluster.nodes() else { panic!("three nodes") };
+    let here = RedisStore::connect(at(first.port())).await.unwrap();
+    let there = RedisStore::connect(at(second.port())).await.unwrap();
+    for of in 0..12 {
+        // The first news is that it is subscribed to.
+        let key = key(of);
+        timeout(SOON, here.written(&key)).await.expect("it is subscribed to");
+        let written = here.written(&key);
+        let claimed = claim(of);
+        stored(&there, &claimed).await;
+        stored(&there, &complete(&claimed, 100 + of, b"yes")).await;
+        timeout(SOON, written).await.expect("news");
+    }
+    // Whoever tells of writes is lost, and found again elsewhere.
+    let again = key(99);
+    timeout(SOON, here.written(&again)).await.expect("it is subscribed to");
+    let written = here.written(&again);
+    for node in [first, second, third] {
+        node.command("CLIENT KILL TYPE pubsub").await;
+    }
+    timeout(SOON, written).await.expect("news of the new connection");
+    let silent = async {
+        for node in [first, second, third] {
+            while node.command("PUBSUB CHANNELS *").await != "*0" {}
+        }
+    };
+    timeout(SOON, silent).await.expect("nothing is subscribed to for nothing");
+}
+
+/// A request that is told the answer to another one may execute twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
+    const ROUNDS: usize = 12;
+    let cluster = RedisCluster::start(3).await;
+    let store = Arc::new(RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap());
+    for of in 0..64 {
+        stored(&*store, &claim(of)).await;
+    }
+    let waiting: Vec<_> = (0..64)
+        .map(|of| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                loop {
+                    store.written(&key(of)).await
+                }
+            })
+        })
+        .collect();
+    let asking: Vec<_> = (0..16)
+        .map(|task: u64| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                let (mut fresh, mut taken) = (0, 0);
+                for of in 0.. {
+                    let of = 1_000 + task * 1_000_000 + of;
+                    match store.swap(claim(of)).await {
+                        Ok(Swapped::Stored(_)) => fresh += 1,
+                        Err(StoreError::Ambiguous(why)) if !unreadable(&*why) => {}
+                        other => panic!("{of} is free: {other:?}"),
+                    }
+                    // Another claim, of a key that is taken.
+                    let mut other = claim(of % 64);
+                    other.tag = super::support::tag(of);
+                    match store.swap(other).await {
+                        Ok(Swapped::Conflict(seen)) => {
+                            assert!(seen.cell.is_some(), "{of} is forgotten");
+                            taken += 1;
+                        }
+                        Err(StoreError::Ambiguous(why)) if !unreadable(&*why) => {}
+                        other => panic!("{of} is taken: {other:?}"),
+                    }
+                    tokio::task::yield_now().await;
+                    if of % 1_000_000 > 1_000 + 400 {
+                        break;
+                    }
+                }
+                (fresh, taken)
+            })
+        })
+        .collect();
+    // The slot of a key that is nowhere goes round, and each time the client learns of it anew.
+    let name = format!("hapax:{}", key(500));
+    for _ in 0..ROUNDS {
+        let (slot, _, to) = owner(&cluster, &name).await;
+        let to = id(&cluster.nodes()[to]).await;
+        for node in cluster.nodes() {
+            node.command(&format!("CLUSTER SETSLOT {slot} NODE {to}")).await;
+        }
+        let found = async { while store.load(&key(500)).await.is_err() {} };
+        timeout(SOON, found).await.expect("it is found at its new place");
+    }
+    for task in asking {
+        let (fresh, taken) = task.await.unwrap();
+        assert!(fresh > 300 && taken > 300, "{fresh} fresh, {taken} taken");
+    }
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+fn unreadable(why: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(why.downcast_ref(), Some(RedisStoreError::Unreadable))
 }
