@@ -7,6 +7,7 @@
 //! | [`failures`] | what can fail, what is then true, and what to do |
 //! | [`limits`] | what is not promised |
 //! | [`stores`] | which store for what, its secrets, its cache, and what to watch |
+//! | [`gateway`] | how the gateway is told what to do: file, routes, reload, observing |
 //!
 //! # Words
 //!
@@ -40,3 +41,6 @@ pub mod limits {}
 
 #[doc = include_str!("manual/stores.md")]
 pub mod stores {}
+
+#[doc = include_str!("manual/gateway.md")]
+pub mod gateway {}

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use crate::world::{Gateway, PATIENCE, Upstream, hapax, log_lines, ok, receive, refused, send_to};
 
 /// Answers everything at once, with the path that was asked for, until nobody asks any more.
-fn answering(upstream: &Upstream, done: &AtomicBool) {
-    while !done.load(Ordering::SeqCst) {
+fn answering(upstream: &Upstream, clients: &AtomicUsize) {
+    while clients.load(Ordering::SeqCst) > 0 {
         while let Some(waiting) = upstream.next_within(Duration::from_millis(20)) {
             let path = waiting.head.split(' ').nth(1).unwrap_or_default().to_owned();
             waiting.answer("201 Created", &path);
@@ -118,6 +118,7 @@ const BAD: [&str; 4] = [
 ];
 
 const RELOADS: usize = 40;
+const CLIENTS: usize = 4;
 
 #[test]
 fn sighup_under_load_drops_nothing_and_mixes_nothing() {
@@ -128,14 +129,14 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
     let arguments = ["--config", file.to_str().unwrap()];
     let gateway = Gateway::logged(upstream.address, folder.path(), &arguments);
     let (done, failed) = (AtomicBool::new(false), AtomicBool::new(false));
-    let requests = AtomicUsize::new(0);
+    let (clients, requests) = (AtomicUsize::new(CLIENTS), AtomicUsize::new(0));
     let (address, served) = (gateway.address, upstream.address);
     std::thread::scope(|scope| {
-        let (done, failed, requests) = (&done, &failed, &requests);
-        scope.spawn(move || answering(&upstream, done));
-        for client in 0..4 {
+        let (done, failed, clients, requests) = (&done, &failed, &clients, &requests);
+        scope.spawn(move || answering(&upstream, clients));
+        for client in 0..CLIENTS {
             scope.spawn(move || {
-                let failing = Failing(failed);
+                let _client = Client { clients, failed };
                 let mut asked = 0;
                 while !done.load(Ordering::SeqCst) {
                     asked += 1;
@@ -177,8 +178,6 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
                         }
                     }
                 }
-                // It did not.
-                std::mem::forget(failing);
             });
         }
         // A thread that fails ends the others.
@@ -229,12 +228,16 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
     assert_eq!(gateway.wait(), 0);
 }
 
-/// Says so when a thread panics.
-struct Failing<'a>(&'a AtomicBool);
+/// One of the clients; says so when it panics.
+struct Client<'a> {
+    clients: &'a AtomicUsize,
+    failed: &'a AtomicBool,
+}
 
-impl Drop for Failing<'_> {
+impl Drop for Client<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.failed.fetch_or(std::thread::panicking(), Ordering::SeqCst);
+        self.clients.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -275,6 +275,17 @@ mod tests {
             prop_assert!(readings(&path).is_none_or(|found| found.len() <= 128));
         }
 
+        /// What a path gives no occasion to changes nothing.
+        #[test]
+        fn no_occasion_is_missed(path in "/[a.%;?#\\\\/25cef]{0,24}", bits in 0_u8..128) {
+            if let (Some(found), Some(once)) = (readings(&path), decode(&path)) {
+                let odd = Odd(bits);
+                let twice = settle(&once).unwrap();
+                let reading = read(if odd.contains(Odd::TWICE) { &twice } else { &once }, odd);
+                prop_assert!(found.contains(&reading), "{} of {}: {:?}", reading, path, found);
+            }
+        }
+
         /// Any character may be encoded, once or twice, and any dot segment or slash added: what was
         /// meant is among the readings, and is the plain one where nothing was encoded twice.
         #[test]

@@ -1,14 +1,15 @@
 //! Routes and what their options may be.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::PolicyError;
+use hapax::{InFlight, PolicyError};
 use hapax_http::server::{
     IdempotencyLayer, KeyRule, RouteError, RouteOptions, RoutePolicy, ScopeSource,
 };
 
-use super::world::{World, app_of, pay, respond, send, with_policy};
+use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
 
 #[tokio::test(start_paused = true)]
 async fn each_request_goes_by_its_routes_policy() {
@@ -56,4 +57,37 @@ fn options_that_break_promises_are_refused() {
     assert_eq!(error(large), RouteError::LargeResponses);
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     assert_eq!(policy.options().max_request_body, 1 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_has_so_many_keys_in_flight() {
+    let world = World::new();
+    let (runs, go) = (Runs::default(), Signal::new());
+    let handler = (runs.clone(), go.clone());
+    let options = RouteOptions {
+        max_in_flight_per_scope: NonZeroU32::new(1),
+        ..with_policy(|policy| policy.in_flight = InFlight::Wait(Duration::from_secs(60)))
+    };
+    let app = world.app(options, move |_| {
+        let (runs, go) = handler.clone();
+        async move {
+            runs.next();
+            go.wait().await;
+            respond(201, "done")
+        }
+    });
+    let first = begin(&app, pay("1", "{}"));
+    runs.reach(1).await;
+    let copy = begin(&app, pay("1", "{}"));
+    let refused = send(&app, pay("2", "{}")).await;
+    assert_eq!((refused.status.as_u16(), &*refused.code()), (429, "too-many-in-flight"));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // A client that hangs up frees nothing: its request goes on.
+    first.abort();
+    assert_eq!(send(&app, pay("2", "{}")).await.status, 429);
+    go.give();
+    assert_eq!(copy.await.unwrap().replayed(), Some("true"));
+    go.give();
+    assert_eq!(send(&app, pay("2", "{}")).await.status, 201);
+    assert_eq!(runs.count(), 2);
 }
