@@ -4,6 +4,7 @@ mod args;
 mod build;
 mod fields;
 mod file;
+mod fingerprint;
 mod limits;
 mod load;
 mod transport;

@@ -313,6 +313,9 @@ fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOpt
     RouteOptions {
         name: Arc::from(name),
         key: told.key,
+        grammar: told.grammar,
+        fingerprint: told.fingerprint.clone(),
+        expires: told.expires,
         methods: told.methods.clone(),
         policy: settled.policy,
         profile: told.profile,
@@ -323,6 +326,9 @@ fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOpt
         max_in_flight_per_scope: told.max_in_flight_per_scope,
         store_outage: told.store_outage,
         completion_outage: told.completion_outage,
-        ..RouteOptions::default()
+        reconcile: None,
+        // It sees targets as clients know them, and responses say themselves what they mean.
+        target: None,
+        classify: None,
     }
 }

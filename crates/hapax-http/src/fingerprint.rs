@@ -129,6 +129,24 @@ impl HttpScheme {
         &self.name
     }
 
+    /// How the body counts.
+    #[must_use]
+    pub const fn body_form(&self) -> BodyForm {
+        self.body
+    }
+
+    /// Which parts of a JSON body count.
+    #[must_use]
+    pub const fn json_parts(&self) -> &JsonParts {
+        &self.json
+    }
+
+    /// Which headers count, sorted by name.
+    #[must_use]
+    pub fn headers(&self) -> &[HeaderName] {
+        &self.headers
+    }
+
     /// The fingerprint of a request.
     #[must_use]
     pub fn fingerprint(

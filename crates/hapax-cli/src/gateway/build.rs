@@ -8,14 +8,15 @@ use hapax_gateway::{
     Callers, Config, Cors, CorsHeaders, ForwardAuth, Handling, Limits, Origins, PolicyConfig,
     RouteConfig, Size, Written,
 };
+use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use http::{HeaderName, Method};
 
 use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, Missing, Name, Outage, Time, Unknown, Url,
-    Verb,
+    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
+    Unknown, Url, Verb,
 };
 
 /// How long a copy waits unless it is said.
@@ -104,12 +105,18 @@ impl PolicyFields {
     /// The policy.
     pub(super) fn policy(self) -> Result<PolicyConfig, String> {
         let cors = self.cors()?;
-        let mut policy = PolicyConfig { cors, ..PolicyConfig::default() };
+        let fingerprint = self.fingerprint()?;
+        let mut policy = PolicyConfig { cors, fingerprint, ..PolicyConfig::default() };
         let rule = |key| match key {
             Key::Optional => KeyRule::Optional,
             Key::Required => KeyRule::Required,
         };
         set(&mut policy.key, self.key.map(rule));
+        let form = |form| match form {
+            KeyForm::Lenient => Grammar::Lenient,
+            KeyForm::Strict => Grammar::Strict,
+        };
+        set(&mut policy.grammar, self.grammar.map(form));
         set(&mut policy.methods, methods(self.methods));
         policy.scope = names(self.scope).map(callers).transpose()?;
         policy.scope_missing = self.scope_missing.map(|missing| match missing {
@@ -142,6 +149,7 @@ impl PolicyFields {
         };
         set(&mut policy.completion_outage, self.completion_outage.map(answer));
         set(&mut policy.stream, self.stream);
+        set(&mut policy.expires, self.expires);
         set(&mut policy.max_request_body, self.max_request_body.map(|size| size.0));
         set(&mut policy.max_response_body, self.max_response_body.map(|size| size.0));
         set(&mut policy.upstream_timeout, self.upstream_timeout.map(|time| time.0));
@@ -192,12 +200,18 @@ impl PolicyFields {
             InFlight::Wait(patience) => Some(Time(patience)),
         };
         let cors = policy.cors.as_ref();
+        let (fingerprint_body, fingerprint_only, fingerprint_except, fingerprint_headers) =
+            super::fingerprint::said(&policy.fingerprint);
         let header = |names: &[HeaderName]| names.iter().cloned().map(Name).collect();
         let verbs = |methods: &[Method]| methods.iter().cloned().map(Verb).collect();
         Self {
             key: Some(match policy.key {
                 KeyRule::Optional => Key::Optional,
                 KeyRule::Required => Key::Required,
+            }),
+            grammar: Some(match policy.grammar {
+                Grammar::Lenient => KeyForm::Lenient,
+                Grammar::Strict => KeyForm::Strict,
             }),
             methods: Some(verbs(&policy.methods)),
             scope: policy.scope.as_ref().map(|callers| match callers {
@@ -208,6 +222,10 @@ impl PolicyFields {
                 MissingScope::Reject => Missing::Reject,
                 MissingScope::Shared => Missing::Shared,
             }),
+            fingerprint_body,
+            fingerprint_only,
+            fingerprint_except,
+            fingerprint_headers,
             lease: Some(Time(policy.lease)),
             retention: Some(Time(policy.retention)),
             in_flight: Some(wait_for.map_or(Copies::Reject, |_| Copies::Wait)),
@@ -228,6 +246,7 @@ impl PolicyFields {
                 CompletionOutage::Withhold => Answer::Withhold,
             }),
             stream: Some(policy.stream),
+            expires: Some(policy.expires),
             max_request_body: Some(Size(policy.max_request_body)),
             max_response_body: Some(Size(policy.max_response_body)),
             upstream_timeout: Some(Time(policy.upstream_timeout)),
@@ -284,7 +303,7 @@ pub(super) fn set<T>(field: &mut T, said: Option<T>) {
     }
 }
 
-fn names(said: Option<Vec<Name>>) -> Option<Vec<HeaderName>> {
+pub(super) fn names(said: Option<Vec<Name>>) -> Option<Vec<HeaderName>> {
     said.map(|names| names.into_iter().map(|name| name.0).collect())
 }
 

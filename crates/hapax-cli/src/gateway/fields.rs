@@ -9,10 +9,11 @@ use hapax_gateway::{CacheUrl, Size, StoreUrl, Written};
 use hapax_http::classify::Profile;
 use serde::{Deserialize, Serialize};
 
+use super::fingerprint::{Form, Part};
 use super::transport::{Spoken, Trusted};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, Missing, Name, Outage, Time, Unknown, Url,
-    Verb, list, text,
+    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
+    Unknown, Url, Verb, list, text,
 };
 use crate::logging::LogFormat;
 
@@ -230,6 +231,10 @@ pub(super) struct PolicyFields {
     #[arg(long, env = "HAPAX_KEY", value_enum)]
     pub(super) key: Option<Key>,
 
+    /// What a key is: a quoted string, or a bare value as well [default: lenient]
+    #[arg(long, env = "HAPAX_GRAMMAR", value_enum)]
+    pub(super) grammar: Option<KeyForm>,
+
     /// Protected methods [default: POST,PATCH]
     #[arg(long, env = "HAPAX_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
     #[serde(with = "list")]
@@ -246,6 +251,27 @@ pub(super) struct PolicyFields {
     /// shared with the default scope, else reject]
     #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
     pub(super) scope_missing: Option<Missing>,
+
+    /// How the body of a retry is compared: JSON and form data by what they say, all by its bytes, or
+    /// not at all [default: canonical]
+    #[arg(long, env = "HAPAX_FINGERPRINT_BODY", value_enum)]
+    pub(super) fingerprint_body: Option<Form>,
+
+    /// Of a JSON body only what these pointers lead to counts, like /amount,/currency; `none` for all
+    /// of it [default: none]
+    #[arg(long, env = "HAPAX_FINGERPRINT_ONLY", value_name = "POINTER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) fingerprint_only: Option<Vec<Part>>,
+
+    /// Of a JSON body all but what these pointers lead to counts, like /sent_at [default: none]
+    #[arg(long, env = "HAPAX_FINGERPRINT_EXCEPT", value_name = "POINTER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) fingerprint_except: Option<Vec<Part>>,
+
+    /// Headers that count too [default: none]
+    #[arg(long, env = "HAPAX_FINGERPRINT_HEADERS", value_name = "HEADER,…", value_delimiter = ',')]
+    #[serde(with = "list")]
+    pub(super) fingerprint_headers: Option<Vec<Name>>,
 
     /// How long a dead process blocks its key [default: 30s]
     #[arg(long, env = "HAPAX_LEASE", value_name = "DUR")]
@@ -297,6 +323,10 @@ pub(super) struct PolicyFields {
     /// only text/event-stream]
     #[arg(long, env = "HAPAX_STREAM", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
     pub(super) stream: Option<bool>,
+
+    /// Say in Idempotency-Expires when a key may be used anew [default: false]
+    #[arg(long, env = "HAPAX_EXPIRES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    pub(super) expires: Option<bool>,
 
     /// The largest body of a request with a key [default: 1MiB]
     #[arg(long, env = "HAPAX_MAX_REQUEST_BODY", value_name = "SIZE")]
@@ -365,9 +395,14 @@ impl PolicyFields {
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             key: self.key.or(other.key),
+            grammar: self.grammar.or(other.grammar),
             methods: self.methods.or(other.methods),
             scope: self.scope.or(other.scope),
             scope_missing: self.scope_missing.or(other.scope_missing),
+            fingerprint_body: self.fingerprint_body.or(other.fingerprint_body),
+            fingerprint_only: self.fingerprint_only.or(other.fingerprint_only),
+            fingerprint_except: self.fingerprint_except.or(other.fingerprint_except),
+            fingerprint_headers: self.fingerprint_headers.or(other.fingerprint_headers),
             lease: self.lease.or(other.lease),
             retention: self.retention.or(other.retention),
             in_flight: self.in_flight.or(other.in_flight),
@@ -378,6 +413,7 @@ impl PolicyFields {
             store_outage: self.store_outage.or(other.store_outage),
             completion_outage: self.completion_outage.or(other.completion_outage),
             stream: self.stream.or(other.stream),
+            expires: self.expires.or(other.expires),
             max_request_body: self.max_request_body.or(other.max_request_body),
             max_response_body: self.max_response_body.or(other.max_response_body),
             upstream_timeout: self.upstream_timeout.or(other.upstream_timeout),

@@ -294,8 +294,22 @@ mod tests {
             cors_origins = ["https://shop.example"]
             docs_url = "https://docs.example"
             max_in_flight_per_scope = 7
+            grammar = "strict"
+            expires = true
+            fingerprint_only = ["/amount", "/a,b", ""]
+            fingerprint_headers = "x-tenant"
             [[route]]
             path = "/a"
+            fingerprint_only = "none"
+            fingerprint_except = "/sent_at,/trace"
+            [[route]]
+            path = "/raw"
+            fingerprint_body = "raw"
+            fingerprint_only = "none"
+            fingerprint_headers = "none"
+            expires = false
+            [[route]]
+            path = "/named"
             name = "a"
             key = "required"
             docs_url = "none"
@@ -316,7 +330,16 @@ mod tests {
         let policy = &again.config.policy;
         assert_eq!(policy.lease.as_secs(), 10);
         assert_eq!((policy, &again.config.routes), (&loaded.config.policy, &loaded.config.routes));
-        let route = &loaded.config.routes[0].policy;
+        let names = [("/a", ";except=/sent_at,/trace;headers=x-tenant"), ("/raw", "")];
+        for (route, (path, rest)) in loaded.config.routes.iter().zip(names) {
+            let body = if path == "/raw" { "raw" } else { "canonical" };
+            let name = format!("http/1;body={body}{rest}");
+            let found = (route.path.as_str(), route.policy.fingerprint.name().as_str());
+            assert_eq!(found, (path, name.as_str()));
+        }
+        let name = "http/1;body=canonical;only=,/a%2Cb,/amount;headers=x-tenant";
+        assert_eq!(policy.fingerprint.name().as_str(), name);
+        let route = &loaded.config.routes[2].policy;
         assert!(route.docs_url.is_none() && route.cors.is_none());
         assert!(route.max_in_flight_per_scope.is_none());
         assert_eq!(route.methods, policy.methods);
@@ -331,6 +354,21 @@ mod tests {
             (&["--max-memory", "1MiB"], "max_memory = \"1GiB\"", "--max-memory 1MiB is too little"),
             (&[], "[policy]\non_unknown = \"reconcile\"", "f.toml:4: --on-unknown reconcile needs"),
             (&[], "[policy]\ncors_max_age = \"1h\"", "f.toml:4: --cors-max-age needs"),
+            (
+                &[],
+                "[policy]\nfingerprint_only = \"amount\"",
+                "f.toml:4: --fingerprint-only: a JSON pointer is empty or begins with",
+            ),
+            (
+                &[],
+                "[policy]\nfingerprint_only = \"/a\"\n[[route]]\npath = \"/a\"\nfingerprint_except = \"/b\"",
+                "f.toml:7: route /a: --fingerprint-except contradicts --fingerprint-only",
+            ),
+            (
+                &[],
+                "[policy]\nfingerprint_only = \"/a\"\n[[route]]\npath = \"/a\"\nfingerprint_body = \"raw\"",
+                "f.toml:7: route /a: --fingerprint-body must be `canonical`",
+            ),
             (&[], "[[route]]\n\npath = \"/a\"\non_unknown = \"reconcile\"", "f.toml:6: route /a: "),
             (&[], "[[route]]\n\npath = \"a\"", "f.toml:5: route a: the path must begin"),
             (

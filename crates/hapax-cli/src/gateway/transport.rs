@@ -44,8 +44,11 @@ impl GatewayFields {
     /// What would have to be said for them; and nothing else.
     pub(super) fn of_transport(transport: &Transport) -> Self {
         let (tls, client) = (transport.tls.as_ref(), transport.upstream_tls.client.as_ref());
-        let trusted = transport.trusted.iter().copied().map(Trusted::Network).collect::<Vec<_>>();
-        let trusted = if trusted.is_empty() { vec![Trusted::Nobody] } else { trusted };
+        let trusted = match &transport.trusted[..] {
+            [] => vec![Trusted::Nobody],
+            all if all == Network::loopback() => vec![Trusted::Loopback],
+            all => all.iter().copied().map(Trusted::Network).collect(),
+        };
         Self {
             tls_cert: tls.map(|tls| tls.certificate.clone()),
             tls_key: tls.map(|tls| tls.key.clone()),

@@ -198,6 +198,14 @@ pub(super) enum Key {
     Required,
 }
 
+/// What a key is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum KeyForm {
+    Lenient,
+    Strict,
+}
+
 /// What becomes of a request without its scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -16,4 +16,5 @@ mod load;
 mod session;
 mod shared;
 mod torture;
+mod wire;
 mod world;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hapax_http::header::{
-    IDEMPOTENCY_KEY, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+    IDEMPOTENCY_EXPIRES, IDEMPOTENCY_KEY, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
+    IDEMPOTENCY_REPLAYED,
 };
 use http::header::{HeaderName, HeaderValue, LINK, RETRY_AFTER};
 use http::{Method, Uri};
@@ -107,8 +108,14 @@ impl Cors {
                 AllowHeaders::list(others.chain([IDEMPOTENCY_KEY]))
             }
         };
-        let ours =
-            [IDEMPOTENCY_REPLAYED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_PROTECTED, RETRY_AFTER, LINK];
+        let ours = [
+            IDEMPOTENCY_REPLAYED,
+            IDEMPOTENCY_RECORDED,
+            IDEMPOTENCY_PROTECTED,
+            IDEMPOTENCY_EXPIRES,
+            RETRY_AFTER,
+            LINK,
+        ];
         let theirs = self.expose.iter().filter(|name| !ours.contains(name)).cloned();
         let expose: Vec<HeaderName> = ours.iter().cloned().chain(theirs).collect();
         let mut layer = CorsLayer::new()

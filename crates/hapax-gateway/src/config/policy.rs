@@ -6,6 +6,8 @@ use std::time::Duration;
 use hapax::machine::Hook;
 use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
 use hapax_http::classify::Profile;
+use hapax_http::fingerprint::HttpScheme;
+use hapax_http::header::Grammar;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::stored::hop_by_hop;
@@ -21,6 +23,8 @@ use crate::upstream::Origin;
 pub struct PolicyConfig {
     /// Whether protected methods need a key. Default: optional.
     pub key: KeyRule,
+    /// Which values are keys. Default [`Grammar::Lenient`].
+    pub grammar: Grammar,
     /// Which methods are protected. Default POST and PATCH.
     pub methods: Vec<Method>,
     /// Who the caller is. Default: `authorization` on a loopback listener; elsewhere there is none.
@@ -28,6 +32,9 @@ pub struct PolicyConfig {
     /// What a request without its scope headers gets. Default: [`MissingScope::Shared`] with the
     /// default scope, else [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
+    /// What of a request counts when it is compared with a retry. Default: all but its headers, JSON
+    /// and form data by what they say.
+    pub fingerprint: HttpScheme,
     /// How long a dead process blocks its key. Default 30 s.
     pub lease: Duration,
     /// How long an outcome is replayed. Default 24 h.
@@ -49,6 +56,8 @@ pub struct PolicyConfig {
     /// Whether responses are streamed, and their keys final at the headers. Default: only
     /// `text/event-stream`.
     pub stream: bool,
+    /// Whether answers say in `Idempotency-Expires` when a key may be used anew. Default `false`.
+    pub expires: bool,
     /// The largest request body with a key, in bytes. Default 1 MiB.
     pub max_request_body: usize,
     /// The largest response body that is kept, in bytes. Default 1 MiB.
@@ -71,9 +80,11 @@ impl Default for PolicyConfig {
         let Terms { lease, retention, on_unknown } = Policy::default().terms;
         Self {
             key: KeyRule::Optional,
+            grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
             scope: None,
             scope_missing: None,
+            fingerprint: HttpScheme::default(),
             lease,
             retention,
             in_flight: InFlight::Reject,
@@ -83,6 +94,7 @@ impl Default for PolicyConfig {
             store_outage: StoreOutage::Closed,
             completion_outage: CompletionOutage::Deliver,
             stream: false,
+            expires: false,
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
             upstream_timeout: Duration::from_secs(60),

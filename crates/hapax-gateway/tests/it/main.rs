@@ -24,4 +24,5 @@ mod routes;
 mod switch;
 mod tls;
 mod two;
+mod wire;
 mod world;

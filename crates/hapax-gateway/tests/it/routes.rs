@@ -88,6 +88,45 @@ async fn each_route_has_its_own_of_everything() {
     gateway.shutdown().await;
 }
 
+/// On one connection, the guard counts requests by those that were asked about, whatever became of
+/// them.
+#[tokio::test]
+async fn an_ambiguous_path_leaves_the_guards_count_alone() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    let strict = route(&config, "/strict", |policy| policy.key = KeyRule::Required);
+    let blocked = route(&config, "/blocked", |policy| policy.on_unknown = OnUnknown::Block);
+    config.routes = vec![strict, blocked];
+    let gateway = start(config).await;
+    let address = gateway.local_addr();
+    let ambiguous = "/blocked/..%2fstrict";
+    let fine = request("POST", "/", &[], "x");
+    let field =
+        |name, value| request("POST", ambiguous, &[("idempotency-key", "k"), (name, value)], "x");
+
+    // What its head says is wrong comes first, and nothing is served after either.
+    for (second, says) in [
+        (field("x", "y"), "can be read in several ways"),
+        (field("content-length", "1"), "Content-Length"),
+    ] {
+        let mut raw = Raw::connect(address).await;
+        let after = request("POST", "/", &[], "x");
+        raw.send([&fine[..], &second, &after].concat()).await;
+        assert_eq!(raw.answer().await.status, 201);
+        let refused = raw.answer().await;
+        assert_eq!((refused.status, refused.code().as_str()), (400, "malformed-request"));
+        assert!(refused.text().contains(says), "{}", refused.text());
+        assert_eq!(refused.header("connection"), "close");
+        assert_eq!(raw.rest().await, b"");
+    }
+    // A gRPC client is told in gRPC.
+    let fields = [("idempotency-key", "k"), ("content-type", "application/grpc")];
+    let refused = post_with(address, ambiguous, &fields, "x").await;
+    assert_eq!((refused.status, refused.header("grpc-status")), (200, "3"));
+    assert_eq!(upstream.seen().len(), 2);
+    gateway.shutdown().await;
+}
+
 #[tokio::test]
 async fn operators_find_keys_of_every_scope() {
     let upstream = Upstream::counting().await;

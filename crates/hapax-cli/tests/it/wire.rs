@@ -1,0 +1,101 @@
+//! The contract's scenarios of crashes, against a process on a file that is killed.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use hapax::{InFlight, OnUnknown};
+use hapax_conformance::{
+    Callers, Fixture, Handler, Instance, Link, Policy, Server, Starting, serve,
+};
+use hapax_http::server::MissingScope;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::world::Gateway;
+
+hapax_conformance::suite!(fixture; crashes);
+
+async fn fixture() -> Arc<dyn Fixture> {
+    Arc::new(File(tempfile::tempdir().unwrap()))
+}
+
+/// Where processes keep their records, one after the other.
+struct File(TempDir);
+
+impl Fixture for File {
+    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+        Box::pin(async move {
+            let upstream = serve(handler).await;
+            let told = flags(&policy);
+            let (address, folder) = (upstream.address, self.0.path().to_owned());
+            let start = move || {
+                let flags: Vec<&str> = told.iter().map(String::as_str).collect();
+                Gateway::start(address, &folder, &flags)
+            };
+            let gateway = tokio::task::spawn_blocking(start).await.unwrap();
+            let address = gateway.address;
+            let process = Mutex::new(Some(gateway));
+            Ok(Box::new(Process { address, process, _upstream: upstream }) as Box<dyn Instance>)
+        })
+    }
+}
+
+/// What these scenarios ask for. What they do not is as it is by default, here as there.
+fn flags(policy: &Policy) -> Vec<String> {
+    let Callers::Headers(names, MissingScope::Reject) = &policy.callers else {
+        panic!("no scenario of crashes asks for {:?}", policy.callers)
+    };
+    assert!(policy.in_flight == InFlight::Reject && policy.hook.is_none());
+    let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+    let on_unknown = match policy.on_unknown {
+        OnUnknown::Reexecute => "reexecute",
+        OnUnknown::Block => "block",
+        OnUnknown::Reconcile => "reconcile",
+    };
+    let millis = |time: std::time::Duration| format!("{}ms", time.as_millis());
+    [
+        ("--scope", names.join(",")),
+        ("--lease", millis(policy.lease)),
+        ("--retention", millis(policy.retention)),
+        ("--on-unknown", on_unknown.to_owned()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+struct Process {
+    address: SocketAddr,
+    process: Mutex<Option<Gateway>>,
+    _upstream: Server,
+}
+
+impl Instance for Process {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn drain(&self) -> hapax::store::BoxFuture<'static, ()> {
+        let process = self.process.lock().unwrap().take();
+        Box::pin(async move {
+            let Some(process) = process else { return };
+            let end = move || {
+                process.signal(Signal::TERM);
+                process.wait()
+            };
+            assert_eq!(tokio::task::spawn_blocking(end).await.unwrap(), 0);
+        })
+    }
+
+    fn kill(&self) -> hapax::store::BoxFuture<'_, ()> {
+        let process = self.process.lock().unwrap().take();
+        Box::pin(async move {
+            let kill = move || process.map(Gateway::kill);
+            tokio::task::spawn_blocking(kill).await.unwrap();
+        })
+    }
+
+    fn link(&self) -> Option<&dyn Link> {
+        None
+    }
+}

@@ -1,0 +1,246 @@
+//! The contract's scenarios against a gateway: with its records in a file, on Redis and on Postgres,
+//! in front of an upstream in HTTP/1.1, with Postgres in HTTP/2.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::store::BoxFuture;
+use hapax_conformance::{
+    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol, Server,
+    Starting, Truth, handler, play_all, reply, serve,
+};
+use hapax_gateway::{
+    Config, Cors, Gateway, Origins, PolicyConfig, Protocol as Spoken, Running, StoreUrl,
+};
+use hapax_http::problem::DocsUrl;
+use hapax_http::stored::Cookies;
+use hapax_testkit::faults::Proxy;
+use hapax_testkit::servers::{PostgresServer, RedisServer};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+// What else there is needs two processes on one store, or one that is killed: a file has one owner,
+// and is held by more than the tasks of a runtime. The program's own tests kill processes.
+hapax_conformance::suite!(fixture; any);
+
+/// Scenarios at a time where they share a server.
+const AT_ONCE: usize = 8;
+
+async fn fixture() -> Arc<dyn Fixture> {
+    Arc::new(Place::File(tempfile::tempdir().unwrap()))
+}
+
+mod redis {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn all_scenarios() {
+        let server = RedisServer::start().await;
+        let place = Arc::new(Place::Server(server.url(), Spoken::Http1));
+        let played = play_all(place, &Protocol::ALL, &Group::ALL, AT_ONCE).await;
+        assert!(played > 200, "{played}");
+    }
+}
+
+mod postgres {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn all_scenarios() {
+        let server = PostgresServer::start().await;
+        server.create_database("wire").await;
+        let place = Arc::new(Place::Server(server.url("wire"), Spoken::Http2));
+        let played = play_all(place, &Protocol::ALL, &Group::ALL, AT_ONCE).await;
+        assert!(played > 200, "{played}");
+    }
+}
+
+/// Where gateways keep their records.
+enum Place {
+    /// In a file, one gateway after the other.
+    File(TempDir),
+    /// On a server at this URL, each by a proxy of its own; upstreams are spoken to in this.
+    Server(String, Spoken),
+}
+
+impl Fixture for Place {
+    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+        Box::pin(async move {
+            let upstream = serve(handler).await;
+            let hook = match &policy.hook {
+                Some(hook) => Some(serve(answers(hook.clone())).await),
+                None => None,
+            };
+            let (store, link, spoken) = match self {
+                Self::File(folder) => {
+                    (StoreUrl::File(folder.path().join("hapax.db")), None, Spoken::Auto)
+                }
+                Self::Server(url, spoken) => {
+                    let (link, url) = linked(url).await;
+                    (url.parse().map_err(|error| format!("{error:?}"))?, Some(link), *spoken)
+                }
+            };
+            let mut config = config(&policy, store, &upstream, hook.as_ref());
+            config.transport.upstream_protocol = spoken;
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .map_err(|error| error.to_string())?;
+            let started = runtime.spawn(Gateway::start(config)).await.unwrap();
+            let running = match started {
+                Ok(running) => running,
+                Err(error) => {
+                    runtime.shutdown_background();
+                    return Err(error.to_string());
+                }
+            };
+            let address = running.local_addr();
+            let held = Mutex::new(Some((running, runtime)));
+            Ok(Box::new(Gate { address, held, link, _servers: (upstream, hook) })
+                as Box<dyn Instance>)
+        })
+    }
+}
+
+/// What a hook says, as a server that is asked over HTTP.
+fn answers(hook: Hook) -> Handler {
+    handler(move |call: Call| {
+        let key = call.headers["idempotency-key"].as_bytes();
+        let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Strict).unwrap();
+        let truth = hook.ask(key.as_str(), call.fence.unwrap());
+        async move {
+            match truth {
+                Truth::Happened(status, text) => {
+                    let mut response = reply(200, text);
+                    let status = status.to_string().parse().unwrap();
+                    response.headers_mut().insert("idempotency-status", status);
+                    response
+                }
+                Truth::DidNotHappen => reply(404, ""),
+                Truth::CannotSay => reply(503, ""),
+            }
+        }
+    })
+}
+
+fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Server>) -> Config {
+    let mut config = Config::new(format!("http://{}", upstream.address).parse().unwrap());
+    config.listen = "127.0.0.1:0".parse().unwrap();
+    config.admin = None;
+    config.store = store;
+    config.store_timeout = policy.store_timeout;
+    config.max_waiters = policy.waiters_per_key;
+    config.drain_timeout = policy.grace;
+    let (scope, scope_missing) = match &policy.callers {
+        Callers::Shared => (hapax_gateway::Callers::Everyone, None),
+        Callers::Headers(names, missing) => {
+            (hapax_gateway::Callers::Headers(names.clone()), Some(*missing))
+        }
+    };
+    config.policy = PolicyConfig {
+        key: policy.key,
+        grammar: policy.grammar,
+        methods: policy.methods.clone(),
+        scope: Some(scope),
+        scope_missing,
+        fingerprint: policy.fingerprint.clone(),
+        lease: policy.lease,
+        retention: policy.retention,
+        in_flight: policy.in_flight,
+        on_unknown: policy.on_unknown,
+        reconcile_url: hook.map(|it| format!("http://{}/outcome", it.address).parse().unwrap()),
+        profile: policy.profile,
+        store_outage: policy.store_outage,
+        completion_outage: policy.completion_outage,
+        stream: policy.stream,
+        expires: policy.expires,
+        max_request_body: policy.max_request_body,
+        max_response_body: policy.max_response_body,
+        upstream_timeout: Duration::from_secs(20),
+        max_in_flight_per_scope: None,
+        docs_url: policy.docs.map(|docs| DocsUrl::new(docs).unwrap()),
+        replay_set_cookie: policy.cookies == Cookies::Keep,
+        cors: policy.cors.map(|origin| Cors {
+            credentials: true,
+            ..Cors::new(Origins::List(vec![origin.to_owned()]))
+        }),
+    };
+    config
+}
+
+struct Gate {
+    address: SocketAddr,
+    held: Mutex<Option<(Running, Runtime)>>,
+    link: Option<Frozen>,
+    _servers: (Server, Option<Server>),
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if let Some((running, runtime)) = self.held.lock().unwrap().take() {
+            let end = move || {
+                drop(running);
+                runtime.shutdown_timeout(Duration::from_secs(10));
+            };
+            std::thread::spawn(end).join().unwrap();
+        }
+    }
+}
+
+impl Instance for Gate {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn drain(&self) -> BoxFuture<'static, ()> {
+        let held = self.held.lock().unwrap().take();
+        Box::pin(async move {
+            let Some((running, runtime)) = held else { return };
+            let _ = runtime.spawn(running.shutdown()).await.unwrap();
+            runtime.shutdown_background();
+        })
+    }
+
+    fn kill(&self) -> BoxFuture<'_, ()> {
+        let held = self.held.lock().unwrap().take();
+        Box::pin(async move {
+            let Some((running, runtime)) = held else { return };
+            let end = move || {
+                runtime.shutdown_timeout(Duration::from_secs(10));
+                drop(running);
+            };
+            tokio::task::spawn_blocking(end).await.unwrap();
+        })
+    }
+
+    fn link(&self) -> Option<&dyn Link> {
+        self.link.as_ref().map(|link| link as &dyn Link)
+    }
+}
+
+/// A way to a server that can fall silent.
+struct Frozen(Proxy);
+
+/// A proxy in front of the server of this URL, and the URL by it.
+async fn linked(url: &str) -> (Frozen, String) {
+    let (head, rest) = url.split_once("127.0.0.1:").unwrap();
+    let digits = rest.len() - rest.trim_start_matches(|it: char| it.is_ascii_digit()).len();
+    let port: u16 = rest[..digits].parse().unwrap();
+    let proxy = Proxy::before(([127, 0, 0, 1], port).into(), 1).await.unwrap();
+    let url = format!("{head}{}{}", proxy.address(), &rest[digits..]);
+    (Frozen(proxy), url)
+}
+
+impl Link for Frozen {
+    fn cut(&self) -> BoxFuture<'_, ()> {
+        self.0.freeze();
+        Box::pin(async {})
+    }
+
+    fn mend(&self) -> BoxFuture<'_, ()> {
+        self.0.thaw();
+        Box::pin(async {})
+    }
+}
