@@ -94,8 +94,8 @@ async fn each_route_has_its_own_of_everything() {
 async fn an_ambiguous_path_leaves_the_guards_count_alone() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
-    let strict = route(&config, "/strict", |policy| policy.key = KeyRule::Required);
-    let blocked = route(&config, "/blocked", |policy| policy.on_unknown = OnUnknown::Block);
+    let strict = route(&config, "/strict/{*rest}", |policy| policy.key = KeyRule::Required);
+    let blocked = route(&config, "/blocked/{*rest}", |policy| policy.on_unknown = OnUnknown::Block);
     config.routes = vec![strict, blocked];
     let gateway = start(config).await;
     let address = gateway.local_addr();
