@@ -4,17 +4,20 @@ use std::path::{Path, PathBuf};
 
 use crate::Command;
 use crate::args::Args;
-use crate::sh::{Failure, Outcome, Run};
+use crate::sh::{Failure, Outcome, Run, root};
+use crate::test::target;
 
 pub(crate) const COMMAND: Command = Command {
     name: "setup",
-    summary: "install the system packages that the tests need",
+    summary: "install the packages that the tests need",
     help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, curl and kill. What is missing is
 installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
-their own, on ports of their own.
+their own, on ports of their own. Stripe's library for Python, and what it needs, in the
+versions of crates/hapax-gateway/tests/stripe/requirements.txt, comes from PyPI into a
+virtual environment in the target folder.
 
-  --skip NAME,…   do without: redis, postgres",
+  --skip NAME,…   do without: redis, postgres, stripe",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -22,24 +25,28 @@ their own, on ports of their own.
     },
 };
 
-/// Servers that the caller chose to do without.
+/// What the caller chose to do without.
 #[derive(Default)]
 pub(crate) struct Skip(Vec<String>);
 
 impl Skip {
-    const SERVERS: [&str; 2] = ["redis", "postgres"];
+    const NAMES: [&str; 3] = ["redis", "postgres", "stripe"];
 
     pub(crate) fn parse(args: &mut Args) -> Result<Self, Failure> {
         let names: String = args.value("--skip")?.unwrap_or_default();
         let names: Vec<String> =
             names.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
-        match names.iter().find(|name| !Self::SERVERS.contains(&name.as_str())) {
+        match names.iter().find(|name| !Self::NAMES.contains(&name.as_str())) {
             Some(name) => Err(Failure::usage(format!(
                 "--skip does not know `{name}`, only {}",
-                Self::SERVERS.join(", ")
+                Self::NAMES.join(", ")
             ))),
             None => Ok(Self(names)),
         }
+    }
+
+    fn leaves_out(&self, what: &str) -> bool {
+        self.0.iter().any(|name| name == what)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -68,11 +75,12 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 6] = [
+const NEEDS: [Need; 7] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
     Need { what: "python3", package: "python3", is_there: || on_path("python3") },
+    Need { what: "stripe", package: "python3-venv", is_there: makes_environments },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },
@@ -80,6 +88,12 @@ const NEEDS: [Need; 6] = [
 
 /// Makes sure that everything but `skip` is there.
 pub(crate) fn run(skip: &Skip) -> Outcome {
+    packages(skip)?;
+    if skip.leaves_out("stripe") { Ok(()) } else { stripe_library() }
+}
+
+/// What the system has to bring.
+fn packages(skip: &Skip) -> Outcome {
     let packages = missing(skip);
     if packages.is_empty() {
         return Ok(());
@@ -111,8 +125,34 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
 }
 
 fn missing(skip: &Skip) -> Vec<&'static str> {
-    let wanted = NEEDS.iter().filter(|need| !skip.0.iter().any(|name| name == need.what));
+    let wanted = NEEDS.iter().filter(|need| !skip.leaves_out(need.what));
     wanted.filter(|need| !(need.is_there)()).map(|need| need.package).collect()
+}
+
+/// Stripe's library, where its test looks for it: unless what is there is what was asked for.
+fn stripe_library() -> Outcome {
+    let folder = target()?.join("stripe-python");
+    let wanted = root().join("crates/hapax-gateway/tests/stripe/requirements.txt");
+    let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
+    let text = std::fs::read_to_string(&wanted).map_err(unreadable)?;
+    // Written last: it says that all before it was done.
+    let done = folder.join("installed.txt");
+    if std::fs::read_to_string(&done).is_ok_and(|installed| installed == text) {
+        return Ok(());
+    }
+    Run::new("python3").args(["-m", "venv", "--clear"]).args([&folder]).show()?;
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
+    Run::new(folder.join("bin/python")).args(install).args([&wanted]).show().map_err(
+        |failure| {
+            Failure::new(format!("{failure}\nStripe's library: leave it out with --skip stripe"))
+        },
+    )?;
+    std::fs::write(&done, text)
+        .map_err(|error| Failure::new(format!("{}: {error}", done.display())))
+}
+
+fn makes_environments() -> bool {
+    Run::new("python3").args(["-c", "import ensurepip, venv"]).succeeds()
 }
 
 fn apt_get(args: &[&str]) -> Outcome {

@@ -15,7 +15,7 @@ pub(crate) const COMMAND: Command = Command {
 A server that is missing fails its tests, unless it is skipped by name. The last line
 says what ran, how much of it passed, and what was left out and why.
 
-  --skip NAME,…   do without: redis, postgres",
+  --skip NAME,…   do without: redis, postgres, stripe",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -85,7 +85,8 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
     Ok((count, Ok(())))
 }
 
-fn target() -> Result<std::path::PathBuf, Failure> {
+/// Where cargo builds.
+pub(crate) fn target() -> Result<std::path::PathBuf, Failure> {
     let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
     let metadata: Value = serde_json::from_str(&metadata)
         .map_err(|error| Failure::new(format!("cargo metadata is not JSON: {error}")))?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
-use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed, Was};
+use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
@@ -20,6 +20,7 @@ use crate::exit::{Failure, of};
 pub(crate) use args::KeysArgs;
 use args::{KeysCommand, Outcome, Target, Where};
 use gateway::Remote;
+use render::{Decided, Purged};
 
 /// How long the store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,7 +41,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
             let view = Records::find(&at).await?.look(&target).await?;
             print(&if json { render::json(&view)? } else { render::show(&view) });
         }
-        KeysCommand::Release { at, target, sure } => {
+        KeysCommand::Release { at, target, sure, json } => {
             let records = Records::find(&at).await?;
             let decision = Decision {
                 fence: sure.fence.unwrap_or_default(),
@@ -52,12 +53,10 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body: None,
                 body_base64: None,
             };
-            let was = records.decide(&target, sure.fence.is_some(), decision).await?;
-            let although = render::although(&was);
-            let until = if sure.forget { "; where there is a cache, in a minute" } else { "" };
-            print(&format!("released{although}: the next request with this key executes{until}\n"));
+            let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(&if json { render::json(&decided)? } else { decided.released(sure.forget) });
         }
-        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body } => {
+        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
             let happened = matches!(outcome, Outcome::Happened);
             let body = body.map(|body| read(&body)).transpose()?;
             let (body, body_base64) = render::body(body);
@@ -72,19 +71,12 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body_base64,
             };
             let records = Records::find(&at).await?;
-            let was = records.decide(&target, sure.fence.is_some(), decision).await?;
-            let although = render::although(&was);
-            print(&if happened {
-                format!("resolved{although}: it happened, and retries get this response\n")
-            } else {
-                format!(
-                    "resolved{although}: it did not happen, and the next request with this key \
-                     executes\n"
-                )
-            });
+            let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(&if json { render::json(&decided)? } else { decided.resolved() });
         }
-        KeysCommand::Purge { at } => {
-            print(&format!("{}\n", Records::find(&at).await?.purge().await?));
+        KeysCommand::Purge { at, json } => {
+            let purged = Records::find(&at).await?.purge().await?;
+            print(&if json { render::json(&purged)? } else { purged.said() });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -176,25 +168,27 @@ impl Records {
         target: &Target,
         fence_is_given: bool,
         mut decision: Decision,
-    ) -> Result<Was, Failure> {
+    ) -> Result<Decided, Failure> {
         let seen = self.look(target).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
         }
-        match self {
+        let (id_seen, outcome) = (seen.id, decision.outcome);
+        let was = match self {
             Self::Here(keys) => {
                 let wanted = decision.outcome;
-                keys.resolve(&id(&seen.id)?, decision).await.map_err(|error| {
+                keys.resolve(&id(&id_seen)?, decision).await.map_err(|error| {
                     refused(&error).and(render::all_the_same(error.code(), wanted))
                 })
             }
-            Self::There(remote) => remote.resolve(&seen.id, &decision).await,
-        }
+            Self::There(remote) => remote.resolve(&id_seen, &decision).await,
+        }?;
+        Ok(Decided { id: id_seen, outcome, was })
     }
 
-    async fn purge(&self) -> Result<String, Failure> {
+    async fn purge(&self) -> Result<Purged, Failure> {
         let Self::Here(keys) = self else {
-            return Ok("the gateway that has this store open removes expired records itself".into());
+            return Ok(Purged { removed: 0, by_gateway: true });
         };
         let progress = ProgressBar::new_spinner();
         let round = NonZeroU32::MIN.saturating_add(999);
@@ -206,7 +200,7 @@ impl Records {
             progress.tick();
             if !more {
                 progress.finish_and_clear();
-                return Ok(format!("{removed} expired records removed"));
+                return Ok(Purged { removed, by_gateway: false });
             }
         }
     }

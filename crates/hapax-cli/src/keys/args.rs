@@ -61,6 +61,9 @@ pub(super) enum KeysCommand {
         target: Target,
         #[command(flatten)]
         sure: Sure,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Say what became of a request
     Resolve {
@@ -82,11 +85,17 @@ pub(super) enum KeysCommand {
         /// With which body: text, @PATH or @- for standard input
         #[arg(long, value_name = "BODY")]
         body: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Remove records that have expired
     Purge {
         #[command(flatten)]
         at: Where,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 

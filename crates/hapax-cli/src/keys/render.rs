@@ -96,8 +96,53 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
     }
 }
 
+/// What was decided about which record.
+#[derive(Debug, Serialize)]
+pub(super) struct Decided {
+    pub(super) id: String,
+    pub(super) outcome: Became,
+    pub(super) was: Was,
+}
+
+impl Decided {
+    pub(super) fn released(&self, forget: bool) -> String {
+        let although = although(&self.was);
+        let until = if forget { "; where there is a cache, in a minute" } else { "" };
+        format!("released{although}: the next request with this key executes{until}\n")
+    }
+
+    pub(super) fn resolved(&self) -> String {
+        let although = although(&self.was);
+        match self.outcome {
+            Became::Happened => {
+                format!("resolved{although}: it happened, and retries get this response\n")
+            }
+            Became::DidNotHappen => format!(
+                "resolved{although}: it did not happen, and the next request with this key executes\n"
+            ),
+        }
+    }
+}
+
+/// What was removed.
+#[derive(Debug, Serialize)]
+pub(super) struct Purged {
+    pub(super) removed: u64,
+    /// Nothing, since the gateway that has the store open does it.
+    pub(super) by_gateway: bool,
+}
+
+impl Purged {
+    pub(super) fn said(&self) -> String {
+        if self.by_gateway {
+            return "the gateway that has this store open removes expired records itself\n".into();
+        }
+        format!("{} expired records removed\n", self.removed)
+    }
+}
+
 /// What a decision went against, if it had to be forced.
-pub(super) fn although(was: &Was) -> String {
+fn although(was: &Was) -> String {
     match was {
         Was { state: KeyState::Done, ended: Some(at), status: Some(status) } => {
             format!(", although it was done since {at} with status {status}")

@@ -1,6 +1,6 @@
 //! `hapax keys`, on a file and through the gateway that has it open.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::world::{
     Gateway, Upstream, hapax, log_line, ok, post, receive, refused, run, send, store,
@@ -137,6 +137,31 @@ fn what_no_replay_can_carry_is_64() {
 }
 
 #[test]
+fn decisions_are_told_as_json_too() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let at = ["--store", &store(folder.path()), "--scope", "Bearer a", "--json"];
+    let read = |words: &[&str]| -> Value {
+        serde_json::from_str(&ok(&[&["keys"], words, &at[..]].concat())).unwrap()
+    };
+    let id = read(&["show", "unknown"])["id"].clone();
+    let resolved = read(&["resolve", "unknown", "--outcome", "happened"]);
+    assert_eq!(
+        (&resolved["id"], &resolved["outcome"], &resolved["was"]["state"]),
+        (&id, &"happened".into(), &"unknown".into())
+    );
+    gateway.kill();
+    let released = read(&["release", "done", "--forget"]);
+    assert_eq!(
+        (&released["outcome"], &released["was"]["state"], &released["was"]["status"]),
+        (&"did-not-happen".into(), &"done".into(), &201.into())
+    );
+    // What is refused is one line, as without.
+    let (code, line) = refused(&[&["keys", "release", "done"], &at[..]].concat());
+    assert!(code == 1 && line.contains("was released"), "{line}");
+}
+
+#[test]
 fn what_is_in_flight_needs_force() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
@@ -184,6 +209,9 @@ fn what_has_expired_is_purged() {
     let store = store(folder.path());
     let purge = ["keys", "purge", "--store", &store];
     assert!(ok(&purge).contains("itself"), "the gateway does it");
+    let in_json = [&purge[..], &["--json"]].concat();
+    let json = |said: String| serde_json::from_str::<Value>(&said).unwrap();
+    assert_eq!(json(ok(&in_json)), json!({ "removed": 0, "by_gateway": true }));
     gateway.kill();
     let expired = ["keys", "list", "--store", &store, "--state", "expired"];
     while ok(&expired).lines().count() < 3 {
@@ -196,4 +224,5 @@ fn what_has_expired_is_purged() {
         removed += said.split(' ').next().unwrap().parse::<u32>().unwrap();
     }
     assert_eq!((removed, ok(&expired).as_str()), (2, "no records\n"));
+    assert_eq!(json(ok(&in_json)), json!({ "removed": 0, "by_gateway": false }));
 }

@@ -21,6 +21,7 @@ mod proxy;
 mod reconcile;
 mod refused;
 mod routes;
+mod stripe;
 mod switch;
 mod tls;
 mod two;
