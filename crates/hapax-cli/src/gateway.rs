@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
 use hapax_gateway::{Config, Gateway, ReloadError, StartError, StoreOpenError};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
@@ -50,10 +51,12 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     // Whoever started it may not want to know.
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
+    tell(NotifyState::Ready);
     let mut running = Running { gateway, args, logs: (loaded.log_format, loaded.log_level) };
     while let Told::Reload = signals.next().await {
         running.reload().await;
     }
+    tell(NotifyState::Stopping);
     let gateway = running.gateway;
     let first = Instant::now();
     tokio::select! {
@@ -62,6 +65,13 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
             tracing::warn!("told to end a second time: work in hand is abandoned");
             Ok(ExitCode::from(128 + signal))
         }
+    }
+}
+
+/// Tells the service manager, if one wants to know (`NOTIFY_SOCKET`).
+fn tell(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "the service manager cannot be told");
     }
 }
 

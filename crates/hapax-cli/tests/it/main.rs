@@ -9,6 +9,7 @@
 mod auth;
 mod config;
 mod demo;
+mod deploy;
 mod gateway;
 mod help;
 mod keys;
