@@ -75,7 +75,7 @@
 //!
 //! # Its own connections
 //! One connection writes batches ([`Options::lanes`]); one loads, up to four carry swaps that have
-//! to go alone, one pages and purges, and those are closed when they are idle; one listens, if it
+//! to go alone, and those are closed when they are idle; one pages and purges; one listens, if it
 //! is to. A pool would add nothing: each has its task, which never drops a transaction half-way,
 //! and nobody borrows one.
 

@@ -19,7 +19,8 @@ use crate::watches::Watches;
 /// Bytes by store key, each for a time, on a server that may forget: it may evict, and need not
 /// persist. Names begin with the prefix and `cache:`, so that a store's are others.
 ///
-/// Its user needs `+hello +info +get +set +del +ping` on those keys.
+/// Its user needs `+hello +info +get +set +del +ping` on those keys, and on a cluster
+/// `+cluster|slots +asking`.
 pub struct RedisCache {
     link: Link,
     names: Names,

@@ -17,8 +17,11 @@
 //!    the authority, which alone can say that it was stored. While there is a doubt nothing is
 //!    taken from the cache for that key.
 //!
-//! Other processes do not note here. What they change is seen when the entries are over, and that
-//! is the promise: a finished record changes only when an operator releases it.
+//! Other processes do not note here, and what they put into a cache that is shared may be there for
+//! longer than what this one knows of. What they change is seen everywhere when the entries are
+//! over, and that is the promise: a finished record changes only when an operator releases it, and
+//! for as long as an entry lives after that, one process may tell the old answer after another, or
+//! itself, has told a new one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -337,6 +337,8 @@ async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
                     let of = 1_000 + task * 1_000_000 + of;
                     match store.swap(claim(of)).await {
                         Ok(Swapped::Stored(_)) => fresh += 1,
+                        // While its slot moves, nobody may serve it for a moment.
+                        Err(StoreError::Unavailable(_)) => {}
                         Err(StoreError::Ambiguous(why)) if !unreadable(&*why) => {}
                         other => panic!("{of} is free: {other:?}"),
                     }
@@ -348,6 +350,7 @@ async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
                             assert!(seen.cell.is_some(), "{of} is forgotten");
                             taken += 1;
                         }
+                        Err(StoreError::Unavailable(_)) => {}
                         Err(StoreError::Ambiguous(why)) if !unreadable(&*why) => {}
                         other => panic!("{of} is taken: {other:?}"),
                     }
