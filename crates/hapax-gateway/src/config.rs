@@ -89,7 +89,7 @@ pub struct Limits {
     /// and its client told to ask again.
     pub memory: usize,
     /// How long a client may take to send a request's head; also how long a connection may be
-    /// idle. Default 30 s.
+    /// idle, and how long a request of HTTP/2 may wait for a place. Default 30 s.
     pub head_timeout: Duration,
     /// How long a client may be silent in the middle of a body, or take nothing of an answer.
     /// Default 30 s.

@@ -90,13 +90,20 @@ impl Front {
     }
 
     /// Answers a request for which there was no place.
-    pub(crate) fn overloaded(&self, link: &Link, request: &Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn overloaded(
+        &self,
+        link: &Link,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
         let detail = "Too many requests are under way. Nothing was executed.";
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
-        let route = live.route(request.uri().path(), request.method());
-        let manner = Manner::of(request.headers());
-        refuse(route.unwrap_or(live.rest()), link, manner, &problem)
+        let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
+        let refused = refuse(route, link, Manner::of(request.headers()), &problem);
+        match route.cors.as_ref().filter(|_| request.method() != Method::OPTIONS) {
+            Some(cors) => cors::answer(cors, request, |_| std::future::ready(refused)).await,
+            None => refused,
+        }
     }
 
     async fn serve(

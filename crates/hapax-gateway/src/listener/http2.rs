@@ -63,9 +63,6 @@ const PROVOKED: usize = 100;
 /// How long a client that was told to go may take, with nothing under way.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// How long a request may wait for a place.
-const PLACE: Duration = Duration::from_secs(30);
-
 /// Serves requests until the connection ends.
 pub(super) async fn serve(
     io: Io,
@@ -188,7 +185,7 @@ impl Served {
                     Body::new(Answer { body, rest, pace, _busy: busy.clone(), _place: place })
                 }));
             }
-            None => self.door.front.overloaded(&self.link, &request),
+            None => Box::pin(self.door.front.overloaded(&self.link, request)).await,
         };
         busy.answered(response)
     }
@@ -201,7 +198,7 @@ impl Served {
             biased;
             place = own.acquire_owned() => place.ok(),
             place = any.acquire_owned() => place.ok(),
-            () = sleep(PLACE) => None,
+            () = sleep(self.door.limits.head_timeout) => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_gateway::Protocol;
+use hapax_gateway::{Cors, Origins, Protocol};
 use hapax_http::Body;
 use http::{HeaderMap, HeaderValue, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -174,6 +174,30 @@ async fn streams_are_as_many_as_there_is_room_for() {
     for answer in futures_join(asked).await {
         assert_eq!(answer.unwrap().status, 201);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_finds_no_place_in_time_is_refused_as_the_route_says() {
+    let (upstream, mut begun) = patient().await;
+    let mut config = config(upstream.url());
+    // The connection takes it.
+    config.limits.connections = 1;
+    config.limits.head_timeout = Duration::from_millis(300);
+    let origin = "https://shop.example";
+    config.policy.cors = Some(Cors::new(Origins::List(vec![origin.to_owned()])));
+    let gateway = start(config).await;
+    let two = Two::connect(gateway.local_addr()).await;
+    let (response, _) = two.begin(Two::request("GET", "/", &[]), true).await.unwrap();
+    let answer = begun.recv().await.unwrap();
+    let refused = two.ask(Two::request("POST", "/", &[("origin", origin)]), "").await;
+    assert_eq!((refused.status, refused.code().as_str()), (503, "overloaded"));
+    assert_eq!(refused.header("access-control-allow-origin"), origin);
+    let grpc = Two::request("POST", "/", &[("content-type", "application/grpc")]);
+    let refused = two.ask(grpc, "").await;
+    assert_eq!((refused.status, refused.header("grpc-status")), (200, "14"));
+    answer.send(200).unwrap();
+    assert_eq!(read(response.await.unwrap()).await.unwrap().status, 200);
+    assert_eq!(upstream.seen().len(), 1);
 }
 
 async fn futures_join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
