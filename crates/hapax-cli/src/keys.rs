@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
-use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed, Was};
+use hapax_gateway::keys::{
+    Became, Decision, KeyState, KeyView, Keys, KeysError, List, Listed, Was,
+};
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
@@ -53,7 +55,10 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 body_base64: None,
             };
             let was = records.decide(&target, sure.fence.is_some(), decision).await?;
-            let although = render::although(&was);
+            let although = match was.state {
+                KeyState::Unknown => ", although it may have happened".to_owned(),
+                _ => render::although(&was),
+            };
             let until = if sure.forget { "; where there is a cache, in a minute" } else { "" };
             print(&format!("released{although}: the next request with this key executes{until}\n"));
         }

@@ -104,7 +104,6 @@ pub(super) fn although(was: &Was) -> String {
         }
         Was { state: KeyState::Done, .. } => ", although it was done".to_owned(),
         Was { state: KeyState::InFlight, .. } => ", although it was in flight".to_owned(),
-        Was { state: KeyState::Unknown, .. } => ", although it may have happened".to_owned(),
         _ => String::new(),
     }
 }
