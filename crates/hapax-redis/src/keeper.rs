@@ -275,8 +275,18 @@ impl Keeper {
         for keys in over.chunks(CHANNELS_AT_ONCE) {
             let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
             let mut connection = wire.connection();
-            if timeout(self.options.timeout, connection.unsubscribe(&channels)).await.is_err() {
-                return;
+            let unsubscribing = timeout(self.options.timeout, connection.unsubscribe(&channels));
+            match unsubscribing.await {
+                Ok(Ok(())) => {}
+                // Who still waits for other keys is to be heard again.
+                #[cfg(feature = "cluster")]
+                Ok(Err(error)) if crate::cluster::is_lost(&error) => wire.broken.deafen(),
+                Ok(Err(error)) => tracing::debug!(%error, "it stays subscribed to for nothing"),
+                Err(_) => {
+                    #[cfg(feature = "cluster")]
+                    wire.broken.deafen();
+                    return;
+                }
             }
             for key in keys {
                 subscribed.remove(key);
