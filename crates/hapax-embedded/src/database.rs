@@ -123,7 +123,6 @@ fn claim_epoch(
         None => {
             numbers.insert(FORMAT, KNOWN_FORMAT).map_err(OpenError::database)?;
             names.insert(CHECK, check).map_err(OpenError::database)?;
-            numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
         }
         Some(KNOWN_FORMAT) => {
             let found = names.get(CHECK).map_err(OpenError::database)?;
@@ -136,7 +135,11 @@ fn claim_epoch(
     let epoch = number(&numbers, EPOCH)?.unwrap_or(0).saturating_add(1);
     numbers.insert(EPOCH, epoch).map_err(OpenError::database)?;
     let floor = number(&numbers, FLOOR)?.unwrap_or(0);
-    let made = number(&numbers, MADE)?.unwrap_or(0);
+    let made = number(&numbers, MADE)?;
+    if made.is_none() {
+        numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
+    }
+    let made = made.unwrap_or(now.as_micros());
     Ok(Adopted { epoch, floor, made })
 }
 

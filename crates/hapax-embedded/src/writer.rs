@@ -45,6 +45,8 @@ const MIN_DUE: usize = 4;
 const LULL: Duration = Duration::from_millis(5);
 /// Between two attempts to open the database again.
 const REOPEN_AFTER: Duration = Duration::from_millis(100);
+/// The same, in requests that were refused meanwhile.
+const REOPEN_AFTER_REFUSALS: usize = 1_000;
 
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
@@ -275,15 +277,18 @@ impl Writer {
         }
     }
 
-    /// Tells everything that waits that it was not done.
-    fn refuse(&mut self) {
+    /// Tells everything that waits that it was not done; how much that was. What comes meanwhile
+    /// waits for the next time: callers who ask again at once would keep it from ever ending.
+    fn refuse(&mut self) -> usize {
         let reopening = || StoreError::unavailable(EmbeddedError::Reopening);
-        while let Some(job) = self.next() {
+        let waiting = self.pending.len() + self.shared.jobs.len();
+        for job in (0..waiting).map_while(|_| self.next()).collect::<Vec<_>>() {
             job.reply.send(Err(reopening())).ok();
         }
         while !self.reaps.is_empty() {
             self.end_reap(Err(reopening()));
         }
+        waiting
     }
 
     /// Opens the database again. Whether it could before the store was closed.
@@ -298,16 +303,17 @@ impl Writer {
                 count(&self.shared.counters.reopened, 1);
                 return true;
             }
-            // Whoever asks meanwhile hears that it was not done, at once.
+            // Whoever asks meanwhile hears that it was not done, at once. Under load nobody need
+            // trust a clock, which may be set back, to try again.
             let last = self.shared.clock.now();
-            loop {
+            let mut refused = 0;
+            while refused < REOPEN_AFTER_REFUSALS
+                && self.shared.clock.now().since(last) < REOPEN_AFTER
+            {
                 match self.shared.jobs.wait(Some(REOPEN_AFTER)) {
-                    Woken::Item => self.refuse(),
+                    Woken::Item => refused += self.refuse(),
                     Woken::Closed => return false,
                     Woken::TimedOut => break,
-                }
-                if self.shared.clock.now().since(last) >= REOPEN_AFTER {
-                    break;
                 }
             }
         }

@@ -83,7 +83,8 @@ pub struct Limits {
     /// keeps its records in three eighths; with a store on a server they are for what waits for it
     /// and for the outcomes that it tells, by halves. A cache has a quarter of them, and so have
     /// outcomes that it tells. Up to a sixteenth of the rest is for what is
-    /// [observed](Handling::Observe). What is left is for bodies of more than 16 KiB of requests with keys and of their responses, as
+    /// [observed](Handling::Observe). What is left is for bodies of more than 16 KiB of requests
+    /// with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
     /// and its client told to ask again.

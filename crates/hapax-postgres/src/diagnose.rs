@@ -146,11 +146,15 @@ fn table(server: &Server) -> Finding {
 
 fn migrations(found: Option<i32>) -> Finding {
     let (text, severity, fix) = match found {
-        None => ("none".into(), Severity::Risk, "connect once, or run the migrations"),
+        None => (
+            "none".into(),
+            Severity::Risk,
+            "start a gateway, or run the migrations, as a user who may make tables",
+        ),
         Some(version) if version < VERSION => (
             format!("version {version} of {VERSION}"),
             Severity::Risk,
-            "connect once, or run the migrations",
+            "start a gateway, or run the migrations, as a user who may make tables",
         ),
         Some(version) if version > VERSION => (
             format!("version {version}, newer than {VERSION}"),

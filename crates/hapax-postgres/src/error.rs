@@ -34,7 +34,7 @@ pub enum ConnectError {
     /// The server acknowledges what a crash of it may undo, and nobody said that this is
     /// acceptable.
     #[error(
-        "{0}: a crash would make it forget what it acknowledged; no store may be there, unless it is told to accept that"
+        "{0}: a crash would make it forget what it acknowledged; no gateway starts there; switch it on"
     )]
     Forgetful(Forgetful),
     /// The tables are missing, or older than this build needs, and migrating was switched off.

@@ -59,9 +59,9 @@
 //! # The secret
 //! Processes that share the tables must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
-//! refused ([`ConnectError::OtherSecret`]), on every connection that is made. The secret that seals can be replaced
-//! ([`Options::key_ring`]), the one that names cannot; to begin with another, empty `hapax_secrets`
-//! and `hapax_cells`.
+//! refused ([`ConnectError::OtherSecret`]), on every connection that is made. The secret that seals
+//! can be replaced ([`Options::key_ring`]), the one that names cannot; to begin with another, empty
+//! `hapax_secrets` and `hapax_cells`.
 //!
 //! # The clock
 //! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends

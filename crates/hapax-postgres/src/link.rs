@@ -11,6 +11,7 @@
 //! 3. A transaction whose future is dropped leaves the connection in a state that nobody knows.
 //!    Whoever does that must not use the link again; dropping the link closes the connection.
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -36,6 +37,8 @@ pub(crate) struct Setup {
     /// How long an answer may take, however it turns out.
     pub(crate) answer: Duration,
     begin: String,
+    /// Everybody was found to use our secret.
+    pub(crate) agreed: AtomicBool,
 }
 
 /// A statement and its parameters.
@@ -64,7 +67,7 @@ impl Setup {
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref());
-        Self { options, statements, answer, begin }
+        Self { options, statements, answer, begin, agreed: AtomicBool::default() }
     }
 
     pub(crate) fn config(&self) -> &Config {

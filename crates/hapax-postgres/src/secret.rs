@@ -1,5 +1,7 @@
 //! Which secret keys are named by: the same for all who share the tables.
 
+use std::sync::atomic::Ordering;
+
 use hapax::{Key, Scope, Secret, StoreKey};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -30,10 +32,19 @@ pub(crate) async fn agree(
         "SELECT EXISTS (SELECT FROM {secrets} WHERE name = $1), EXISTS (SELECT FROM {secrets})"
     );
     match both(client, &known, &name).await? {
-        (true, _) => return Ok(true),
+        (true, _) => {
+            setup.agreed.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
         (false, true) => return Err(ConnectError::OtherSecret),
-        (false, false) if purpose == Purpose::Look => return Ok(false),
-        (false, false) => {}
+        (false, false) => {
+            if setup.agreed.swap(false, Ordering::Relaxed) {
+                tracing::error!("the tables were emptied: what was executed runs again");
+            }
+            if purpose == Purpose::Look {
+                return Ok(false);
+            }
+        }
     }
     // Under a lock: two that come first with different secrets must not both find nothing.
     let patience = setup.answer * 3 / 4;
@@ -53,7 +64,11 @@ pub(crate) async fn agree(
     // Nothing has failed in it: it commits, or says that it did not.
     client.batch_execute("SET LOCAL statement_timeout = 0").await.map_err(ConnectError::Query)?;
     client.batch_execute("COMMIT").await.map_err(ConnectError::Query)?;
-    if entered || found { Ok(true) } else { Err(ConnectError::OtherSecret) }
+    if entered || found {
+        setup.agreed.store(true, Ordering::Relaxed);
+        return Ok(true);
+    }
+    Err(ConnectError::OtherSecret)
 }
 
 async fn both(client: &Client, text: &str, name: &[u8]) -> Result<(bool, bool), ConnectError> {

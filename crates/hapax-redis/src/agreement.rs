@@ -26,13 +26,13 @@ impl Agreement {
     }
 
     /// Asked on every connection: another server may be behind it, or another process been first
-    /// after this one was emptied.
-    pub(crate) async fn check(&self, connection: &mut Connection) -> Result<(), ConnectError> {
+    /// after this one was emptied. Returns whether nothing was there until now.
+    pub(crate) async fn check(&self, connection: &mut Connection) -> Result<bool, ConnectError> {
         let make: &[u8] = if self.make { b"1" } else { b"0" };
         // By its text: it is asked once for each connection.
         let asked = self.script.by_text(&self.place, &[self.name.as_bytes(), make]);
         match connection.query(&asked).await {
-            Ok(Value::Int(1)) => Ok(()),
+            Ok(Value::Int(found @ (1 | 2))) => Ok(found == 2),
             // What is there is not ours to overwrite.
             Ok(_) => Err(ConnectError::OtherSecret),
             Err(error) if error.code() == Some("HAPAX") => Err(ConnectError::OtherSecret),

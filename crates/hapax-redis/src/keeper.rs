@@ -60,6 +60,11 @@ impl Keeper {
         Self { target, options, names, watches, agreement, made: Arc::default() }
     }
 
+    /// A cache agrees with nobody about a secret.
+    const fn whose(&self) -> &'static str {
+        if self.agreement.is_some() { "store's" } else { "cache's" }
+    }
+
     /// Connects, for the first time or again.
     pub(crate) async fn connect(&self, again: bool) -> Result<Wire, ConnectError> {
         let broken = Arc::<Broken>::default();
@@ -90,7 +95,12 @@ impl Keeper {
         })?;
         if let Some(agreement) = &self.agreement {
             let agreed = timeout(limit, agreement.check(connection)).await;
-            agreed.unwrap_or(Err(ConnectError::TimedOut(limit)))?;
+            let was_empty = agreed.unwrap_or(Err(ConnectError::TimedOut(limit)))?;
+            if was_empty && self.made.load(Ordering::Relaxed) > 0 {
+                tracing::error!(
+                    "the store's server has lost what it held: what was executed runs again"
+                );
+            }
         }
         Ok(vetted)
     }
@@ -138,9 +148,9 @@ impl Keeper {
                     Err(error) => {
                         let says = error.to_string();
                         if error.is_refusal() && says != said {
-                            tracing::error!(%error, "the store cannot be on its server any more");
+                            tracing::error!(%error, "it cannot be on its server any more");
                         } else if says != said {
-                            tracing::warn!(%error, "the store's server is out of reach");
+                            tracing::warn!(%error, "the {} server is out of reach", self.whose());
                         }
                         said = says;
                         state.send_replace(State::Down(Arc::new(error)));
@@ -149,7 +159,7 @@ impl Keeper {
                     }
                 }
             };
-            tracing::info!("connected to the store's server again");
+            tracing::info!("connected to the {} server again", self.whose());
             state.send_replace(State::Up(Arc::clone(&wire)));
         }
     }
@@ -265,8 +275,18 @@ impl Keeper {
         for keys in over.chunks(CHANNELS_AT_ONCE) {
             let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
             let mut connection = wire.connection();
-            if timeout(self.options.timeout, connection.unsubscribe(&channels)).await.is_err() {
-                return;
+            let unsubscribing = timeout(self.options.timeout, connection.unsubscribe(&channels));
+            match unsubscribing.await {
+                Ok(Ok(())) => {}
+                // Who still waits for other keys is to be heard again.
+                #[cfg(feature = "cluster")]
+                Ok(Err(error)) if crate::cluster::is_lost(&error) => wire.broken.deafen(),
+                Ok(Err(error)) => tracing::debug!(%error, "it stays subscribed to for nothing"),
+                Err(_) => {
+                    #[cfg(feature = "cluster")]
+                    wire.broken.deafen();
+                    return;
+                }
             }
             for key in keys {
                 subscribed.remove(key);

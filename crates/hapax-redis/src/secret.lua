@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  the name
 -- ARGV[1]  what it is to be
--- ARGV[2]  1 to leave it where there is none
+-- ARGV[2]  1 to leave it where there is none: then the answer is 2
 local name = redis.pcall('GET', KEYS[1])
 if type(name) == 'table' then
   return redis.error_reply('HAPAX ' .. name.err)
@@ -18,4 +18,4 @@ local done = redis.pcall('SET', KEYS[1], ARGV[1])
 if done.err then
   return redis.error_reply('NOTWRITTEN ' .. done.err)
 end
-return 1
+return 2

@@ -106,7 +106,10 @@ pub(super) struct Decided {
 
 impl Decided {
     pub(super) fn released(&self, forget: bool) -> String {
-        let although = although(&self.was);
+        let although = match self.was.state {
+            KeyState::Unknown => ", although it may have happened".to_owned(),
+            _ => although(&self.was),
+        };
         let until = if forget { "; where there is a cache, in a minute" } else { "" };
         format!("released{although}: the next request with this key executes{until}\n")
     }

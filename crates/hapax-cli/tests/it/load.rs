@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use crate::world::{Gateway, Upstream, receive};
 
 /// Without a cap, the bodies of each would be held at once.
-const CLIENTS: usize = if cfg!(debug_assertions) { 120 } else { 1_000 };
+const CLIENTS: usize = if cfg!(debug_assertions) { 60 } else { 1_000 };
 
 /// As little as is enough for so many.
 const MEMORY_MIB: usize = 32 + CLIENTS * 3 / 16 + 34;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::world::{Gateway, Upstream, ok, post, receive, run, send};
+use crate::world::{Gateway, Upstream, log_line, ok, post, receive, run, send};
 
 /// A gateway that does not start.
 const REFUSED: [&str; 7] =
@@ -75,6 +75,48 @@ mod redis {
     async fn operators_see_and_decide() {
         let server = RedisServer::start().await;
         blocking(server, |server| super::operators_see_and_decide(&*server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_that_takes_no_writes_shows() {
+        let server = Arc::new(RedisServer::start().await);
+        let memory = async |limit: &str| {
+            server.command(&format!("CONFIG SET maxmemory {limit}")).await;
+        };
+        let (upstream, folder, store) =
+            (Upstream::start(), tempfile::tempdir().unwrap(), server.store());
+        let gateway = Gateway::start(upstream.address, folder.path(), &["--store", &*store]);
+        assert_eq!(gateway.metric("hapax_store_writable"), 1);
+        memory("1").await;
+        let refused = post(gateway.address, "key", "x");
+        assert_eq!((refused.status, &*refused.code()), (503, "store-unavailable"));
+        // It answers all the same.
+        assert_eq!(gateway.metric("hapax_store_up"), 1);
+        assert_eq!(gateway.metric("hapax_store_writable"), 0);
+        let ready = gateway.admin("/readyz");
+        assert_eq!((ready.status, ready.body.contains("did not take")), (200, true), "{ready:?}");
+        memory("0").await;
+        let asked = send(gateway.address, "key", "x");
+        upstream.next().answer("201 Created", "done");
+        assert_eq!(receive(&asked).unwrap().status, 201);
+        assert_eq!(gateway.metric("hapax_store_writable"), 1);
+        assert_eq!(gateway.admin("/readyz").body, "ready\n");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_that_was_emptied_is_told_of() {
+        let server = RedisServer::start().await;
+        let (upstream, folder, store) =
+            (Upstream::start(), tempfile::tempdir().unwrap(), server.store());
+        let gateway = Gateway::logged(upstream.address, folder.path(), &["--store", &*store]);
+        server.command("FLUSHALL").await;
+        server.command("CLIENT KILL TYPE normal").await;
+        let soon = Instant::now() + Duration::from_secs(20);
+        while gateway.metric("hapax_store_connections_total") < 2 {
+            assert!(Instant::now() < soon, "it is not connected to again");
+        }
+        let lost = "the store's server has lost what it held: what was executed runs again";
+        assert_eq!(log_line(folder.path(), lost)["level"], "ERROR");
     }
 
     #[tokio::test(flavor = "multi_thread")]

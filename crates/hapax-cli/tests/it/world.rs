@@ -90,11 +90,16 @@ impl Gateway {
         Self { address: next(), admin: next(), child, _out: out }
     }
 
+    /// What operators get at `path`.
+    pub(crate) fn admin(&self, path: &str) -> Answer {
+        let mut stream = TcpStream::connect(self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        receive(&stream).unwrap()
+    }
+
     /// A count or gauge without labels.
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let mut stream = TcpStream::connect(self.admin).unwrap();
-        write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        let text = receive(&stream).unwrap().body;
+        let text = self.admin("/metrics").body;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
     }

@@ -95,6 +95,12 @@ impl Opening {
             }
         }
         if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
+            let opens = self.opens().await;
+            if self.secret_file.is_none() && opens.as_ref().is_some_and(|it| it.subject == "secret")
+            {
+                // There is one: to make another would be the wrong advice.
+                findings.retain(|finding| finding.subject != "secret");
+            }
             if url.is_in_the_clear() {
                 findings.push(Finding::new(
                     Severity::Risk,
@@ -103,7 +109,7 @@ impl Opening {
                     "use rediss://, or sslmode=require, unless the network is trusted",
                 ));
             }
-            findings.extend(self.opens().await);
+            findings.extend(opens);
         }
         if let Some(CacheUrl::Redis(url)) = &self.cache {
             let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
@@ -187,8 +193,15 @@ impl Opening {
             (Some(hapax_redis::ConnectError::OtherSecret), _)
             | (_, Some(hapax_postgres::ConnectError::OtherSecret)) => broken(
                 "secret",
-                "the store is used with another secret: no gateway starts with this one".into(),
-                "name the file that the others use; without one, where they have none",
+                match self.secret_file {
+                    Some(_) => {
+                        "the store is used with another secret, or with none: no gateway \
+                                starts with this one"
+                    }
+                    None => "the store is used with a secret: no gateway starts without it",
+                }
+                .into(),
+                "name the file that the others use by --secret-file, or none, where they have none",
             ),
             // Found already: what the server is, and that its tables are to be made.
             (Some(hapax_redis::ConnectError::Unfit(_)), _)
