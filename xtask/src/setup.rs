@@ -13,11 +13,11 @@ pub(crate) const COMMAND: Command = Command {
     help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, curl and kill. What is missing is
 installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
-their own, on ports of their own. Stripe's library for Python, and what it needs, in the
-versions of crates/hapax-gateway/tests/stripe/requirements.txt, comes from PyPI into a
-virtual environment in the target folder.
+their own, on ports of their own. Clients written by others, Stripe's and gRPC's
+for Python, in the versions of crates/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
+into a virtual environment in the target folder.
 
-  --skip NAME,…   do without: redis, postgres, stripe",
+  --skip NAME,…   do without: redis, postgres, pypi",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -30,7 +30,7 @@ virtual environment in the target folder.
 pub(crate) struct Skip(Vec<String>);
 
 impl Skip {
-    const NAMES: [&str; 3] = ["redis", "postgres", "stripe"];
+    const NAMES: [&str; 3] = ["redis", "postgres", "pypi"];
 
     pub(crate) fn parse(args: &mut Args) -> Result<Self, Failure> {
         let names: String = args.value("--skip")?.unwrap_or_default();
@@ -80,7 +80,7 @@ const NEEDS: [Need; 7] = [
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
     Need { what: "python3", package: "python3", is_there: || on_path("python3") },
-    Need { what: "stripe", package: "python3-venv", is_there: makes_environments },
+    Need { what: "pypi", package: "python3-venv", is_there: makes_environments },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },
@@ -89,7 +89,7 @@ const NEEDS: [Need; 7] = [
 /// Makes sure that everything but `skip` is there.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     packages(skip)?;
-    if skip.leaves_out("stripe") { Ok(()) } else { stripe_library() }
+    if skip.leaves_out("pypi") { Ok(()) } else { clients() }
 }
 
 /// What the system has to bring.
@@ -129,10 +129,10 @@ fn missing(skip: &Skip) -> Vec<&'static str> {
     wanted.filter(|need| !(need.is_there)()).map(|need| need.package).collect()
 }
 
-/// Stripe's library, where its test looks for it: unless what is there is what was asked for.
-fn stripe_library() -> Outcome {
-    let folder = target()?.join("stripe-python");
-    let wanted = root().join("crates/hapax-gateway/tests/stripe/requirements.txt");
+/// The clients from PyPI, where their tests look for them: unless what is there is what was asked for.
+fn clients() -> Outcome {
+    let folder = target()?.join("pypi");
+    let wanted = root().join("crates/hapax-gateway/tests/pypi/requirements.txt");
     let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
     let text = std::fs::read_to_string(&wanted).map_err(unreadable)?;
     // Written last: it says that all before it was done.
@@ -144,7 +144,7 @@ fn stripe_library() -> Outcome {
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
     Run::new(folder.join("bin/python")).args(install).args([&wanted]).show().map_err(
         |failure| {
-            Failure::new(format!("{failure}\nStripe's library: leave it out with --skip stripe"))
+            Failure::new(format!("{failure}\nclients from PyPI: leave them out with --skip pypi"))
         },
     )?;
     std::fs::write(&done, text)

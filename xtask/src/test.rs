@@ -15,7 +15,7 @@ pub(crate) const COMMAND: Command = Command {
 A server that is missing fails its tests, unless it is skipped by name. The last line
 says what ran, how much of it passed, and what was left out and why.
 
-  --skip NAME,…   do without: redis, postgres, stripe",
+  --skip NAME,…   do without: redis, postgres, pypi",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;

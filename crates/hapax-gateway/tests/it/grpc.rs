@@ -68,10 +68,10 @@ impl Decoder for Text {
 /// `shop.Charge/Make`: fails with the status that the message names, or numbers its answers; `wait`
 /// waits until it is let go.
 #[derive(Clone, Default)]
-struct Charge {
+pub(crate) struct Charge {
     runs: Arc<AtomicUsize>,
     begun: Arc<Notify>,
-    go: Arc<Notify>,
+    pub(crate) go: Arc<Notify>,
 }
 
 impl tower_service::Service<Request<String>> for Charge {
@@ -106,14 +106,14 @@ impl tower_service::Service<Request<String>> for Charge {
     }
 }
 
-struct Server {
-    address: SocketAddr,
-    charge: Charge,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) charge: Charge,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, charge) = (listener.local_addr().unwrap(), Charge::default());
         let served = charge.clone();
@@ -134,13 +134,13 @@ impl Server {
         Self { address, charge, task }
     }
 
-    fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         let mut config = config(format!("http://{}", self.address).parse().unwrap());
         config.transport.upstream_protocol = Protocol::Http2;
         config
     }
 
-    fn runs(&self) -> usize {
+    pub(crate) fn runs(&self) -> usize {
         self.charge.runs.load(Ordering::SeqCst)
     }
 }

@@ -21,13 +21,13 @@ use crate::two::Two;
 use crate::world::{Raw, Upstream, config, post, request, start, text};
 
 /// Somebody who signs, and a folder of what was signed.
-struct Authority {
+pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: TempDir,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         // Another name than those it signs, which would look as if they had signed themselves.
         params.distinguished_name.push(DnType::CommonName, "an authority");
@@ -38,7 +38,7 @@ impl Authority {
         Self { issuer, folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -50,7 +50,7 @@ impl Authority {
     }
 
     /// The same as files `NAME.pem` and `NAME.key`.
-    fn files(&self, name: &str) -> (PathBuf, PathBuf) {
+    pub(crate) fn files(&self, name: &str) -> (PathBuf, PathBuf) {
         let (certificate, key) = self.signed();
         let paths = (self.path(&format!("{name}.pem")), self.path(&format!("{name}.key")));
         std::fs::write(&paths.0, certificate).unwrap();
@@ -116,7 +116,11 @@ fn key_of(pem: &str) -> PrivateKeyDer<'static> {
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap()
 }
 
-fn listening(config: &mut Config, (certificate, key): (PathBuf, PathBuf), ca: Option<PathBuf>) {
+pub(crate) fn listening(
+    config: &mut Config,
+    (certificate, key): (PathBuf, PathBuf),
+    ca: Option<PathBuf>,
+) {
     config.transport.tls = Some(ListenTls { certificate, key, client_ca: ca });
 }
 

@@ -2,8 +2,6 @@
 //! API that is like theirs: one effect for each call, whichever replies are lost.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,6 +14,7 @@ use hapax_testkit::faults::{Proxy, ProxyRates};
 use http::{Method, Response};
 use http_body_util::channel::Channel;
 
+use super::python;
 use crate::world::{config, start};
 
 const CALLS: usize = 32;
@@ -90,12 +89,6 @@ fn broken_off() -> Response<Body> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_call_has_one_effect_though_replies_are_lost() {
-    let python = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("stripe-python/bin/python");
-    assert!(
-        python.exists(),
-        "Stripe's library is missing: `cargo xtask setup` installs it, `cargo xtask test --skip \
-         stripe` does without"
-    );
     let ledger = Arc::new(Mutex::new(Ledger::default()));
     let answering = Arc::clone(&ledger);
     let api = serve(handler(move |call: Call| {
@@ -112,10 +105,9 @@ async fn each_call_has_one_effect_though_replies_are_lost() {
     let lossy = Proxy::before(gateway.local_addr(), 7).await.unwrap();
     lossy.set(ProxyRates { lose_reply: 200, ..ProxyRates::all(0, Duration::ZERO) });
 
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stripe/pay.py");
     let url = format!("http://{}", lossy.address());
-    let mut paying = Command::new(python);
-    paying.args(["-I", script, &url, &CALLS.to_string()]).env_clear();
+    let mut paying = python("pay.py");
+    paying.args([&url, &CALLS.to_string()]);
     let ended = tokio::task::spawn_blocking(move || paying.output().unwrap()).await.unwrap();
     let (said, errors) =
         (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
