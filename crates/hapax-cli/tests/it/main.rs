@@ -16,6 +16,7 @@ mod keys;
 mod load;
 mod session;
 mod shared;
+mod tls;
 mod torture;
 mod wire;
 mod world;

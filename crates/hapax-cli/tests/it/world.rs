@@ -82,10 +82,9 @@ impl Gateway {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
-        let mut addresses = line
-            .trim()
-            .split([' ', ','])
-            .filter_map(|word| word.strip_prefix("http://")?.parse().ok());
+        let mut addresses = line.trim().split([' ', ',']).filter_map(|word| {
+            word.strip_prefix("http://").or(word.strip_prefix("https://"))?.parse().ok()
+        });
         let mut next = || addresses.next().unwrap_or_else(|| panic!("it said {line:?}"));
         Self { address: next(), admin: next(), child, _out: out }
     }

@@ -1,0 +1,73 @@
+//! TLS, as curl sees it.
+
+use std::path::Path;
+use std::process::Command;
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustix::process::Signal;
+
+use crate::world::{Gateway, Upstream, log_lines};
+
+/// A certificate of its own for 127.0.0.1, and its key: as text.
+fn certificate() -> (String, String) {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    (cert.pem(), signing_key.serialize_pem())
+}
+
+/// What curl prints who trusts `ca` alone: the status, and the version of HTTP; or how it failed.
+fn curl(gateway: &Gateway, ca: &Path) -> Result<String, i32> {
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--output", "/dev/null", "--write-out", "%{http_code} %{http_version}"]);
+    let url = format!("https://{}/orders", gateway.address);
+    let output =
+        curl.args(["--data", "x", "--header", "idempotency-key: k", "--cacert"]).arg(ca).arg(url);
+    let output = output.output().unwrap();
+    match output.status.code().unwrap() {
+        0 => Ok(String::from_utf8(output.stdout).unwrap()),
+        code => Err(code),
+    }
+}
+
+/// curl's exit code for a certificate of somebody else.
+const NOT_TRUSTED: i32 = 60;
+
+#[test]
+fn sighup_replaces_the_certificate_and_not_by_one_that_does_not_fit() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name);
+    let [old, new] = [("old.pem", certificate()), ("new.pem", certificate())].map(
+        |(name, (certificate, key))| {
+            std::fs::write(path(name), &certificate).unwrap();
+            (path(name), certificate, key)
+        },
+    );
+    let (own, key) = (path("own.pem"), path("own.key"));
+    std::fs::write(&own, &old.1).unwrap();
+    std::fs::write(&key, &old.2).unwrap();
+    let arguments = ["--tls-cert", own.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
+    let gateway = Gateway::logged(upstream.address, folder.path(), &arguments);
+    let wait_for = |message: &str, count: usize| {
+        while log_lines(folder.path(), message).len() < count {
+            std::thread::yield_now();
+        }
+    };
+    let answering = std::thread::spawn(move || upstream.next().answer("201 Created", "ordered"));
+    assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
+    answering.join().unwrap();
+    assert_eq!(curl(&gateway, &new.0), Err(NOT_TRUSTED));
+
+    // With another's key.
+    std::fs::write(&own, &new.1).unwrap();
+    gateway.signal(Signal::HUP);
+    wait_for("SIGHUP: certificates cannot be used, the ones before still hold", 1);
+    assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
+
+    std::fs::write(&key, &new.2).unwrap();
+    gateway.signal(Signal::HUP);
+    wait_for("SIGHUP: certificates were read again", 1);
+    assert_eq!(curl(&gateway, &new.0).unwrap(), "201 2");
+    assert_eq!(curl(&gateway, &old.0), Err(NOT_TRUSTED));
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+}
