@@ -81,7 +81,10 @@ impl Front {
                     None => answer(request).await,
                 }
             }
-            Err(ambiguous) => refuse(live.rest(), &link, manner, &away.unwrap_or(ambiguous)),
+            Err(ambiguous) => {
+                let refused = refuse(live.rest(), &link, manner, &away.unwrap_or(ambiguous));
+                with_cors(live.rest(), request, refused).await
+            }
         };
         if self.is_ending() {
             close(&mut response, &link);
@@ -95,15 +98,13 @@ impl Front {
         link: &Link,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let detail = "Too many requests are under way. Nothing was executed.";
+        let detail = "Too many requests are under way. This attempt executed nothing: ask again, with the same \
+                      key.";
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
         let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
         let refused = refuse(route, link, Manner::of(request.headers()), &problem);
-        match route.cors.as_ref().filter(|_| request.method() != Method::OPTIONS) {
-            Some(cors) => cors::answer(cors, request, |_| std::future::ready(refused)).await,
-            None => refused,
-        }
+        with_cors(route, request, refused).await
     }
 
     async fn serve(
@@ -206,13 +207,26 @@ fn refuse(route: &Route, link: &Link, manner: Manner, refused: &Problem) -> Resp
     response
 }
 
+/// A refusal as pages may read it; preflights are not answered by one.
+async fn with_cors(
+    route: &Route,
+    request: Request<Incoming>,
+    refused: Response<Body>,
+) -> Response<Body> {
+    match route.cors.as_ref().filter(|_| request.method() != Method::OPTIONS) {
+        Some(cors) => cors::answer(cors, request, |_| std::future::ready(refused)).await,
+        None => refused,
+    }
+}
+
 fn draining() -> Problem {
     Problem::new(Code::Draining, "This server is shutting down; another one may answer.")
         .retry_after(Duration::from_secs(1))
 }
 
 fn auth_unavailable() -> Problem {
-    let detail = "Whether this request is allowed cannot be told now. Nothing was executed.";
+    let detail = "Whether this request is allowed cannot be told now. This attempt executed nothing: ask \
+                  again, with the same key.";
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }
 

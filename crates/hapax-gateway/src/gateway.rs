@@ -285,7 +285,6 @@ fn run(
         tls: certificates.listener.clone(),
         streams: config.transport.streams,
         trusted: config.transport.trusted.clone(),
-        silence: config.policy.upstream_timeout,
         places: Arc::new(Semaphore::new(config.limits.connections)),
     });
     let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);

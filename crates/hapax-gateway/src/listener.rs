@@ -32,8 +32,6 @@ pub(crate) struct Door {
     /// Requests that an HTTP/2 connection may have open.
     pub(crate) streams: u32,
     pub(crate) trusted: Vec<Network>,
-    /// How long both ends of a connection that left HTTP may be silent.
-    pub(crate) silence: Duration,
     /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
     pub(crate) places: Arc<Semaphore>,
 }

@@ -93,6 +93,10 @@ type Question = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Dura
 impl Live {
     /// The route that a request falls under.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<&Arc<Route>, Problem> {
+        if self.table.resembles_protected(method) {
+            let detail = "The method is written in capitals.";
+            return Err(Problem::new(Code::MalformedRequest, detail));
+        }
         match self.table.find(path, method) {
             Ok(found) => Ok(found.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)),
             Err(_) => {

@@ -5,8 +5,9 @@
 //! 2. Where the readings fall under several routes, or some under none, the request is held to the
 //!    [strictest](Grip::holds): first the plain reading's, if no other is stricter. Which handler the
 //!    upstream runs cannot be told; that it runs under no laxer policy than its own can be.
-//! 3. Where none is the strictest (one needs a key, the other never executes twice), it is refused:
-//!    any choice would be the wrong one for somebody. Nobody sends such paths by mistake.
+//! 3. Where none is the strictest (one needs a key, the other never executes twice; or they disagree on
+//!    who the caller is), it is refused: any choice would be the wrong one for somebody. Nobody sends
+//!    such paths by mistake.
 //! 4. A path without readings could be any path. It is held to the strictest of all, or refused.
 //!
 //! What a route does with methods that it does not protect is no policy to evade. Without routes
@@ -16,10 +17,13 @@ mod path;
 mod tree;
 
 use hapax::OnUnknown;
-use hapax_http::server::{CompletionOutage, KeyRule, StoreOutage};
-use http::Method;
+use hapax_http::classify::Profile;
+use hapax_http::fingerprint::HttpScheme;
+use hapax_http::header::Grammar;
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use http::{Method, Uri};
 
-use crate::config::{ConfigError, Handling, PolicyConfig, RouteConfig};
+use crate::config::{Callers, ConfigError, Handling, PolicyConfig, RouteConfig};
 use tree::{Refused, Tree};
 
 /// The routes of a configuration, by their paths.
@@ -28,6 +32,9 @@ pub(crate) struct Table {
     tree: Tree<usize>,
     routes: Vec<Grip>,
     rest: Grip,
+    /// One for each policy that differs from the others, as far as a path without readings is
+    /// concerned: thousands of routes have few.
+    kinds: Vec<Option<usize>>,
 }
 
 /// It is not certain which policy the upstream's handler is under.
@@ -50,7 +57,31 @@ impl Table {
             added.map_err(|reason| route.error(index, ConfigError::RoutePath { reason }))?;
         }
         let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
-        Ok(Self { tree, routes: grips, rest: Grip::of(Handling::Protect, policy) })
+        let rest = Grip::of(Handling::Protect, policy);
+        let mut table = Self { tree, routes: grips, rest, kinds: vec![None] };
+        for index in 0..table.routes.len() {
+            let is_new = |grip: &Grip| table.kinds.iter().all(|kind| table.grip(*kind) != grip);
+            if table.routes.get(index).is_some_and(is_new) {
+                table.kinds.push(Some(index));
+            }
+        }
+        Ok(table)
+    }
+
+    /// Whether a method is one that is protected somewhere, but for the case of its letters. Methods
+    /// are case-sensitive (RFC 9110 9.1), yet many frameworks write them in capitals before they look:
+    /// there it would be executed as what it is not protected as.
+    pub(crate) fn resembles_protected(&self, method: &Method) -> bool {
+        let plain = |other: &Method| {
+            other != method && other.as_str().eq_ignore_ascii_case(method.as_str())
+        };
+        self.kinds.iter().any(|kind| self.grip(*kind).methods.iter().any(plain))
+    }
+
+    /// The index of the route that paths of this pattern fall under, as far as it is one: that of the
+    /// pattern itself, taken for a path.
+    pub(crate) fn find_pattern(&self, pattern: &str) -> Option<usize> {
+        self.tree.find(&pattern.to_ascii_lowercase())
     }
 
     /// The index of the route that a request falls under; `None` for none.
@@ -69,7 +100,7 @@ impl Table {
                 }
                 found
             }
-            None => std::iter::once(None).chain((0..self.routes.len()).map(Some)).collect(),
+            None => self.kinds.clone(),
         };
         let holds_all = |one: &&Option<usize>| {
             let grip = self.grip(**one);
@@ -84,7 +115,7 @@ impl Table {
 }
 
 /// As far as policies can be stricter than others.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Grip {
     /// Protected methods.
     methods: Vec<Method>,
@@ -93,6 +124,19 @@ struct Grip {
     closed: bool,
     withholds: bool,
     most_in_flight: u32,
+    of_record: OfRecord,
+}
+
+/// What none is stricter in: whose record a request has, and what counts as the same request and as
+/// its outcome. Under another caller's scope it would get that caller's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct OfRecord {
+    scope: Option<Callers>,
+    missing: Option<MissingScope>,
+    grammar: Grammar,
+    fingerprint: HttpScheme,
+    profile: Profile,
+    reconcile_url: Option<Uri>,
 }
 
 impl Grip {
@@ -105,6 +149,14 @@ impl Grip {
             closed: policy.store_outage == StoreOutage::Closed,
             withholds: policy.completion_outage == CompletionOutage::Withhold,
             most_in_flight: policy.max_in_flight_per_scope.map_or(u32::MAX, Into::into),
+            of_record: OfRecord {
+                scope: policy.scope.clone(),
+                missing: policy.scope_missing,
+                grammar: policy.grammar,
+                fingerprint: policy.fingerprint.clone(),
+                profile: policy.profile,
+                reconcile_url: policy.reconcile_url.clone(),
+            },
         }
     }
 
@@ -121,7 +173,8 @@ impl Grip {
                 && strict(self.on_unknown) >= strict(other.on_unknown)
                 && self.closed >= other.closed
                 && self.withholds >= other.withholds
-                && self.most_in_flight <= other.most_in_flight)
+                && self.most_in_flight <= other.most_in_flight
+                && self.of_record == other.of_record)
     }
 }
 
@@ -192,7 +245,7 @@ mod tests {
         }
     }
 
-    const SPELLINGS: [&str; 16] = [
+    const SPELLINGS: [&str; 19] = [
         "/payments",
         "/%70ayments",
         "/a/../payments",
@@ -209,6 +262,9 @@ mod tests {
         "/x/..;/payments",
         "/x//..//payments/.",
         "/open/%2e%2e/payments",
+        "/payments.json",
+        "/payments.",
+        "/payments%20",
     ];
 
     #[test]
@@ -263,6 +319,47 @@ mod tests {
         for path in ["/keyed/a%2Fb", "/keyed/a;b", "/keyed/100%25", "/keyed/a/../b"] {
             assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
         }
+    }
+
+    #[test]
+    fn none_is_stricter_where_the_caller_is_another() {
+        let of = |name: &'static str| PolicyConfig {
+            scope: Some(Callers::Headers(vec![http::HeaderName::from_static(name)])),
+            ..PolicyConfig::default()
+        };
+        let shared = PolicyConfig { scope: Some(Callers::Everyone), ..PolicyConfig::default() };
+        for policy in [of("x-a"), shared] {
+            let table = table(&policy, &[("/payments", of("x-merchant"))]);
+            for path in ["/payments", "/payments/", "/x/../payments/7"] {
+                assert!(table.find(path, &Method::GET).is_ok(), "{path}");
+            }
+            for path in ["/payments;v=1", "/payments.json", "/x%2f..%2fpayments", "/%zz"] {
+                assert_eq!(table.find(path, &Method::POST), Err(Ambiguous), "{path}");
+            }
+            assert_eq!(table.find("/payments", &Method::POST), Ok(Some(0)));
+        }
+    }
+
+    #[test]
+    fn methods_are_known_in_other_letters() {
+        let table = alike(&["/payments"]);
+        for (method, is_like_one) in
+            [("POST", false), ("post", true), ("Patch", true), ("get", false), ("POSTS", false)]
+        {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            assert_eq!(table.resembles_protected(&method), is_like_one, "{method}");
+        }
+    }
+
+    #[test]
+    fn a_path_without_readings_costs_as_much_as_there_are_policies() {
+        let routes: Vec<_> = (0..RouteConfig::MOST)
+            .map(|index| RouteConfig::new(format!("/{index}"), PolicyConfig::default()))
+            .chain([RouteConfig::new("/keyed", needs_key())])
+            .collect();
+        let table = Table::new(&PolicyConfig::default(), &routes).unwrap();
+        assert_eq!(table.kinds, [None, Some(RouteConfig::MOST)]);
+        assert_eq!(table.find("/%zz", &Method::POST), Ok(Some(RouteConfig::MOST)));
     }
 
     #[test]

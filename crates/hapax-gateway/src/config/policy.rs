@@ -186,7 +186,8 @@ impl PolicyConfig {
         }
     }
 
-    fn callers(&self, config: &Config) -> Result<(Callers, MissingScope), ConfigError> {
+    /// Who the caller is, and what a request without those headers gets.
+    pub(crate) fn callers(&self, config: &Config) -> Result<(Callers, MissingScope), ConfigError> {
         if let Some(auth) = config.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
             // They are in the request by then, from the answer.
             return Ok((Callers::Headers(auth.scope.clone()), MissingScope::Reject));

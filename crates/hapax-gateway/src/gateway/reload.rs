@@ -10,14 +10,17 @@
 //! counts. A change of scope is not: under another scope a key is another key, and the retry of what
 //! was executed executes. It is allowed, because there is no other way to change it, and warned of.
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_http::server::StoreOutage;
+use http::Method;
 
-use crate::config::{Config, ConfigError, Handling, PolicyConfig};
+use crate::config::{Callers, Config, ConfigError, Handling, PolicyConfig};
 use crate::live::{Current, Lasting};
 use crate::memory::LargestBodies;
+use crate::routes::Table;
 
 /// Why a configuration does not hold now. What held before holds on.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -119,24 +122,59 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
 
 /// Warns of changes under which the retry of what was executed may execute again.
 fn compare(before: &Config, after: &Config) {
-    let scopes = |config: &Config| {
-        let auth = config.auth.as_ref().map(|auth| auth.scope.clone()).unwrap_or_default();
-        (config.policy.scope.clone(), auth)
-    };
-    if scopes(before) != scopes(after) {
-        tracing::warn!("the scope has changed: keys used before are new keys now");
-    }
-    for route in &before.routes {
-        let now = after.routes.iter().find(|it| it.path == route.path);
-        let (handling, policy) =
-            now.map_or((Handling::Protect, &after.policy), |now| (now.handling, &now.policy));
-        let path = &route.path;
-        if handling != Handling::Protect && route.handling == Handling::Protect {
-            tracing::warn!(path, "requests of this route are no longer protected");
-        } else if policy.scope != route.policy.scope {
-            tracing::warn!(path, "the scope has changed: keys used before are new keys now");
+    let Changed { open, anew } = Changed::of(before, after);
+    for (paths, what) in [
+        (open, "requests are no longer protected"),
+        (anew, "the scope has changed: keys used before are new keys now"),
+    ] {
+        if let Some(first) = paths.first() {
+            tracing::warn!(path = first, and_others = paths.len() - 1, "{what}");
         }
     }
+}
+
+/// Paths for which something else holds than before.
+#[derive(PartialEq, Eq, Default, Debug)]
+struct Changed<'a> {
+    /// Where some method was protected, and is not any more.
+    open: BTreeSet<&'a str>,
+    /// Where callers were told apart by something else.
+    anew: BTreeSet<&'a str>,
+}
+
+impl<'a> Changed<'a> {
+    /// Of each path that either configuration names, and of all others.
+    fn of(before: &'a Config, after: &'a Config) -> Self {
+        let table = |config: &Config| Table::new(&config.policy, &config.routes);
+        // Both hold, or held: their routes are in order.
+        let (Ok(was), Ok(is)) = (table(before), table(after)) else { return Self::default() };
+        let named =
+            before.routes.iter().chain(&after.routes).map(|route| Some(route.path.as_str()));
+        let (mut open, mut anew) = (BTreeSet::new(), BTreeSet::new());
+        for path in std::iter::once(None).chain(named) {
+            let (was, is) = (held(before, &was, path), held(after, &is, path));
+            let protects = |held: &(Handling, &PolicyConfig), method: &Method| {
+                held.0 == Handling::Protect && held.1.methods.contains(method)
+            };
+            if was.1.methods.iter().any(|it| protects(&was, it) && !protects(&is, it)) {
+                open.insert(path.unwrap_or("(any other)"));
+            } else if was.0 == Handling::Protect && callers(before, was.1) != callers(after, is.1) {
+                anew.insert(path.unwrap_or("(any other)"));
+            }
+        }
+        Self { open, anew }
+    }
+}
+
+/// What holds for paths like this; `None` for those without a route.
+fn held<'a>(config: &'a Config, table: &Table, path: Option<&str>) -> (Handling, &'a PolicyConfig) {
+    let route = path.and_then(|path| config.routes.get(table.find_pattern(path)?));
+    route.map_or((Handling::Protect, &config.policy), |route| (route.handling, &route.policy))
+}
+
+/// Who counts as the caller, whether that was said or is the default.
+fn callers(config: &Config, policy: &PolicyConfig) -> Option<Callers> {
+    policy.callers(config).ok().map(|(callers, _)| callers)
 }
 
 /// Warns of what holds and may surprise.
@@ -153,6 +191,69 @@ pub(super) fn warn(config: &Config) {
             Handling::Observe => {
                 tracing::warn!(path, "requests of this route are observed, not protected");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+    use crate::config::RouteConfig;
+
+    fn config(policy: PolicyConfig, routes: &[(&str, PolicyConfig)]) -> Config {
+        let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        config.routes =
+            routes.iter().map(|(path, policy)| RouteConfig::new(*path, policy.clone())).collect();
+        Config { policy, ..config }
+    }
+
+    fn of(name: &'static str) -> PolicyConfig {
+        let names = vec![HeaderName::from_static(name)];
+        PolicyConfig { scope: Some(Callers::Headers(names)), ..PolicyConfig::default() }
+    }
+
+    #[test]
+    fn a_new_scope_is_noticed_wherever_it_comes_from() {
+        let (all, user) = (of("authorization"), of("x-user"));
+        let plain = config(all.clone(), &[]);
+        let own = config(all.clone(), &[("/p", user.clone())]);
+        let wide = config(all.clone(), &[("/p", all.clone()), ("/{*rest}", user.clone())]);
+        let widest = config(all.clone(), &[("/{*rest}", user.clone())]);
+        for (before, after, anew) in [
+            (&plain, &own, &["/p"][..]),
+            (&own, &plain, &["/p"]),
+            (&wide, &widest, &["/p"]),
+            (&own, &widest, &["/{*rest}"]),
+            (&plain, &config(user, &[]), &["(any other)"]),
+            // What is said now and was the default.
+            (&config(PolicyConfig::default(), &[]), &plain, &[]),
+            (&own, &own, &[]),
+        ] {
+            let changed = Changed::of(before, after);
+            assert!(changed.open.is_empty());
+            assert_eq!(changed.anew.into_iter().collect::<Vec<_>>(), anew);
+        }
+    }
+
+    #[test]
+    fn what_is_no_longer_protected_is_noticed() {
+        let policy = PolicyConfig::default();
+        let patch = PolicyConfig { methods: vec![Method::PATCH], ..policy.clone() };
+        let all = config(policy.clone(), &[("/p", policy.clone())]);
+        let mut passes = all.clone();
+        passes.routes[0].handling = Handling::Pass;
+        for (before, after, open) in [
+            (&all, &config(policy.clone(), &[("/p", patch.clone())]), &["/p"][..]),
+            (&all, &passes, &["/p"]),
+            (&passes, &all, &[]),
+            (&all, &config(patch.clone(), &[("/p", policy.clone())]), &["(any other)"]),
+            (&config(patch, &[]), &all, &[]),
+        ] {
+            let changed = Changed::of(before, after);
+            assert!(changed.anew.is_empty());
+            assert_eq!(changed.open.into_iter().collect::<Vec<_>>(), open);
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
         let (Ok(()), Some(withheld)) = (ended, withheld) else { return Ok(()) };
         let read = [&parts.read_buf[..], &withheld[..]].concat();
         return tokio::select! {
-            passed = tunnel::run(io, &read, tunnel, door.silence) => passed,
+            passed = tunnel::run(io, &read, tunnel) => passed,
             () = work.reached(Phase::Closing) => Ok(()),
         };
     }

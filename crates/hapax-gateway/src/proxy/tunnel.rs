@@ -3,7 +3,6 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use hapax_http::server::Execution;
 use http::Response;
@@ -58,17 +57,12 @@ pub(super) fn ask(headers: &mut HeaderMap, protocol: &HeaderValue) {
 }
 
 /// Passes bytes on in both directions until both sides have ended, one fails, or neither says anything
-/// for `silence`. `read`: what the client said already.
-pub(crate) async fn run<S>(
-    client: S,
-    read: &[u8],
-    tunnel: Tunnel,
-    silence: Duration,
-) -> io::Result<()>
+/// for as long as it may be silent. `read`: what the client said already.
+pub(crate) async fn run<S>(client: S, read: &[u8], tunnel: Tunnel) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Tunnel { io, _place } = tunnel;
+    let Tunnel { io, silence, _place } = tunnel;
     let mut client = Metered::new(client, false);
     let mut upstream = Metered::new(TokioIo::new(io), false);
     let meters = [client.meter(), upstream.meter()];

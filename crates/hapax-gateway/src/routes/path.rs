@@ -8,8 +8,9 @@
 //!    segments and a slash at its end. An encoded slash is part of its segment.
 //! 2. Others, of servers that read something more into it: that decode twice, take `%2F` or a
 //!    backslash for a slash, cut off `;parameters`, take an encoded `?` or `#` for the end of the
-//!    path, merge slashes before they resolve dot segments and not after, or leave dot segments as
-//!    they are. In any combination, as far as the path gives occasion to.
+//!    path, merge slashes before they resolve dot segments and not after, leave dot segments as they
+//!    are, drop dots and spaces at a segment's end, or take what follows the last dot for the wanted
+//!    format of an answer (`/payments.json`). In any combination, as far as the path gives occasion to.
 //!
 //! A path without occasion, as nearly all are, has one reading. What decodes to control characters
 //! or to no UTF-8, is no percent-encoding (`%zz`), is encoded more than [`DEPTH`] times over, or is
@@ -60,7 +61,7 @@ pub(super) fn readings(path: &str) -> Option<Vec<String>> {
 
 /// What a server may do beyond the plain.
 #[derive(Clone, Copy)]
-struct Odd(u8);
+struct Odd(u16);
 
 impl Odd {
     /// It decodes until nothing is encoded.
@@ -77,7 +78,11 @@ impl Odd {
     const MERGE: Self = Self(32);
     /// Dot segments are segments like others.
     const DOTS: Self = Self(64);
-    const ALL: [Self; 7] = [
+    /// Dots and spaces at the end of a segment are not there.
+    const TAIL: Self = Self(128);
+    /// What follows the last dot of the last segment is no part of its name.
+    const FORMAT: Self = Self(256);
+    const ALL: [Self; 9] = [
         Self::TWICE,
         Self::SLASH,
         Self::BACKSLASH,
@@ -85,6 +90,8 @@ impl Odd {
         Self::END,
         Self::MERGE,
         Self::DOTS,
+        Self::TAIL,
+        Self::FORMAT,
     ];
 
     const fn contains(self, other: Self) -> bool {
@@ -100,12 +107,21 @@ impl Odd {
         add(Self::BACKSLASH, twice.contains('\\'));
         add(Self::PARAMETERS, twice.contains(';'));
         add(Self::END, twice.contains(['?', '#']));
-        // Other occasions may be what makes a dot segment of one.
-        let dots = once.split(['/', SLASH, '\\']).chain(twice.split(['/', SLASH, '\\']));
-        let dots = dots.flat_map(|segment| [segment, before(segment, &[';', '?', '#'])]);
-        let dots = dots.into_iter().any(|segment| matches!(segment, "." | ".."));
+        // Other occasions may be what makes a segment of one.
+        let segments = once.split(['/', SLASH, '\\']).chain(twice.split(['/', SLASH, '\\']));
+        let segments = segments.flat_map(|segment| [segment, before(segment, &[';', '?', '#'])]);
+        let segments: Vec<&str> = segments.collect();
+        let dots = segments.iter().any(|segment| matches!(segment.trim_end(), "." | ".."));
         add(Self::DOTS, dots);
         add(Self::MERGE, dots);
+        add(Self::TAIL, segments.iter().any(|segment| segment.ends_with(['.', ' '])));
+        // Which segment is the last may be another question.
+        let last = |text: &str| text.trim_end_matches('/').rsplit('/').next().map(str::to_owned);
+        let last = [last(once), last(twice)].into_iter().flatten().any(|it| it.contains('.'));
+        let is_odd = odd != 0;
+        if last || (is_odd && twice.contains('.')) {
+            odd |= Self::FORMAT.0;
+        }
         Self(odd)
     }
 }
@@ -159,6 +175,7 @@ fn read(text: &str, odd: Odd) -> String {
     let mut kept: Vec<&str> = Vec::new();
     for segment in text.split(separates).skip(1) {
         let segment = if odd.contains(Odd::PARAMETERS) { before(segment, &[';']) } else { segment };
+        let segment = if odd.contains(Odd::TAIL) { without_tail(segment) } else { segment };
         match segment {
             "" if odd.contains(Odd::MERGE) => {}
             "." if !odd.contains(Odd::DOTS) => {}
@@ -169,6 +186,10 @@ fn read(text: &str, odd: Odd) -> String {
         }
     }
     kept.retain(|segment| !segment.is_empty());
+    if let Some(last) = kept.last_mut().filter(|_| odd.contains(Odd::FORMAT)) {
+        let name = last.rsplit_once('.').map(|(name, _)| name);
+        *last = name.filter(|name| !name.is_empty()).unwrap_or(last);
+    }
     let mut reading = String::with_capacity(text.len());
     for segment in kept {
         reading.push('/');
@@ -179,6 +200,14 @@ fn read(text: &str, odd: Odd) -> String {
     }
     reading.make_ascii_lowercase();
     reading
+}
+
+/// Of a segment of nothing else, the dots stay.
+fn without_tail(segment: &str) -> &str {
+    match segment.trim_end_matches(['.', ' ']) {
+        "" => segment.trim_end_matches(' '),
+        name => name,
+    }
 }
 
 fn before<'a>(text: &'a str, ends: &[char]) -> &'a str {
@@ -257,6 +286,16 @@ mod tests {
             ("/a//../payments", "/payments"),
             ("/a/../payments", "/a/../payments"),
             ("/a%252f..%252Fpayments", "/payments"),
+            ("/payments.json", "/payments"),
+            ("/payments.", "/payments"),
+            ("/payments%20", "/payments"),
+            ("/payments.%20.", "/payments"),
+            ("/payments.json;v=1", "/payments"),
+            ("/payments.json/x/..", "/payments"),
+            ("/v1./payments", "/v1/payments"),
+            ("/x/..%20/payments", "/payments"),
+            ("/a.b.json", "/a.b"),
+            ("/.well-known", "/.well-known"),
         ] {
             let found = readings(path).unwrap();
             assert!(found.iter().any(|it| it == reading), "{path}: {found:?}");
@@ -272,12 +311,12 @@ mod tests {
                 prop_assert!(reading == "/" || !reading.ends_with('/'));
                 prop_assert!(!reading.chars().any(|char| char.is_ascii_uppercase()));
             }
-            prop_assert!(readings(&path).is_none_or(|found| found.len() <= 128));
+            prop_assert!(readings(&path).is_none_or(|found| found.len() <= 512));
         }
 
         /// What a path gives no occasion to changes nothing.
         #[test]
-        fn no_occasion_is_missed(path in "/[a.%;?#\\\\/25cef]{0,24}", bits in 0_u8..128) {
+        fn no_occasion_is_missed(path in "/[a.%;?#\\\\/025cef]{0,24}", bits in 0_u16..512) {
             if let (Some(found), Some(once)) = (readings(&path), decode(&path)) {
                 let odd = Odd(bits);
                 let twice = settle(&once).unwrap();

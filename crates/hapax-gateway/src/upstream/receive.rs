@@ -38,7 +38,7 @@ pub(super) async fn receive(
         // The wire stays until its driver has given the connection up.
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| Failure::Broken(error.into()))?;
-        let tunnel = Tunnel { io, _place: place };
+        let tunnel = Tunnel { io, silence: *timeout, _place: place };
         let mut response = response.map(|_| Body::empty());
         response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
         return Ok(response);
@@ -60,6 +60,8 @@ pub(super) async fn receive(
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) io: Upgraded,
+    /// The longest, of both sides at once.
+    pub(crate) silence: Duration,
     pub(crate) _place: OwnedSemaphorePermit,
 }
 

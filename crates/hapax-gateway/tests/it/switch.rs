@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hapax_gateway::RouteConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -116,7 +117,11 @@ async fn a_refused_upgrade_is_an_answer_like_any_other() {
 async fn silence_ends_a_connection_that_left_http() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let mut config = config(url);
-    config.policy.upstream_timeout = Duration::from_millis(300);
+    // That of its route.
+    let mut short = config.policy.clone();
+    short.upstream_timeout = Duration::from_millis(300);
+    config.routes = vec![RouteConfig::new("/{*rest}", short)];
+    config.policy.upstream_timeout = PATIENCE * 2;
     let gateway = start(config).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
     client.send(ASKING).await;
