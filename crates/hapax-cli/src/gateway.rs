@@ -2,11 +2,13 @@
 
 mod args;
 mod build;
+mod effect;
 mod fields;
 mod file;
 mod fingerprint;
 mod limits;
 mod load;
+mod methods;
 mod transport;
 mod values;
 

@@ -191,7 +191,7 @@ mod tests {
             ("[gateway]\n\n\nlsten = \"a\"", 4, "unknown field `lsten` in [gateway]"),
             ("[gateway]\nlease = \"1s\"", 2, "unknown field `lease` in [gateway]"),
             ("[policy]\nlease = \"30\"", 2, "expected a whole number and ms, s, m, h or d"),
-            ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: not a method"),
+            ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: expected methods in upper case"),
             ("[policy]\nmethods = 7", 2, "expected an array of strings"),
             ("[policy]\non_unknown = \"x\"", 2, "unknown variant `x`"),
             ("[policy]\nkey = \"required\"\nkey = \"optional\"", 3, "duplicate key"),
