@@ -205,6 +205,12 @@ async fn a_reload_is_for_new_requests_and_whole() {
         "--listen, --store, --max-connections, --max-response-body (above the largest at the \
          start) cannot change without a restart"
     );
+    let mut restart = next.clone();
+    restart.transport.streams += 1;
+    restart.transport.upstream_tls.client = Some(("own.pem".into(), "own.key".into()));
+    let error = gateway.reload(restart).unwrap_err().to_string();
+    let named = "--max-streams, --upstream-cert, --upstream-key cannot change without a restart";
+    assert_eq!(error, named);
     assert_eq!(post_with(address, "/", &[], "x").await.code(), "missing-key");
     gateway.shutdown().await;
 }
