@@ -1,8 +1,13 @@
 //! Flags over the environment over the file over the defaults.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
-use hapax_gateway::{Config, ConfigError, ReloadError};
+use hapax_gateway::{
+    CacheUrl, Config, ConfigError, ReloadError, StartError, StoreOpenError, StoreUrl,
+    StoreUrlError, TlsError, Transport, UpstreamTls, Written,
+};
 use serde::Serialize;
 use toml::Table;
 
@@ -36,17 +41,7 @@ impl GatewayArgs {
     ///
     /// Every way in which it cannot be is one line that says where.
     pub(super) fn load(&self) -> Result<Loaded, Failure> {
-        let file = match &self.config {
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = File::read(path).map_err(|wrong| {
-                    let line = wrong.line.map_or(String::new(), |line| format!(":{line}"));
-                    Failure::usage(format!("{name}{line}: {}", wrong.what))
-                })?;
-                Some((name, file))
-            }
-            None => None,
-        };
+        let file = self.config.as_deref().map(read).transpose()?;
         let (of_file, policy, routes) = match &file {
             Some((_, file)) => (file.gateway.clone(), file.policy.clone(), file.routes.clone()),
             None => Default::default(),
@@ -56,6 +51,7 @@ impl GatewayArgs {
         let policy = self.policy.clone().or(policy);
         let log_format = gateway.log_format.unwrap_or(LogFormat::Text);
         let log_level = gateway.log_level.clone().unwrap_or_else(|| "info".into());
+        crate::logging::filter(&log_level).map_err(|what| said.failure(&Reason::Said(what)))?;
         let config = config(gateway, &policy, routes).map_err(|error| said.failure(&error))?;
         config.check().map_err(|error| said.failure(&error.into()))?;
         Ok(Loaded { config, log_format, log_level, said })
@@ -65,13 +61,62 @@ impl GatewayArgs {
 impl Loaded {
     /// Why a gateway does not take it, and where that was said.
     pub(super) fn refused(&self, error: &ReloadError) -> Failure {
-        match error {
-            ReloadError::Config(error) => self.said.failure(&error.clone().into()),
-            other => Failure::usage(match &self.said.file {
-                Some((name, _)) => format!("{name}: {other}"),
-                None => other.to_string(),
-            }),
+        let reason = match error {
+            ReloadError::Config(error) => error.clone().into(),
+            other => Reason::Said(other.to_string()),
+        };
+        let failure = self.said.failure(&reason);
+        match (&self.said.file, error) {
+            // What a restart is needed for may be that it is said no more.
+            (Some((name, _)), ReloadError::Restart(_)) if self.said.line_of(&reason).is_none() => {
+                Failure::usage(format!("{name}: {failure}"))
+            }
+            _ => failure,
         }
+    }
+
+    /// Why no gateway can be started with it. Configuration is 64; what is needed and cannot be had
+    /// is 69.
+    pub(super) fn failed(&self, error: &StartError) -> Failure {
+        let (flag, what) = match error {
+            StartError::Config(error) => return self.said.failure(&error.clone().into()),
+            StartError::Tls(error) => (self.flag_of(error), error.to_string()),
+            StartError::Store(error @ StoreOpenError::Url { url, .. }) => {
+                let of_store = *url == self.config.store.to_string();
+                (Some(if of_store { "--store" } else { "--cache" }), error.to_string())
+            }
+            // It begins with its flag.
+            StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
+            other => return Failure::unavailable(other),
+        };
+        let what = flag.map_or(what.clone(), |flag| format!("{flag}: {what}"));
+        self.said.failure(&Reason::Said(what))
+    }
+
+    /// Which setting names the file that certificates cannot be had from.
+    fn flag_of(&self, error: &TlsError) -> Option<&'static str> {
+        let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
+            return None;
+        };
+        let Transport { tls, upstream_tls: UpstreamTls { ca, client }, .. } =
+            &self.config.transport;
+        let tls = tls.as_ref();
+        [
+            ("--tls-cert", tls.map(|tls| &tls.certificate)),
+            ("--tls-key", tls.map(|tls| &tls.key)),
+            ("--tls-client-ca", tls.and_then(|tls| tls.client_ca.as_ref())),
+            ("--upstream-ca", ca.as_ref()),
+            ("--upstream-cert", client.as_ref().map(|(certificate, _)| certificate)),
+            ("--upstream-key", client.as_ref().map(|(_, key)| key)),
+        ]
+        .into_iter()
+        .find_map(|(flag, named)| (named == Some(path)).then_some(flag))
+    }
+
+    /// What may surprise, a line each.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let of_file = self.said.file.as_ref().and_then(|(name, file)| file.warning(name));
+        of_file.into_iter().collect()
     }
 
     /// All that holds, as a file, without what is secret.
@@ -102,6 +147,48 @@ impl Loaded {
             text.push_str(&section("[[route]]", &all)?);
         }
         Ok(text)
+    }
+}
+
+/// The file at `path`, and how it is called.
+fn read(path: &Path) -> Result<(String, File), Failure> {
+    let name = path.display().to_string();
+    let file = File::read(path).map_err(|wrong| {
+        let line = wrong.line.map_or(String::new(), |line| format!(":{line}"));
+        Failure::usage(format!("{name}{line}: {}", wrong.what))
+    })?;
+    Ok((name, file))
+}
+
+/// What a gateway's file says to whoever looks into its store.
+#[derive(Debug, Default)]
+pub(crate) struct OfFile {
+    pub(crate) store: Option<StoreUrl>,
+    pub(crate) cache: Option<CacheUrl>,
+    pub(crate) secret_file: Option<PathBuf>,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) admin_token: Option<String>,
+}
+
+impl OfFile {
+    /// Of the file at `path`; nothing where there is none.
+    pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
+        let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
+        let failed = |field: &str, error: StoreUrlError| {
+            let line = file.line(Section::Gateway, field).unwrap_or_default();
+            Failure::usage(format!("{name}:{line}: --{field}: {error}"))
+        };
+        let GatewayFields { store, cache, secret_file, admin, admin_token, .. } =
+            file.gateway.clone();
+        let store = store.map(Written::read).transpose();
+        let cache = cache.map(Written::read).transpose();
+        Ok(Self {
+            store: store.map_err(|error| failed("store", error))?,
+            cache: cache.map_err(|error| failed("cache", error))?,
+            secret_file,
+            admin: admin.and_then(|admin| admin.0),
+            admin_token: admin_token.map(|token| token.0),
+        })
     }
 }
 
@@ -141,21 +228,25 @@ fn config(
 impl Said {
     /// One line: the file and its line, where it was said there.
     fn failure(&self, reason: &Reason) -> Failure {
+        let (Reason::Said(what) | Reason::Route(_, what)) = reason;
+        Failure::usage(match (&self.file, self.line_of(reason)) {
+            (Some((name, _)), Some(line)) => format!("{name}:{line}: {what}"),
+            _ => what.clone(),
+        })
+    }
+
+    fn line_of(&self, reason: &Reason) -> Option<usize> {
         let (route, what) = match reason {
             Reason::Said(what) => (None, what),
             Reason::Route(index, what) => (Some(*index), what),
         };
-        let Some((name, file)) = &self.file else { return Failure::usage(what) };
+        let (_, file) = self.file.as_ref()?;
         // Errors name what is wrong as a flag; the first that the file says is the place.
         let flags = what.split(|char: char| !(char.is_ascii_lowercase() || char == '-'));
         let fields =
             flags.filter_map(|word| word.strip_prefix("--")).map(|it| it.replace('-', "_"));
         let line = fields.into_iter().find_map(|field| self.line(file, route, &field));
-        let line = line.or_else(|| file.line(Section::Route(route?), "path"));
-        Failure::usage(match line {
-            Some(line) => format!("{name}:{line}: {what}"),
-            None => what.clone(),
-        })
+        line.or_else(|| file.line(Section::Route(route?), "path"))
     }
 
     fn line(&self, file: &File, route: Option<usize>, field: &str) -> Option<usize> {
