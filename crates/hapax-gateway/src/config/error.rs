@@ -79,6 +79,8 @@ pub enum ConfigError {
         "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
     )]
     CorsMethod,
+    #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
+    NobodySecure(&'static str),
     #[error("--cors-origins names no origin")]
     NoOrigins,
     #[error(

@@ -227,6 +227,11 @@ const UPSTREAM: &str = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
 fn what_can_have_no_effect_is_refused() {
     for (rest, says) in [
         ("auth_timeout = \"1s\"", "f.toml:3: --auth-timeout needs --auth-url"),
+        ("upstream_ca = \"ca.pem\"", "f.toml:3: --upstream-ca needs a URL that begins with https"),
+        (
+            "\nupstream_key = \"a\"\nupstream_cert = \"b\"",
+            "f.toml:5: --upstream-cert needs a URL that begins with https",
+        ),
         ("[policy]\nwait_for = \"1s\"", "f.toml:4: --wait-for needs --in-flight wait"),
         (
             "[policy]\nwait_for = \"1s\"\n[[route]]\npath = \"/\"\nin_flight = \"wait\"\nwait_for = \"2s\"",
