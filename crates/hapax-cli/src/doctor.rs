@@ -8,6 +8,7 @@ use clap::Args;
 use hapax_gateway::{CacheUrl, Opening, Severity, StoreUrl, Written};
 
 use crate::exit::{Failure, of};
+use crate::gateway::OfFile;
 
 /// Look for what would silently break a store's promise
 ///
@@ -17,32 +18,34 @@ use crate::exit::{Failure, of};
 Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
 store cannot be reached.")]
 pub(crate) struct DoctorArgs {
-    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
-    #[arg(
-        long,
-        env = "HAPAX_STORE",
-        value_name = "URL",
-        default_value = "file:./hapax.db",
-        hide_env_values = true
-    )]
-    store: Written<StoreUrl>,
+    /// The gateway's file: for what is not said here
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
+    /// file:./hapax.db]
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    store: Option<Written<StoreUrl>>,
     /// The cache in front of it
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
     cache: Option<Written<CacheUrl>>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
-    /// One JSON array, for programs
+    /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
+    let store = args.store.map(Written::read).transpose().map_err(of("--store"))?;
+    let cache = args.cache.map(Written::read).transpose().map_err(of("--cache"))?;
+    let file = OfFile::read(args.config.as_deref())?;
+    let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
     let opening = Opening {
-        cache: args.cache.map(Written::read).transpose().map_err(of("--cache"))?,
-        secret_file: args.secret_file,
+        cache: cache.or(file.cache),
+        secret_file: args.secret_file.or(file.secret_file),
         make: false,
-        ..Opening::new(args.store.read().map_err(of("--store"))?)
+        ..Opening::new(store)
     };
     let findings = opening.diagnose().await.map_err(Failure::unavailable)?;
     let text = if args.json {

@@ -2,20 +2,24 @@
 
 mod args;
 mod build;
+mod effect;
+mod environment;
 mod fields;
 mod file;
 mod fingerprint;
 mod limits;
 mod load;
+mod methods;
 mod transport;
 mod values;
 
 use std::io::Write;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Config, Gateway, ReloadError, StartError, StoreOpenError};
+use hapax_gateway::{Config, Gateway, ReadCertificates, ReloadError};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
@@ -23,6 +27,8 @@ use tokio::time::Instant;
 use crate::exit::Failure;
 use crate::logging::{self, LogFormat};
 pub(crate) use args::GatewayArgs;
+use load::Loaded;
+pub(crate) use load::OfFile;
 
 /// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
 /// means it a second time says it later, or once more.
@@ -31,18 +37,28 @@ const ONE_SIGNAL: Duration = Duration::from_secs(1);
 /// Runs a gateway until it is told to end.
 pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let loaded = args.load()?;
+    // One that is no text is no name of ours, or its value is refused.
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let mut warnings = environment::unknown(variables);
+    warnings.extend(loaded.warnings());
     if args.check {
+        Gateway::check(&loaded.config).await.map_err(|error| loaded.failed(&error))?;
         let shown = loaded.shown()?;
+        for warning in warnings {
+            eprintln!("hapax: warning: {warning}");
+        }
         // Whoever asked may not want to know.
         let _ = std::io::stdout().write_all(shown.as_bytes());
         return Ok(ExitCode::SUCCESS);
     }
     logging::start(loaded.log_format, &loaded.log_level)?;
+    warn(&warnings);
     // Before anything listens: a signal that comes early is not lost.
     let mut signals = Signals::new()?;
-    let told = loaded.config;
+    let told = loaded.config.clone();
     limits::raise_open_files(told.limits.connections);
-    let gateway = Gateway::start(told.clone()).await.map_err(|error| failure(&error))?;
+    let gateway = Gateway::start(told.clone()).await.map_err(|error| loaded.failed(&error))?;
     let scheme = if told.transport.tls.is_some() { "https" } else { "http" };
     let mut line = format!("listening on {scheme}://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
@@ -52,10 +68,9 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
     tell(NotifyState::Ready);
-    let mut running = Running { gateway, args, logs: (loaded.log_format, loaded.log_level) };
-    while let Told::Reload = signals.next().await {
-        running.reload().await;
-    }
+    let logs = (loaded.log_format, loaded.log_level);
+    let mut running = Running { gateway, args, logs, routes: paths(&told) };
+    running.obey(&mut signals).await;
     tell(NotifyState::Stopping);
     let gateway = running.gateway;
     let first = Instant::now();
@@ -75,45 +90,118 @@ fn tell(state: NotifyState<'_>) {
     }
 }
 
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+}
+
+fn paths(config: &Config) -> Vec<String> {
+    config.routes.iter().map(|route| route.path.clone()).collect()
+}
+
 /// A gateway, and what it was told.
 struct Running {
     gateway: hapax_gateway::Running,
     args: GatewayArgs,
     /// What the log was begun with.
     logs: (LogFormat, String),
+    /// The paths of its routes.
+    routes: Vec<String>,
 }
 
 impl Running {
-    /// Reads certificates and the file again, and has them hold, or says in one line why they do not.
-    async fn reload(&mut self) {
-        match self.gateway.reload_certificates().await {
-            Ok(()) => tracing::info!("SIGHUP: certificates were read again"),
-            Err(error) => tracing::warn!(
-                %error,
-                "SIGHUP: certificates cannot be used, the ones before still hold"
-            ),
-        }
-        if self.args.config.is_none() {
-            tracing::info!("SIGHUP: everything else was said by flags, there is nothing to reload");
-            return;
-        }
-        let reloaded = self.args.load().and_then(|loaded| {
-            if self.logs != (loaded.log_format, loaded.log_level.clone()) {
-                let flags = vec!["--log-format or --log-level"];
-                return Err(loaded.refused(&ReloadError::Restart(flags)));
+    /// Reloads when it is told to, until it is told to end: at once, however long files take to be read.
+    async fn obey(&mut self, signals: &mut Signals) {
+        while let Told::Reload = signals.next().await {
+            let mut again = true;
+            while std::mem::take(&mut again) {
+                let mut reloading = pin!(self.reload());
+                loop {
+                    tokio::select! {
+                        () = &mut reloading => break,
+                        told = signals.next() => match told {
+                            // Dropped while it reads, it has changed nothing.
+                            Told::End(_) => return,
+                            Told::Reload => {
+                                // What is being read may be from before.
+                                again = true;
+                                tracing::warn!("SIGHUP: files are being read still, and then again");
+                            }
+                        },
+                    }
+                }
             }
-            let routes = loaded.config.routes.len();
-            self.gateway
-                .reload(loaded.config.clone())
-                .map_err(|error| loaded.refused(&error))
-                .map(|()| routes)
+        }
+    }
+
+    /// Reads the file and certificates again, and has all of them hold or none; then it says in one
+    /// line why not.
+    async fn reload(&mut self) {
+        let reloaded = self.read().await.and_then(|(loaded, certificates)| {
+            let routes = loaded.map(|loaded| self.hold(&loaded)).transpose()?;
+            // This cannot fail, so that it comes last.
+            let are_there = !certificates.is_empty();
+            certificates.replace();
+            Ok((routes, are_there))
         });
         match reloaded {
-            Ok(routes) => tracing::info!(routes, "SIGHUP: reloaded, for requests from now on"),
+            Ok((routes, certificates)) => {
+                if certificates {
+                    tracing::info!("SIGHUP: certificates were read again");
+                }
+                match routes {
+                    Some(routes) => {
+                        tracing::info!(routes, "SIGHUP: reloaded, for requests from now on");
+                    }
+                    None if certificates => {}
+                    None => tracing::info!(
+                        "SIGHUP: there is no file and no certificate: nothing to reload"
+                    ),
+                }
+            }
             Err(refused) => {
-                tracing::error!(%refused, "SIGHUP: not reloaded, what held before holds on")
+                tracing::error!(%refused, "SIGHUP: not reloaded, what held before holds on");
             }
         }
+    }
+
+    /// The file, if there is one, and certificates as they are now. Nothing of them holds yet.
+    async fn read(&self) -> Result<(Option<Loaded>, ReadCertificates), Failure> {
+        let loaded = match self.args.config {
+            Some(_) => {
+                // A pipe, or a server that files are on, may say nothing for ever.
+                let args = self.args.clone();
+                let loaded = tokio::task::spawn_blocking(move || args.load()).await;
+                Some(loaded.map_err(Failure::unavailable)??)
+            }
+            None => None,
+        };
+        let certificates = self.gateway.read_certificates().await.map_err(Failure::usage)?;
+        Ok((loaded, certificates))
+    }
+
+    /// Has what was read hold; how many routes that are.
+    fn hold(&mut self, loaded: &Loaded) -> Result<usize, Failure> {
+        let (format, level) = &self.logs;
+        let differs = [
+            ("--log-format", *format != loaded.log_format),
+            ("--log-level", *level != loaded.log_level),
+        ];
+        let flags: Vec<_> =
+            differs.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect();
+        if !flags.is_empty() {
+            return Err(loaded.refused(&ReloadError::Restart(flags)));
+        }
+        self.gateway.reload(loaded.config.clone()).map_err(|error| loaded.refused(&error))?;
+        warn(&loaded.warnings());
+        let routes = paths(&loaded.config);
+        // A file that was cut off may be one that can be.
+        for path in self.routes.iter().filter(|path| !routes.contains(path)) {
+            tracing::warn!(path, "this route is no longer in the file");
+        }
+        self.routes = routes;
+        Ok(self.routes.len())
     }
 }
 
@@ -147,18 +235,6 @@ fn ready(gateway: &hapax_gateway::Running, told: &Config) {
         routes = told.routes.len(),
         "ready"
     );
-}
-
-/// Configuration is 64; what the gateway needs and cannot have is 69.
-fn failure(error: &StartError) -> Failure {
-    match error {
-        StartError::Config(_)
-        | StartError::Tls(_)
-        | StartError::Store(StoreOpenError::Secret { .. } | StoreOpenError::Url { .. }) => {
-            Failure::usage(error)
-        }
-        _ => Failure::unavailable(error),
-    }
 }
 
 /// What a signal says.

@@ -16,9 +16,9 @@ use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, List
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
 use indicatif::ProgressBar;
 
-use crate::exit::{Failure, of};
+use crate::exit::Failure;
 pub(crate) use args::KeysArgs;
-use args::{KeysCommand, Outcome, Target, Where};
+use args::{KeysCommand, Outcome, Place, Target, Where};
 use gateway::Remote;
 use render::{Decided, Purged};
 
@@ -91,10 +91,10 @@ enum Records {
 
 impl Records {
     async fn find(at: &Where) -> Result<Self, Failure> {
-        if let Some(admin) = at.admin {
-            return Ok(Self::There(Remote::new(admin, at.admin_token.clone())));
+        let Place { store, secret_file, admin, admin_token } = at.place()?;
+        if let Some(admin) = admin {
+            return Ok(Self::There(Remote::new(admin, admin_token)));
         }
-        let store = at.store.clone().read().map_err(of("--store"))?;
         match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
@@ -108,12 +108,8 @@ impl Records {
             }
             _ => {}
         }
-        let opening = Opening {
-            secret_file: at.secret_file.clone(),
-            timeout: PATIENCE,
-            make: false,
-            ..Opening::new(store)
-        };
+        let opening =
+            Opening { secret_file, timeout: PATIENCE, make: false, ..Opening::new(store) };
         match opening.open().await {
             Ok(opened) => {
                 let store = Arc::clone(&opened.store) as Arc<dyn Store>;
@@ -126,7 +122,7 @@ impl Records {
             Err(StoreOpenError::File {
                 source: OpenError::InUse { admin: Some(admin), .. },
                 ..
-            }) => Ok(Self::There(Remote::new(admin, at.admin_token.clone()))),
+            }) => Ok(Self::There(Remote::new(admin, admin_token))),
             Err(StoreOpenError::File {
                 path,
                 source: OpenError::InUse { pid, admin: None, .. },
@@ -207,7 +203,7 @@ impl Records {
 }
 
 fn refused(error: &KeysError) -> Failure {
-    match error {
+    let failure = match error {
         KeysError::Invalid(_) => Failure::usage(error),
         KeysError::NotFound
         | KeysError::InFlight
@@ -216,7 +212,8 @@ fn refused(error: &KeysError) -> Failure {
         | KeysError::Changed { .. }
         | KeysError::Contended => Failure::no(error),
         _ => Failure::unavailable(error),
-    }
+    };
+    failure.named(error.code())
 }
 
 fn id(text: &str) -> Result<StoreKey, Failure> {

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, stderr};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::Failure;
 
@@ -16,12 +17,25 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// What `level` lets through.
+///
+/// A word alone is a level: as a target, which it could be, it would let nothing else through.
+pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
+    let words = level.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let no_level = |word: &&str| !word.contains(['=', '[']) && word.parse::<LevelFilter>().is_err();
+    if let Some(word) = words.into_iter().find(no_level) {
+        return Err(format!(
+            "--log-level: `{word}` is no level, which is error, warn, info, debug, trace or off; of a \
+             target it is TARGET=LEVEL"
+        ));
+    }
+    EnvFilter::builder().parse(level).map_err(|error| format!("--log-level {level}: {error}"))
+}
+
 /// Begins to log what `level` lets through: a level, or directives like
 /// `info,hapax_gateway=debug`.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), Failure> {
-    let filter = EnvFilter::builder()
-        .parse(level)
-        .map_err(|error| Failure::usage(format!("--log-level {level}: {error}")))?;
+    let filter = filter(level).map_err(Failure::usage)?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     let begun = match format {
         LogFormat::Text => subscriber.with_ansi(stderr().is_terminal()).try_init(),

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use exit::Failure;
 
@@ -34,9 +34,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Also where the flags cannot be read.
+    let words = std::env::args_os().skip(1).take_while(|word| word != "--");
+    let as_json = words.into_iter().any(|word| word == "--json");
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misread(&error),
+        Err(error) => return misread(&error, as_json),
     };
     let done = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
@@ -48,7 +51,7 @@ fn main() -> ExitCode {
         }
         Err(error) => Err(Failure::unavailable(format!("no threads can be started: {error}"))),
     };
-    done.unwrap_or_else(|failure| failure.report())
+    done.unwrap_or_else(|failure| failure.report(as_json))
 }
 
 async fn run(command: Command) -> Result<ExitCode, Failure> {
@@ -66,8 +69,8 @@ fn addr(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// What cannot be read is one line, without the usage that would bury it.
-fn misread(error: &clap::Error) -> ExitCode {
-    let text = error.render().to_string();
+fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
+    let text = without_secrets(error, error.render().to_string());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // Nobody reads on: nothing to do about it.
@@ -80,7 +83,23 @@ fn misread(error: &clap::Error) -> ExitCode {
         }
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
-            Failure::usage(first.trim_start_matches("error: ")).report()
+            Failure::usage(first.trim_start_matches("error: ")).report(as_json)
         }
     }
+}
+
+/// What was said is repeated, but for tokens and for what is or may be a URL, which may hold a password.
+fn without_secrets(error: &clap::Error, text: String) -> String {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(said)) => said.as_str(),
+        _ => "",
+    };
+    let (flag, value) = (said(ContextKind::InvalidArg), said(ContextKind::InvalidValue));
+    let is_secret = ["<URL>", "<TOKEN>"].iter().any(|name| flag.contains(name));
+    let hide = |text: String, secret: &str, is_secret: bool| match is_secret && !secret.is_empty() {
+        true => text.replace(&format!(" '{secret}'"), ""),
+        false => text,
+    };
+    let text = hide(text, value, is_secret || value.contains("://"));
+    hide(text, flag, flag.contains("://"))
 }

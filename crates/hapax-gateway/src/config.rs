@@ -190,7 +190,17 @@ impl Config {
             largest.response = largest.response.max(policy.max_response_body);
         }
         let memory = self.limits.shares(largest)?;
-        Ok(Settled { upstream, auth, policy, routes, memory, largest })
+        let settled = Settled { upstream, auth, policy, routes, memory, largest };
+        // A reload cannot make it otherwise: what is https when there was none before needs a restart.
+        let UpstreamTls { ca, client } = &self.transport.upstream_tls;
+        for (flag, is_said) in
+            [("--upstream-ca", ca.is_some()), ("--upstream-cert", client.is_some())]
+        {
+            if is_said && !settled.is_secure() {
+                return Err(ConfigError::NobodySecure(flag));
+            }
+        }
+        Ok(settled)
     }
 
     fn settle_routes(&self) -> Result<Vec<SettledPolicy>, ConfigError> {

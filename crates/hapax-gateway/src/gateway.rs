@@ -24,7 +24,7 @@ use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::store::{Measured, Opened, Opening, StoreOpenError, StoreUrl};
-use crate::tls::{AllCertificates, TlsError};
+use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
 use crate::work::{Phase, Work};
 pub use reload::ReloadError;
@@ -101,19 +101,26 @@ impl Gateway {
         let settled = config.settle()?;
         let certificates = settled.certificates(&config).await?;
         let listeners = Listeners::bind(&config).await?;
-        let opening = Opening {
-            store: config.store.clone(),
-            cache: config.cache.clone(),
-            secret_file: config.secret_file.clone(),
-            admin: listeners.admin_addr()?,
-            memory: settled.memory.store,
-            // Sooner than the engine gives up: a store that says that nothing was sent is worth more
-            // than silence, after which anything may have happened.
-            timeout: config.store_timeout * 3 / 4,
-            make: true,
-        };
+        let opening = opening(&config, &settled, listeners.admin_addr()?);
         let opened = opening.open().await?;
         run(&config, settled, certificates, listeners, opened)
+    }
+
+    /// Finds out whether a gateway could be started, as far as that can be told without listening,
+    /// connecting, opening or making anything: what contradicts what, what URLs say, and what is in
+    /// the files of certificates and secrets.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn check(config: &Config) -> Result<(), StartError> {
+        config.check()?;
+        let settled = config.settle()?;
+        settled.certificates(config).await?;
+        let opening = opening(config, &settled, None);
+        // It reads a file. Dropped, it ends by itself.
+        let checked = tokio::task::spawn_blocking(move || opening.check()).await;
+        checked.map_err(|_| StoreOpenError::Shutdown)??;
+        Ok(())
     }
 
     /// Starts a gateway on a store that is open already; `config.store` is ignored,
@@ -156,6 +163,15 @@ impl Running {
     /// [`TlsError`], the first one.
     pub async fn reload_certificates(&self) -> Result<(), TlsError> {
         self.certificates.reload().await
+    }
+
+    /// Reads the files of certificates again, without any of them holding yet: so that they and a
+    /// configuration hold both or neither. Dropped, nothing has changed.
+    ///
+    /// # Errors
+    /// [`TlsError`], the first one.
+    pub async fn read_certificates(&self) -> Result<ReadCertificates, TlsError> {
+        self.certificates.read_again().await
     }
 
     /// Has `config` hold for new requests. Those under way keep what they began with.
@@ -321,6 +337,20 @@ fn run(
         listener: Task(tokio::spawn(listener::serve(listeners.data, door))),
         admin: listeners.admin.map(|listener| Task(tokio::spawn(admin::serve(listener, admin)))),
     })
+}
+
+fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Opening {
+    Opening {
+        store: config.store.clone(),
+        cache: config.cache.clone(),
+        secret_file: config.secret_file.clone(),
+        admin,
+        memory: settled.memory.store,
+        // Sooner than the engine gives up: a store that says that nothing was sent is worth more
+        // than silence, after which anything may have happened.
+        timeout: config.store_timeout * 3 / 4,
+        make: true,
+    }
 }
 
 fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics) -> Idempotency {

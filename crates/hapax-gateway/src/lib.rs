@@ -74,5 +74,5 @@ pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
     StoreUrlError, Written,
 };
-pub use tls::TlsError;
+pub use tls::{ReadCertificates, TlsError};
 pub use units::{Size, UnitError, parse_duration};

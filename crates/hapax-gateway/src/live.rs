@@ -279,8 +279,7 @@ impl Making<'_> {
             }
         };
         // What is observed is the upstream's own answer.
-        let cors = told.cors.as_ref().filter(|_| handling != Handling::Observe);
-        let cors = cors.map(crate::config::Cors::layer);
+        let cors = settled.cors.clone().filter(|_| handling != Handling::Observe);
         Ok(Arc::new(Route { service, docs: told.docs_url.clone(), cors, counts }))
     }
 

@@ -176,6 +176,27 @@ impl Opening {
         }
     }
 
+    /// Reads the secrets and what the URLs say, and opens nothing. Blocks for as long as a file takes
+    /// to be read.
+    ///
+    /// # Errors
+    /// [`StoreOpenError::Secret`] and [`StoreOpenError::Url`].
+    pub fn check(&self) -> Result<(), StoreOpenError> {
+        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        match &self.store {
+            StoreUrl::Memory | StoreUrl::File(_) => {}
+            StoreUrl::Redis(url) => {
+                let checked = self.redis(url, self.memory, ring.as_ref()).check();
+                checked.map_err(|error| server(url, error))?;
+            }
+            StoreUrl::Postgres(url) => drop(self.postgres(url, self.memory, ring.as_ref())?),
+        }
+        if let Some(CacheUrl::Redis(url)) = &self.cache {
+            self.redis(url, self.memory, None).check().map_err(|error| server(url, error))?;
+        }
+        Ok(())
+    }
+
     fn shares(&self) -> StoreShares {
         let on_server = matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_));
         StoreShares::split(self.memory, on_server, self.cache.is_some())

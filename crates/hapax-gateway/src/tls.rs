@@ -63,22 +63,81 @@ impl AllCertificates {
         .await
     }
 
+    /// Reads all again and checks it; nothing changes before [`ReadCertificates::replace`].
+    pub(crate) async fn read_again(&self) -> Result<ReadCertificates, TlsError> {
+        let all = self.clone();
+        blocking(move || {
+            let listener = all.listener.map(look).transpose()?;
+            let upstream = all.upstream.map(look).transpose()?;
+            Ok(ReadCertificates { listener, upstream })
+        })
+        .await
+    }
+
     /// Reads all again, and says what holds now. The first error; the others are read all the same.
     pub(crate) async fn reload(&self) -> Result<(), TlsError> {
         let all = self.clone();
         blocking(move || {
-            let listener = all.listener.map_or(Ok(false), |tls| tls.reload());
-            let upstream = all.upstream.map_or(Ok(false), |tls| tls.reload());
-            if listener? {
-                tracing::info!("the listener's certificate was replaced");
-            }
-            if upstream? {
-                tracing::info!("the certificates for the upstream were replaced");
-            }
-            Ok(())
+            let listener = all.listener.map(look).transpose();
+            let upstream = all.upstream.map(look).transpose();
+            let mut read = ReadCertificates { listener: None, upstream: None };
+            let listener = listener.map(|look| read.listener = look);
+            let upstream = upstream.map(|look| read.upstream = look);
+            read.replace();
+            listener.and(upstream)
         })
         .await
     }
+}
+
+/// Certificates that were read again and can be used. Dropped, what held before holds on.
+#[must_use = "nothing is replaced yet"]
+pub struct ReadCertificates {
+    /// Where there are any: whose, and what differs.
+    listener: Option<Looked<ListenTls, ServerConfig>>,
+    upstream: Option<Looked<UpstreamTls, ClientConfig>>,
+}
+
+impl ReadCertificates {
+    /// Whether there are none, so that there was nothing to read.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.listener.is_none() && self.upstream.is_none()
+    }
+
+    /// Has them hold for connections that begin from now on.
+    pub fn replace(self) {
+        if self.listener.is_some_and(|(tls, look)| tls.replace(look)) {
+            tracing::info!("the listener's certificate was replaced");
+        }
+        if self.upstream.is_some_and(|(tls, look)| tls.replace(look)) {
+            tracing::info!("the certificates for the upstream were replaced");
+        }
+    }
+}
+
+impl fmt::Debug for ReadCertificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A key is among what was read.
+        f.write_str("ReadCertificates(..)")
+    }
+}
+
+/// What files hold that differ from what holds.
+struct Look<C> {
+    /// What held.
+    before: Arc<Vec<Vec<u8>>>,
+    read: Arc<Vec<Vec<u8>>>,
+    made: Arc<C>,
+}
+
+type Looked<S, C> = (Arc<Reloading<S, C>>, Option<Look<C>>);
+
+fn look<S: Certificates>(
+    tls: Arc<Reloading<S, S::Config>>,
+) -> Result<Looked<S, S::Config>, TlsError> {
+    let look = tls.look()?;
+    Ok((tls, look))
 }
 
 /// Files are read where reading may block. Dropped, it ends by itself.
@@ -97,7 +156,7 @@ pub(crate) struct Reloading<S, C> {
     said: S,
     now: RwLock<Arc<C>>,
     /// What it was made of: a change is told by it.
-    read: Mutex<Vec<Vec<u8>>>,
+    read: Mutex<Arc<Vec<Vec<u8>>>>,
 }
 
 /// For the listener.
@@ -122,7 +181,7 @@ impl<S: Certificates> Reloading<S, S::Config> {
     pub(crate) fn new(said: S) -> Result<Self, TlsError> {
         let read = read_all(&said)?;
         let now = RwLock::new(Arc::new(said.make(&read)?));
-        Ok(Self { said, now, read: Mutex::new(read) })
+        Ok(Self { said, now, read: Mutex::new(Arc::new(read)) })
     }
 
     /// What holds now.
@@ -130,19 +189,29 @@ impl<S: Certificates> Reloading<S, S::Config> {
         Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads again; whether anything else holds now. With an error what held still holds. Blocks for
-    /// as long as files take to be read.
-    pub(crate) fn reload(&self) -> Result<bool, TlsError> {
-        // One at a time, so that an earlier look does not undo a later one.
-        let mut before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Reads again; `None` where nothing differs. Blocks for as long as files take to be read.
+    fn look(&self) -> Result<Option<Look<S::Config>>, TlsError> {
+        // One at a time: of two looks, the one that began later read later.
+        let before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let read = read_all(&self.said)?;
-        if *before == read {
-            return Ok(false);
+        if **before == read {
+            return Ok(None);
         }
-        let config = self.said.make(&read)?;
-        *before = read;
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
-        Ok(true)
+        let made = Arc::new(self.said.make(&read)?);
+        Ok(Some(Look { before: Arc::clone(&before), read: Arc::new(read), made }))
+    }
+
+    /// Whether anything else holds now.
+    fn replace(&self, look: Option<Look<S::Config>>) -> bool {
+        let Some(Look { before, read, made }) = look else { return false };
+        let mut now = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&now, &before) {
+            // What replaced it in between was read later.
+            return false;
+        }
+        *now = read;
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = made;
+        true
     }
 }
 
@@ -253,4 +322,51 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, TlsError> {
 
 fn useless(path: &Path, reason: &dyn fmt::Display) -> TlsError {
     TlsError::Useless { path: path.to_owned(), reason: reason.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+    use super::*;
+
+    fn write(said: &ListenTls) {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        std::fs::write(&said.certificate, cert.pem()).unwrap();
+        std::fs::write(&said.key, signing_key.serialize_pem()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_read_holds_when_it_is_told_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let said =
+            ListenTls { certificate: path("own.pem"), key: path("own.key"), client_ca: None };
+        write(&said);
+        let all = AllCertificates::read(Some(said.clone()), None).await.unwrap();
+        let listener = all.listener.clone().unwrap();
+        let first = listener.now();
+        let unchanged = all.read_again().await.unwrap();
+        assert!(!unchanged.is_empty());
+        unchanged.replace();
+        write(&said);
+        drop(all.read_again().await.unwrap());
+        let second = all.read_again().await.unwrap();
+        assert!(Arc::ptr_eq(&listener.now(), &first));
+        // Somebody reads later and is the first to have it hold.
+        write(&said);
+        all.reload().await.unwrap();
+        let third = listener.now();
+        second.replace();
+        assert!(Arc::ptr_eq(&listener.now(), &third) && !Arc::ptr_eq(&first, &third));
+        write(&said);
+        all.read_again().await.unwrap().replace();
+        assert!(!Arc::ptr_eq(&listener.now(), &third));
+        std::fs::write(&said.key, "none").unwrap();
+        all.read_again().await.unwrap_err();
+        assert!(
+            AllCertificates::read(None, None).await.unwrap().read_again().await.unwrap().is_empty()
+        );
+    }
 }

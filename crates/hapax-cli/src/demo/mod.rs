@@ -97,7 +97,7 @@ pub(crate) async fn run(args: DemoArgs) -> ExitCode {
         }
         None => interruptible(args).await,
     };
-    done.unwrap_or_else(|error| Failure::unavailable(error).report())
+    done.unwrap_or_else(|error| Failure::unavailable(error).report(false))
 }
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
@@ -138,7 +138,7 @@ async fn whole(
     }
     drop(out);
     for failing in &failings {
-        Failure::no(failing).report();
+        Failure::no(failing).report(false);
     }
     let code = if failings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if args.keep {

@@ -10,13 +10,14 @@ use hapax_gateway::{
 };
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
-use http::{HeaderName, Method};
+use http::HeaderName;
 
 use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
+use super::methods::{AnyVerb, Verb};
 use super::values::{
     Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
-    Unknown, Url, Verb,
+    Unknown, Url,
 };
 
 /// How long a copy waits unless it is said.
@@ -36,23 +37,23 @@ impl GatewayFields {
         let cache = self.cache.map(Written::read).transpose();
         config.cache = cache.map_err(|error| format!("--cache: {error}"))?;
         config.secret_file = self.secret_file;
-        let (scope, copy) = (names(self.auth_scope), names(self.auth_copy));
+        let scope = headers("--auth-scope", self.auth_scope)?.unwrap_or_default();
+        let copy = headers("--auth-copy", self.auth_copy)?.unwrap_or_default();
         config.auth = match self.auth_url {
             Some(Url(url)) => {
                 let mut auth = ForwardAuth::new(url);
                 set(&mut auth.timeout, self.auth_timeout.map(|time| time.0));
-                Some(ForwardAuth {
-                    scope: scope.unwrap_or_default(),
-                    copy: copy.unwrap_or_default(),
-                    ..auth
-                })
+                Some(ForwardAuth { scope, copy, ..auth })
             }
-            None if scope.is_none() && copy.is_none() => None,
-            None => {
+            None if !scope.is_empty() || !copy.is_empty() => {
                 return Err(
                     "--auth-scope and --auth-copy need --auth-url: there is no answer".into()
                 );
             }
+            None if self.auth_timeout.is_some() => {
+                return Err("--auth-timeout needs --auth-url: nobody is asked".into());
+            }
+            None => None,
         };
         set(&mut config.max_waiters, self.max_waiters);
         set(&mut config.store_timeout, self.store_timeout.map(|time| time.0));
@@ -85,8 +86,8 @@ impl GatewayFields {
             secret_file: config.secret_file.clone(),
             auth_url: auth.map(|auth| Url(auth.url.clone())),
             auth_timeout: auth.map(|auth| Time(auth.timeout)),
-            auth_scope: auth.map(|auth| auth.scope.iter().cloned().map(Name).collect()),
-            auth_copy: auth.map(|auth| auth.copy.iter().cloned().map(Name).collect()),
+            auth_scope: auth.map(|auth| or_none(&auth.scope)),
+            auth_copy: auth.map(|auth| or_none(&auth.copy)),
             max_memory: Some(Size(config.limits.memory)),
             max_connections: u32::try_from(config.limits.connections).ok(),
             max_waiters: Some(config.max_waiters),
@@ -117,7 +118,8 @@ impl PolicyFields {
             KeyForm::Strict => Grammar::Strict,
         };
         set(&mut policy.grammar, self.grammar.map(form));
-        set(&mut policy.methods, methods(self.methods));
+        let methods = |verbs: Vec<Verb>| verbs.into_iter().map(|verb| verb.0).collect();
+        set(&mut policy.methods, self.methods.map(methods));
         policy.scope = names(self.scope).map(callers).transpose()?;
         policy.scope_missing = self.scope_missing.map(|missing| match missing {
             Missing::Reject => MissingScope::Reject,
@@ -166,28 +168,17 @@ impl PolicyFields {
             Some(origins) => Some(Origins::List(origins.to_vec())),
             None => None,
         };
-        let Some(origins) = origins else {
-            for (flag, is_said) in [
-                ("--cors-methods", self.cors_methods.is_some()),
-                ("--cors-headers", self.cors_headers.is_some()),
-                ("--cors-expose", self.cors_expose.is_some()),
-                ("--cors-credentials", self.cors_credentials.is_some()),
-                ("--cors-max-age", self.cors_max_age.is_some()),
-            ] {
-                if is_said {
-                    return Err(format!("{flag} needs --cors-origins: no page may do anything"));
-                }
-            }
-            return Ok(None);
-        };
+        let Some(origins) = origins else { return Ok(None) };
         let mut cors = Cors::new(origins);
-        set(&mut cors.methods, methods(self.cors_methods.clone()));
-        let headers = names(self.cors_headers.clone()).map(|names| match &names[..] {
+        let methods = |verbs: Vec<AnyVerb>| verbs.into_iter().map(|verb| verb.0).collect();
+        set(&mut cors.methods, self.cors_methods.clone().map(methods));
+        let names = headers("--cors-headers", self.cors_headers.clone())?;
+        let names = names.map(|names| match &names[..] {
             [any] if any == "*" => CorsHeaders::Any,
             _ => CorsHeaders::List(names),
         });
-        set(&mut cors.headers, headers);
-        set(&mut cors.expose, names(self.cors_expose.clone()));
+        set(&mut cors.headers, names);
+        set(&mut cors.expose, headers("--cors-expose", self.cors_expose.clone())?);
         set(&mut cors.credentials, self.cors_credentials);
         cors.max_age = self.cors_max_age.map(|time| time.0);
         Ok(Some(cors))
@@ -203,7 +194,6 @@ impl PolicyFields {
         let (fingerprint_body, fingerprint_only, fingerprint_except, fingerprint_headers) =
             super::fingerprint::said(&policy.fingerprint);
         let header = |names: &[HeaderName]| names.iter().cloned().map(Name).collect();
-        let verbs = |methods: &[Method]| methods.iter().cloned().map(Verb).collect();
         Self {
             key: Some(match policy.key {
                 KeyRule::Optional => Key::Optional,
@@ -213,10 +203,10 @@ impl PolicyFields {
                 Grammar::Lenient => KeyForm::Lenient,
                 Grammar::Strict => KeyForm::Strict,
             }),
-            methods: Some(verbs(&policy.methods)),
+            methods: Some(policy.methods.iter().cloned().map(Verb).collect()),
             scope: policy.scope.as_ref().map(|callers| match callers {
                 Callers::Headers(names) => header(names),
-                Callers::Everyone => header(&[EVERYONE]),
+                Callers::Everyone => header(&[NONE]),
             }),
             scope_missing: policy.scope_missing.map(|missing| match missing {
                 MissingScope::Reject => Missing::Reject,
@@ -258,12 +248,12 @@ impl PolicyFields {
                 Some(Origins::Any) => vec!["*".into()],
                 Some(Origins::List(origins)) => origins.clone(),
             }),
-            cors_methods: cors.map(|cors| verbs(&cors.methods)),
+            cors_methods: cors.map(|cors| cors.methods.iter().cloned().map(AnyVerb).collect()),
             cors_headers: cors.map(|cors| match &cors.headers {
                 CorsHeaders::Any => header(&[HeaderName::from_static("*")]),
-                CorsHeaders::List(names) => header(names),
+                CorsHeaders::List(names) => or_none(names),
             }),
-            cors_expose: cors.map(|cors| header(&cors.expose)),
+            cors_expose: cors.map(|cors| or_none(&cors.expose)),
             cors_credentials: cors.map(|cors| cors.credentials),
             cors_max_age: cors.and_then(|cors| cors.max_age).map(Time),
         }
@@ -278,6 +268,11 @@ impl RouteFields {
             (Some(false), Some(true)) => {
                 return Err("`observe = true` contradicts `protect = false`".into());
             }
+            (Some(true), Some(true)) => {
+                return Err("`observe = true` contradicts `protect = true`: what is observed is \
+                     not protected"
+                    .into());
+            }
             (Some(false), _) => Handling::Pass,
             (_, Some(true)) => Handling::Observe,
             _ => Handling::Protect,
@@ -286,13 +281,13 @@ impl RouteFields {
     }
 }
 
-/// Stands alone for one scope.
-const EVERYONE: HeaderName = HeaderName::from_static("none");
+/// Stands alone, for one scope or for no header.
+const NONE: HeaderName = HeaderName::from_static("none");
 
 fn callers(names: Vec<HeaderName>) -> Result<Callers, String> {
     match &names[..] {
-        [only] if *only == EVERYONE => Ok(Callers::Everyone),
-        names if names.contains(&EVERYONE) => Err("--scope: `none` stands alone".into()),
+        [only] if *only == NONE => Ok(Callers::Everyone),
+        names if names.contains(&NONE) => Err("--scope: `none` stands alone".into()),
         _ => Ok(Callers::Headers(names)),
     }
 }
@@ -307,6 +302,20 @@ pub(super) fn names(said: Option<Vec<Name>>) -> Option<Vec<HeaderName>> {
     said.map(|names| names.into_iter().map(|name| name.0).collect())
 }
 
-fn methods(said: Option<Vec<Verb>>) -> Option<Vec<Method>> {
-    said.map(|verbs| verbs.into_iter().map(|verb| verb.0).collect())
+/// `none` alone is no header.
+fn headers(flag: &str, said: Option<Vec<Name>>) -> Result<Option<Vec<HeaderName>>, String> {
+    names(said)
+        .map(|names| match &names[..] {
+            [only] if *only == NONE => Ok(Vec::new()),
+            all if all.contains(&NONE) => Err(format!("{flag}: `none` stands alone")),
+            _ => Ok(names),
+        })
+        .transpose()
+}
+
+/// As [`headers`] reads it.
+fn or_none(names: &[HeaderName]) -> Vec<Name> {
+    let none = [NONE];
+    let names = if names.is_empty() { &none[..] } else { names };
+    names.iter().cloned().map(Name).collect()
 }

@@ -4,16 +4,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
+use clap::builder::BoolishValueParser;
 use hapax_gateway::{CacheUrl, Size, StoreUrl, Written};
 use hapax_http::classify::Profile;
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::{Form, Part};
+use super::methods::{AnyVerb, Verb};
 use super::transport::{Spoken, Trusted};
 use super::values::{
     Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
-    Unknown, Url, Verb, list, text,
+    Unknown, Url, list, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -321,11 +322,11 @@ pub(super) struct PolicyFields {
 
     /// Stream responses: their keys are final at the headers, and only the status is kept [default:
     /// only text/event-stream]
-    #[arg(long, env = "HAPAX_STREAM", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    #[arg(long, env = "HAPAX_STREAM", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
     pub(super) stream: Option<bool>,
 
     /// Say in Idempotency-Expires when a key may be used anew [default: false]
-    #[arg(long, env = "HAPAX_EXPIRES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    #[arg(long, env = "HAPAX_EXPIRES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
     pub(super) expires: Option<bool>,
 
     /// The largest body of a request with a key [default: 1MiB]
@@ -354,19 +355,19 @@ pub(super) struct PolicyFields {
     pub(super) docs_url: Option<Docs>,
 
     /// Replay Set-Cookie too [default: false]
-    #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
     pub(super) replay_set_cookie: Option<bool>,
 
     /// Pages of which origins may use this, like https://shop.example, or `*`; `none` leaves CORS to
     /// your service. Preflights are answered here [default: none]
-    #[arg(long, env = "HAPAX_CORS_ORIGINS", value_name = "ORIGIN,…", value_delimiter = ',')]
+    #[arg(long, env = "HAPAX_CORS_ORIGINS", value_name = "ORIGIN,…", value_delimiter = ',', value_parser = trimmed)]
     #[serde(with = "list")]
     pub(super) cors_origins: Option<Vec<String>>,
 
-    /// What they may send [default: GET,HEAD,POST,PUT,PATCH,DELETE]
+    /// What they may send, or `*` [default: GET,HEAD,POST,PUT,PATCH,DELETE]
     #[arg(long, env = "HAPAX_CORS_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) cors_methods: Option<Vec<Verb>>,
+    pub(super) cors_methods: Option<Vec<AnyVerb>>,
 
     /// With which headers, or `*`; Idempotency-Key is always among them [default:
     /// authorization,content-type]
@@ -381,7 +382,7 @@ pub(super) struct PolicyFields {
     pub(super) cors_expose: Option<Vec<Name>>,
 
     /// Whether they may send cookies and the like [default: false]
-    #[arg(long, env = "HAPAX_CORS_CREDENTIALS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = FalseyValueParser::new(), value_name = "BOOL")]
+    #[arg(long, env = "HAPAX_CORS_CREDENTIALS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
     pub(super) cors_credentials: Option<bool>,
 
     /// For how long a browser may keep the answer to a preflight [default: its own choice]

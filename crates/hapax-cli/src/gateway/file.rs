@@ -1,16 +1,24 @@
 //! The file.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use hapax_gateway::{CacheUrl, StoreUrl};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
 use super::fields::{GatewayFields, PolicyFields};
+use super::values::Url;
+
+/// The largest file, in bytes: with ten thousand routes it is as large.
+const LARGEST: u64 = 1 << 20;
 
 /// What a file says.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +26,8 @@ pub(super) struct File {
     pub(super) gateway: GatewayFields,
     pub(super) policy: PolicyFields,
     pub(super) routes: Vec<RouteFields>,
+    /// Whether every user can read it.
+    is_open_to_all: bool,
     /// Where each field is said, in which section.
     lines: HashMap<(Section, String), usize>,
 }
@@ -62,11 +72,51 @@ pub(super) struct Wrong {
 type Table<'i> = Spanned<DeTable<'i>>;
 
 impl File {
-    /// The file at `path`.
+    /// The file at `path`. Blocks for as long as it takes to be read, which of a pipe may be for ever.
     pub(super) fn read(path: &Path) -> Result<Self, Wrong> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Wrong { line: None, what: format!("cannot be read: {error}") })?;
-        Self::parse(&text)
+        let failed = |what: String| Wrong { line: None, what };
+        let unread = |error: io::Error| failed(format!("cannot be read: {error}"));
+        let opened = std::fs::File::open(path).map_err(unread)?;
+        let about = opened.metadata().map_err(unread)?;
+        let mut text = String::new();
+        opened.take(LARGEST + 1).read_to_string(&mut text).map_err(unread)?;
+        if text.len() as u64 > LARGEST {
+            return Err(failed("is larger than 1 MiB".into()));
+        }
+        let mut file = Self::parse(&text)?;
+        file.is_open_to_all = about.is_file() && about.permissions().mode() & 0o004 != 0;
+        Ok(file)
+    }
+
+    /// What to say of a secret in a file that every user can read.
+    pub(super) fn warning(&self, name: &str) -> Option<String> {
+        let field = self.is_open_to_all.then(|| self.secret()).flatten()?;
+        Some(format!(
+            "{name} can be read by every user of this machine, and `{field}` in it is secret: \
+             chmod o-r, or say it in the environment"
+        ))
+    }
+
+    /// A field whose value is secret.
+    fn secret(&self) -> Option<&'static str> {
+        let GatewayFields { admin_token, store, cache, auth_url, .. } = &self.gateway;
+        let store = store.clone().and_then(|store| store.read().ok());
+        let cache = cache.clone().and_then(|cache| cache.read().ok());
+        let asked = |url: &Option<Url>| url.as_ref().is_some_and(|Url(url)| url.query().is_some());
+        let mut policies =
+            std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy));
+        [
+            ("admin_token", admin_token.is_some()),
+            (
+                "store",
+                matches!(&store, Some(StoreUrl::Redis(url) | StoreUrl::Postgres(url)) if url.has_password()),
+            ),
+            ("cache", matches!(&cache, Some(CacheUrl::Redis(url)) if url.has_password())),
+            ("auth_url", asked(auth_url)),
+            ("reconcile_url", policies.any(|policy| asked(&policy.reconcile_url))),
+        ]
+        .into_iter()
+        .find_map(|(field, is_secret)| is_secret.then_some(field))
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, Wrong> {
@@ -148,6 +198,7 @@ impl<'i> Reading<'i> {
             let what = error.message();
             // All that it could be is in the help.
             let what = what.split(", expected one of").next().unwrap_or_default();
+            let what = without_value(what);
             let at = error.span().unwrap_or(span);
             self.wrong(&at, format!("{what} in {section}"))
         })
@@ -180,6 +231,14 @@ impl<'i> Reading<'i> {
     }
 }
 
+/// `invalid type: integer `7`, expected a string` without the 7, which may be a secret.
+fn without_value(what: &str) -> Cow<'_, str> {
+    let found = what.strip_prefix("invalid type: ").zip(what.rsplit_once(", expected "));
+    let Some((found, (_, expected))) = found else { return what.into() };
+    let kind = found.split([' ', ',']).next().unwrap_or_default();
+    format!("invalid type: {kind}, expected {expected}").into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,7 +250,7 @@ mod tests {
             ("[gateway]\n\n\nlsten = \"a\"", 4, "unknown field `lsten` in [gateway]"),
             ("[gateway]\nlease = \"1s\"", 2, "unknown field `lease` in [gateway]"),
             ("[policy]\nlease = \"30\"", 2, "expected a whole number and ms, s, m, h or d"),
-            ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: not a method"),
+            ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: expected methods in upper case"),
             ("[policy]\nmethods = 7", 2, "expected an array of strings"),
             ("[policy]\non_unknown = \"x\"", 2, "unknown variant `x`"),
             ("[policy]\nkey = \"required\"\nkey = \"optional\"", 3, "duplicate key"),
@@ -211,6 +270,26 @@ mod tests {
             let wrong = File::parse(text).unwrap_err();
             assert_eq!(wrong.line, Some(line), "{text}: {wrong:?}");
             assert!(wrong.what.contains(says), "{text}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_secret_is_not_told() {
+        for text in [
+            "[gateway]\nadmin_token = 91827364512",
+            "[gateway]\nadmin_token = [\"91827364512\"]",
+            "[gateway]\nadmin_token = 91827364512.5",
+            "[gateway]\nadmin_token = 91827364512x",
+            "[gateway]\nadmin_token = x91827364512",
+            "[gateway]\nadmin_token = \"91827364512",
+            "[gateway]\nmax_waiters = \"91827364512\"",
+            "[gateway]\nauth_url = \"http://h/?token=91827364512 x\"",
+            "[gateway]\nauth_url = 91827364512",
+            "[policy]\nreconcile_url = \"http://h/?91827364512 x\"",
+        ] {
+            let wrong = File::parse(text).unwrap_err();
+            assert_eq!(wrong.line, Some(2), "{text}: {wrong:?}");
+            assert!(!wrong.what.is_empty() && !wrong.what.contains("91827"), "{wrong:?}");
         }
     }
 

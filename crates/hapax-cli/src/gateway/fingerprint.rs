@@ -31,7 +31,7 @@ impl FromStr for Part {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self(text.to_owned()))
+        Ok(Self(text.trim().to_owned()))
     }
 }
 

@@ -1,8 +1,13 @@
 //! Flags over the environment over the file over the defaults.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
-use hapax_gateway::{Config, ConfigError, ReloadError};
+use hapax_gateway::{
+    CacheUrl, Config, ConfigError, ReloadError, StartError, StoreOpenError, StoreUrl,
+    StoreUrlError, TlsError, Transport, UpstreamTls, Written,
+};
 use serde::Serialize;
 use toml::Table;
 
@@ -36,17 +41,7 @@ impl GatewayArgs {
     ///
     /// Every way in which it cannot be is one line that says where.
     pub(super) fn load(&self) -> Result<Loaded, Failure> {
-        let file = match &self.config {
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = File::read(path).map_err(|wrong| {
-                    let line = wrong.line.map_or(String::new(), |line| format!(":{line}"));
-                    Failure::usage(format!("{name}{line}: {}", wrong.what))
-                })?;
-                Some((name, file))
-            }
-            None => None,
-        };
+        let file = self.config.as_deref().map(read).transpose()?;
         let (of_file, policy, routes) = match &file {
             Some((_, file)) => (file.gateway.clone(), file.policy.clone(), file.routes.clone()),
             None => Default::default(),
@@ -56,6 +51,7 @@ impl GatewayArgs {
         let policy = self.policy.clone().or(policy);
         let log_format = gateway.log_format.unwrap_or(LogFormat::Text);
         let log_level = gateway.log_level.clone().unwrap_or_else(|| "info".into());
+        crate::logging::filter(&log_level).map_err(|what| said.failure(&Reason::Said(what)))?;
         let config = config(gateway, &policy, routes).map_err(|error| said.failure(&error))?;
         config.check().map_err(|error| said.failure(&error.into()))?;
         Ok(Loaded { config, log_format, log_level, said })
@@ -65,13 +61,62 @@ impl GatewayArgs {
 impl Loaded {
     /// Why a gateway does not take it, and where that was said.
     pub(super) fn refused(&self, error: &ReloadError) -> Failure {
-        match error {
-            ReloadError::Config(error) => self.said.failure(&error.clone().into()),
-            other => Failure::usage(match &self.said.file {
-                Some((name, _)) => format!("{name}: {other}"),
-                None => other.to_string(),
-            }),
+        let reason = match error {
+            ReloadError::Config(error) => error.clone().into(),
+            other => Reason::Said(other.to_string()),
+        };
+        let failure = self.said.failure(&reason);
+        match (&self.said.file, error) {
+            // What a restart is needed for may be that it is said no more.
+            (Some((name, _)), ReloadError::Restart(_)) if self.said.line_of(&reason).is_none() => {
+                Failure::usage(format!("{name}: {failure}"))
+            }
+            _ => failure,
         }
+    }
+
+    /// Why no gateway can be started with it. Configuration is 64; what is needed and cannot be had
+    /// is 69.
+    pub(super) fn failed(&self, error: &StartError) -> Failure {
+        let (flag, what) = match error {
+            StartError::Config(error) => return self.said.failure(&error.clone().into()),
+            StartError::Tls(error) => (self.flag_of(error), error.to_string()),
+            StartError::Store(error @ StoreOpenError::Url { url, .. }) => {
+                let of_store = *url == self.config.store.to_string();
+                (Some(if of_store { "--store" } else { "--cache" }), error.to_string())
+            }
+            // It begins with its flag.
+            StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
+            other => return Failure::unavailable(other),
+        };
+        let what = flag.map_or(what.clone(), |flag| format!("{flag}: {what}"));
+        self.said.failure(&Reason::Said(what))
+    }
+
+    /// Which setting names the file that certificates cannot be had from.
+    fn flag_of(&self, error: &TlsError) -> Option<&'static str> {
+        let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
+            return None;
+        };
+        let Transport { tls, upstream_tls: UpstreamTls { ca, client }, .. } =
+            &self.config.transport;
+        let tls = tls.as_ref();
+        [
+            ("--tls-cert", tls.map(|tls| &tls.certificate)),
+            ("--tls-key", tls.map(|tls| &tls.key)),
+            ("--tls-client-ca", tls.and_then(|tls| tls.client_ca.as_ref())),
+            ("--upstream-ca", ca.as_ref()),
+            ("--upstream-cert", client.as_ref().map(|(certificate, _)| certificate)),
+            ("--upstream-key", client.as_ref().map(|(_, key)| key)),
+        ]
+        .into_iter()
+        .find_map(|(flag, named)| (named == Some(path)).then_some(flag))
+    }
+
+    /// What may surprise, a line each.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let of_file = self.said.file.as_ref().and_then(|(name, file)| file.warning(name));
+        of_file.into_iter().collect()
     }
 
     /// All that holds, as a file, without what is secret.
@@ -105,8 +150,50 @@ impl Loaded {
     }
 }
 
+/// The file at `path`, and how it is called.
+fn read(path: &Path) -> Result<(String, File), Failure> {
+    let name = path.display().to_string();
+    let file = File::read(path).map_err(|wrong| {
+        let line = wrong.line.map_or(String::new(), |line| format!(":{line}"));
+        Failure::usage(format!("{name}{line}: {}", wrong.what))
+    })?;
+    Ok((name, file))
+}
+
+/// What a gateway's file says to whoever looks into its store.
+#[derive(Debug, Default)]
+pub(crate) struct OfFile {
+    pub(crate) store: Option<StoreUrl>,
+    pub(crate) cache: Option<CacheUrl>,
+    pub(crate) secret_file: Option<PathBuf>,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) admin_token: Option<String>,
+}
+
+impl OfFile {
+    /// Of the file at `path`; nothing where there is none.
+    pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
+        let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
+        let failed = |field: &str, error: StoreUrlError| {
+            let line = file.line(Section::Gateway, field).unwrap_or_default();
+            Failure::usage(format!("{name}:{line}: --{field}: {error}"))
+        };
+        let GatewayFields { store, cache, secret_file, admin, admin_token, .. } =
+            file.gateway.clone();
+        let store = store.map(Written::read).transpose();
+        let cache = cache.map(Written::read).transpose();
+        Ok(Self {
+            store: store.map_err(|error| failed("store", error))?,
+            cache: cache.map_err(|error| failed("cache", error))?,
+            secret_file,
+            admin: admin.and_then(|admin| admin.0),
+            admin_token: admin_token.map(|token| token.0),
+        })
+    }
+}
+
 /// Why it cannot be: something that was said, or on which route.
-enum Reason {
+pub(super) enum Reason {
     Said(String),
     Route(usize, String),
 }
@@ -125,6 +212,7 @@ fn config(
     policy: &PolicyFields,
     routes: Vec<RouteFields>,
 ) -> Result<Config, Reason> {
+    super::effect::check(policy, &routes)?;
     let everywhere = policy.clone().policy().map_err(Reason::Said)?;
     let mut config = gateway.config(everywhere).map_err(Reason::Said)?;
     for (index, route) in routes.into_iter().enumerate() {
@@ -140,21 +228,25 @@ fn config(
 impl Said {
     /// One line: the file and its line, where it was said there.
     fn failure(&self, reason: &Reason) -> Failure {
+        let (Reason::Said(what) | Reason::Route(_, what)) = reason;
+        Failure::usage(match (&self.file, self.line_of(reason)) {
+            (Some((name, _)), Some(line)) => format!("{name}:{line}: {what}"),
+            _ => what.clone(),
+        })
+    }
+
+    fn line_of(&self, reason: &Reason) -> Option<usize> {
         let (route, what) = match reason {
             Reason::Said(what) => (None, what),
             Reason::Route(index, what) => (Some(*index), what),
         };
-        let Some((name, file)) = &self.file else { return Failure::usage(what) };
+        let (_, file) = self.file.as_ref()?;
         // Errors name what is wrong as a flag; the first that the file says is the place.
         let flags = what.split(|char: char| !(char.is_ascii_lowercase() || char == '-'));
         let fields =
             flags.filter_map(|word| word.strip_prefix("--")).map(|it| it.replace('-', "_"));
         let line = fields.into_iter().find_map(|field| self.line(file, route, &field));
-        let line = line.or_else(|| file.line(Section::Route(route?), "path"));
-        Failure::usage(match line {
-            Some(line) => format!("{name}:{line}: {what}"),
-            None => what.clone(),
-        })
+        line.or_else(|| file.line(Section::Route(route?), "path"))
     }
 
     fn line(&self, file: &File, route: Option<usize>, field: &str) -> Option<usize> {
@@ -169,7 +261,7 @@ impl Said {
 }
 
 /// By name; these structures have nothing that TOML has not.
-fn said(fields: &impl Serialize) -> Table {
+pub(super) fn said(fields: &impl Serialize) -> Table {
     Table::try_from(fields).unwrap_or_default()
 }
 
@@ -182,211 +274,4 @@ fn section(title: &str, fields: &Table) -> Result<String, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::{Args as _, Command};
-
-    use super::*;
-
-    /// What clap knows, by the name of the field.
-    fn flags() -> Vec<clap::Arg> {
-        let command = GatewayArgs::augment_args(Command::new("gateway"));
-        let own = ["config", "check", "help"];
-        command
-            .get_arguments()
-            .filter(|arg| !own.contains(&arg.get_id().as_str()))
-            .cloned()
-            .collect()
-    }
-
-    /// What serde knows: its error lists it.
-    fn fields(section: &str) -> Vec<String> {
-        let error = match section {
-            "gateway" => toml::from_str::<GatewayFields>("no_such_field = 1").unwrap_err(),
-            _ => toml::from_str::<PolicyFields>("no_such_field = 1").unwrap_err(),
-        };
-        let message = error.message().to_owned();
-        let known = message.split("expected one of").nth(1).unwrap();
-        known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn flags_environment_and_file_do_not_drift_apart() {
-        let mut known = fields("gateway");
-        known.extend(fields("policy"));
-        let flags = flags();
-        let ids: Vec<_> = flags.iter().map(|arg| arg.get_id().to_string()).collect();
-        assert_eq!(ids, known);
-        for (arg, field) in flags.iter().zip(&known) {
-            assert_eq!(arg.get_long(), Some(field.replace('_', "-").as_str()));
-            let env = match field.as_str() {
-                // As it was called before there was a file.
-                "log_level" => "HAPAX_LOG".to_owned(),
-                field => format!("HAPAX_{}", field.to_ascii_uppercase()),
-            };
-            assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(env.as_str()));
-            assert!(!arg.is_required_set() && arg.get_default_values().is_empty(), "{field}");
-        }
-    }
-
-    #[test]
-    fn the_help_tells_the_defaults_as_they_are() {
-        let config = Config::new("http://127.0.0.1:3000".parse().unwrap());
-        let mut gateway = GatewayFields::of(&config);
-        gateway.log_format = Some(LogFormat::Text);
-        let mut shown = said(&gateway);
-        shown.extend(said(&PolicyFields::of(&config.policy)));
-        let mut compared = 0;
-        for arg in flags() {
-            let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string();
-            let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-            let Some(value) = shown.get(arg.get_id().as_str()) else { continue };
-            let value = match value {
-                toml::Value::String(text) => text.clone(),
-                toml::Value::Array(values) => {
-                    let texts = values.iter().filter_map(|value| value.as_str());
-                    texts.collect::<Vec<_>>().join(",")
-                }
-                other => other.to_string(),
-            };
-            let told = help.rsplit("[default: ").next().unwrap_or_default();
-            if ["upstream", "stream"].contains(&arg.get_id().as_str()) {
-                continue;
-            }
-            // `60s` and `1m` are the same.
-            let told = told.trim_end_matches(']');
-            let same = |text: &str| text.parse::<super::super::values::Time>().ok();
-            let alike = told == value || (same(told).is_some() && same(told) == same(&value));
-            assert!(alike, "{}: {told} is told, {value} is so", arg.get_id());
-            compared += 1;
-        }
-        assert!(compared > 25, "{compared}");
-    }
-
-    fn args(text: &[&str]) -> GatewayArgs {
-        use clap::FromArgMatches as _;
-        let command = GatewayArgs::augment_args(Command::new("gateway").no_binary_name(true));
-        let mut matches = command.try_get_matches_from(text).unwrap();
-        GatewayArgs::from_arg_matches_mut(&mut matches).unwrap()
-    }
-
-    fn load(flags: &[&str], file: &str) -> Result<Loaded, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f.toml");
-        std::fs::write(&path, file).unwrap();
-        let path = path.display().to_string();
-        let loaded = args(&[&["--config", &path], flags].concat()).load();
-        loaded.map_err(|failure| failure.to_string().replace(&path, "f.toml"))
-    }
-
-    #[test]
-    fn what_is_shown_is_what_holds() {
-        let file = r#"
-            [gateway]
-            upstream = "http://127.0.0.1:3000"
-            admin = "off"
-            max_memory = "1GiB"
-            auth_url = "http://127.0.0.1:4180/check?token=secret"
-            auth_copy = "x-user,x-role"
-            [policy]
-            methods = ["post", "PUT"]
-            scope = "authorization"
-            in_flight = "wait"
-            cors_origins = ["https://shop.example"]
-            docs_url = "https://docs.example"
-            max_in_flight_per_scope = 7
-            grammar = "strict"
-            expires = true
-            fingerprint_only = ["/amount", "/a,b", ""]
-            fingerprint_headers = "x-tenant"
-            [[route]]
-            path = "/a"
-            fingerprint_only = "none"
-            fingerprint_except = "/sent_at,/trace"
-            [[route]]
-            path = "/raw"
-            fingerprint_body = "raw"
-            fingerprint_only = "none"
-            fingerprint_headers = "none"
-            expires = false
-            [[route]]
-            path = "/named"
-            name = "a"
-            key = "required"
-            docs_url = "none"
-            cors_origins = "none"
-            max_in_flight_per_scope = 0
-            [[route]]
-            path = "/b/{*rest}"
-            protect = false
-            [[route]]
-            path = "/c"
-            observe = true
-        "#;
-        let loaded = load(&["--lease", "10s"], file).unwrap();
-        let shown = loaded.shown().unwrap();
-        assert!(!shown.contains("secret"), "{shown}");
-        let again = load(&[], &shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
-        assert_eq!(again.shown().unwrap(), shown);
-        let policy = &again.config.policy;
-        assert_eq!(policy.lease.as_secs(), 10);
-        assert_eq!((policy, &again.config.routes), (&loaded.config.policy, &loaded.config.routes));
-        let names = [("/a", ";except=/sent_at,/trace;headers=x-tenant"), ("/raw", "")];
-        for (route, (path, rest)) in loaded.config.routes.iter().zip(names) {
-            let body = if path == "/raw" { "raw" } else { "canonical" };
-            let name = format!("http/1;body={body}{rest}");
-            let found = (route.path.as_str(), route.policy.fingerprint.name().as_str());
-            assert_eq!(found, (path, name.as_str()));
-        }
-        let name = "http/1;body=canonical;only=,/a%2Cb,/amount;headers=x-tenant";
-        assert_eq!(policy.fingerprint.name().as_str(), name);
-        let route = &loaded.config.routes[2].policy;
-        assert!(route.docs_url.is_none() && route.cors.is_none());
-        assert!(route.max_in_flight_per_scope.is_none());
-        assert_eq!(route.methods, policy.methods);
-    }
-
-    #[test]
-    fn errors_name_the_line_that_said_it() {
-        let upstream = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
-        for (flags, rest, says) in [
-            (&[][..], "store = \"mysql:x\"", "f.toml:3: --store: a store is"),
-            (&[], "max_memory = \"1MiB\"", "f.toml:3: --max-memory 1MiB is too little"),
-            (&["--max-memory", "1MiB"], "max_memory = \"1GiB\"", "--max-memory 1MiB is too little"),
-            (&[], "[policy]\non_unknown = \"reconcile\"", "f.toml:4: --on-unknown reconcile needs"),
-            (&[], "[policy]\ncors_max_age = \"1h\"", "f.toml:4: --cors-max-age needs"),
-            (
-                &[],
-                "[policy]\nfingerprint_only = \"amount\"",
-                "f.toml:4: --fingerprint-only: a JSON pointer is empty or begins with",
-            ),
-            (
-                &[],
-                "[policy]\nfingerprint_only = \"/a\"\n[[route]]\npath = \"/a\"\nfingerprint_except = \"/b\"",
-                "f.toml:7: route /a: --fingerprint-except contradicts --fingerprint-only",
-            ),
-            (
-                &[],
-                "[policy]\nfingerprint_only = \"/a\"\n[[route]]\npath = \"/a\"\nfingerprint_body = \"raw\"",
-                "f.toml:7: route /a: --fingerprint-body must be `canonical`",
-            ),
-            (&[], "[[route]]\n\npath = \"/a\"\non_unknown = \"reconcile\"", "f.toml:6: route /a: "),
-            (&[], "[[route]]\n\npath = \"a\"", "f.toml:5: route a: the path must begin"),
-            (
-                &[],
-                "[[route]]\npath = \"/a\"\n[[route]]\npath = \"/A\"",
-                "f.toml:6: route /A: the path is for the same as that of another route, /a",
-            ),
-            (
-                &[],
-                "[[route]]\npath = \"/a\"\nobserve = true\nprotect = false",
-                "f.toml:4: route /a: `observe = true` contradicts",
-            ),
-            (&[], "lsten = \"x\"", "f.toml:3: unknown field `lsten` in [gateway]"),
-        ] {
-            let error = load(flags, &format!("{upstream}{rest}")).unwrap_err();
-            assert!(error.starts_with(says), "{rest}: {error}");
-        }
-        let error = load(&[], "").unwrap_err();
-        assert!(error.contains("--upstream is required"), "{error}");
-    }
-}
+mod tests;

@@ -91,7 +91,7 @@ impl FromStr for Trusted {
     type Err = NotANetwork;
 
     fn from_str(text: &str) -> Result<Self, NotANetwork> {
-        match text {
+        match text.trim() {
             "none" => Ok(Self::Nobody),
             "loopback" => Ok(Self::Loopback),
             network => network.parse().map(Self::Network),

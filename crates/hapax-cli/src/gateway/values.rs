@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use hapax_gateway::{UnitError, parse_duration};
 use hapax_http::problem::{BadDocsUrl, DocsUrl};
-use http::{HeaderName, Method};
+use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 /// A duration, like `30s`.
@@ -80,27 +80,34 @@ impl Display for AdminAddr {
     }
 }
 
+/// What is shown in place of a secret.
+const HIDDEN: &str = "(hidden)";
+
+/// Why it is not taken for one: as a token it could be guessed.
+const SHOWN: &str =
+    "`(hidden)` is what --check shows in place of a secret: say the secret itself there";
+
 /// What nobody is to see. It is shown as that.
 #[derive(Clone)]
 pub(super) struct Hidden(pub(super) String);
 
 impl FromStr for Hidden {
-    type Err = std::convert::Infallible;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
+        if text == HIDDEN { Err(SHOWN) } else { Ok(Self(text.to_owned())) }
     }
 }
 
 impl Display for Hidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
+        f.write_str(HIDDEN)
     }
 }
 
 impl fmt::Debug for Hidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
+        f.write_str(HIDDEN)
     }
 }
 
@@ -109,10 +116,13 @@ impl fmt::Debug for Hidden {
 pub(super) struct Url(pub(super) http::Uri);
 
 impl FromStr for Url {
-    type Err = http::uri::InvalidUri;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self)
+        if text.split_once('?').is_some_and(|(_, query)| query == HIDDEN) {
+            return Err(SHOWN.to_owned());
+        }
+        text.parse().map(Self).map_err(|error: http::uri::InvalidUri| error.to_string())
     }
 }
 
@@ -120,7 +130,7 @@ impl Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
         match text.split_once('?') {
-            Some((url, _)) => write!(f, "{url}?(hidden)"),
+            Some((url, _)) => write!(f, "{url}?{HIDDEN}"),
             None => f.write_str(&text),
         }
     }
@@ -153,25 +163,6 @@ impl Display for Docs {
     }
 }
 
-/// A method. They are case-sensitive, and nobody means `post`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Verb(pub(super) Method);
-
-impl FromStr for Verb {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let method = Method::from_bytes(text.to_ascii_uppercase().as_bytes());
-        method.map(Self).map_err(|_| "not a method")
-    }
-}
-
-impl Display for Verb {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The name of a header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Name(pub(super) HeaderName);
@@ -180,7 +171,7 @@ impl FromStr for Name {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self).map_err(|_| "not the name of a header")
+        text.trim().parse().map(Self).map_err(|_| "not the name of a header")
     }
 }
 
@@ -271,6 +262,11 @@ pub(super) mod text {
     }
 }
 
+/// One of several, as people write them after commas.
+pub(super) fn trimmed(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.trim().to_owned())
+}
+
 /// Several of them: as an array, or as one text with commas.
 pub(super) mod list {
     use super::{Display, FromStr};
@@ -318,6 +314,14 @@ mod tests {
         for text in ["0ms", "250ms", "30s", "5m", "24h", "36h", "7d"] {
             assert_eq!(text.parse::<Time>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn what_is_shown_of_a_secret_is_none() {
+        assert_eq!("(hidden)".parse::<Hidden>().unwrap_err(), SHOWN);
+        let shown = "http://a/check?token=secret".parse::<Url>().unwrap().to_string();
+        assert_eq!(shown.parse::<Url>().unwrap_err(), SHOWN);
+        assert!("http://a/check?hidden".parse::<Url>().is_ok());
     }
 
     #[test]

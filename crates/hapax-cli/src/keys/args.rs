@@ -10,7 +10,8 @@ use hapax_gateway::{StoreUrl, Written};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, of};
+use crate::gateway::OfFile;
 
 /// What a store holds: see, release and resolve keys
 ///
@@ -39,7 +40,7 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "N", default_value_t = 100,
             value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
-        /// As JSON
+        /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -49,7 +50,7 @@ pub(super) enum KeysCommand {
         at: Where,
         #[command(flatten)]
         target: Target,
-        /// As JSON
+        /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -61,7 +62,7 @@ pub(super) enum KeysCommand {
         target: Target,
         #[command(flatten)]
         sure: Sure,
-        /// As JSON
+        /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -85,7 +86,7 @@ pub(super) enum KeysCommand {
         /// With which body: text, @PATH or @- for standard input
         #[arg(long, value_name = "BODY")]
         body: Option<String>,
-        /// As JSON
+        /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -93,7 +94,7 @@ pub(super) enum KeysCommand {
     Purge {
         #[command(flatten)]
         at: Where,
-        /// As JSON
+        /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -102,24 +103,50 @@ pub(super) enum KeysCommand {
 /// Which store.
 #[derive(Debug, Args)]
 pub(super) struct Where {
-    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB
-    #[arg(
-        long,
-        env = "HAPAX_STORE",
-        value_name = "URL",
-        default_value = "file:./hapax.db",
-        hide_env_values = true
-    )]
-    pub(super) store: Written<StoreUrl>,
+    /// The gateway's file: for what is not said here
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
+    /// file:./hapax.db]
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    store: Option<Written<StoreUrl>>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
-    pub(super) secret_file: Option<PathBuf>,
+    secret_file: Option<PathBuf>,
     /// Ask the gateway whose admin address this is, whatever its store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
-    pub(super) admin: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
     /// The token of the gateway
     #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    admin_token: Option<String>,
+}
+
+/// Where records are, all in all.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) store: StoreUrl,
+    pub(super) secret_file: Option<PathBuf>,
+    /// Whom to ask instead.
+    pub(super) admin: Option<SocketAddr>,
     pub(super) admin_token: Option<String>,
+}
+
+impl Where {
+    /// What was said, with what the gateway's file says of the rest.
+    pub(super) fn place(&self) -> Result<Place, Failure> {
+        let store = self.store.clone().map(Written::read).transpose().map_err(of("--store"))?;
+        let file = OfFile::read(self.config.as_deref())?;
+        let store = store.or(file.store);
+        let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
+        // What is in memory only its gateway can be asked for.
+        let admin = file.admin.filter(|_| store == StoreUrl::Memory);
+        Ok(Place {
+            store,
+            secret_file: self.secret_file.clone().or(file.secret_file),
+            admin: self.admin.or(admin),
+            admin_token: self.admin_token.clone().or(file.admin_token),
+        })
+    }
 }
 
 /// Which record.

@@ -129,7 +129,9 @@ impl Remote {
             StatusCode::BAD_REQUEST => Failure::usage(reason),
             _ => failed(&format!("{status}: {reason}")),
         };
-        Err(Refused { failure, code: said["code"].as_str().unwrap_or_default().to_owned() })
+        let code = said["code"].as_str().unwrap_or_default().to_owned();
+        let failure = if code.is_empty() { failure } else { failure.named(code.clone()) };
+        Err(Refused { failure, code })
     }
 
     async fn send(

@@ -138,7 +138,9 @@ pub(super) struct Purged {
 impl Purged {
     pub(super) fn said(&self) -> String {
         if self.by_gateway {
-            return "the gateway that has this store open removes expired records itself\n".into();
+            return "nothing was removed here: the gateway that has this store open removes expired \
+                    records itself\n"
+                .into();
         }
         format!("{} expired records removed\n", self.removed)
     }

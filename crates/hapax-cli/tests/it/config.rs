@@ -215,7 +215,7 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
     for says in [
         ":2: ",
         ":2: unknown variant `sometimes`",
-        ": --max-connections cannot change without a restart",
+        ":3: --max-connections cannot change without a restart",
         ":4: route nowhere: the path must begin with a slash",
     ] {
         let says = format!("{name}{says}");

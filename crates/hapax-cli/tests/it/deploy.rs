@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::world::{PATIENCE, hapax, ok};
 
 const UNIT: &str = include_str!("../../../../examples/deploy/hapax.service");
+const README: &str = include_str!("../../../../examples/deploy/README.md");
 const CONTAINER: &str = include_str!("../../../../examples/deploy/Containerfile");
 
 /// A file as it would be there.
@@ -42,6 +43,19 @@ fn the_units_command_lines_can_be() {
     }
     // The exit code of a configuration that cannot be.
     assert_eq!(lines(UNIT, "RestartPreventExitStatus="), ["64"]);
+    // A store that is not there yet is waited for, however long; what limits that is of the unit.
+    let (unit, _) = UNIT.split_once("\n[Service]\n").unwrap();
+    assert_eq!(lines(unit, "StartLimitIntervalSec="), ["0"]);
+}
+
+#[test]
+fn the_units_file_is_for_its_group_alone() {
+    let group = lines(UNIT, "SupplementaryGroups=");
+    assert_eq!(group, ["hapax-config"]);
+    assert_eq!(lines(README, "sudo groupadd --system --force "), group);
+    let install = format!("-D -g {} -m 0640 examples/gateway/hapax.toml ", group[0]);
+    let files = lines(README, "sudo install ");
+    assert_eq!(files.iter().filter(|line| line.starts_with(&install)).count(), 1, "{files:?}");
 }
 
 #[test]

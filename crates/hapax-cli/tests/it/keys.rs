@@ -156,9 +156,91 @@ fn decisions_are_told_as_json_too() {
         (&released["outcome"], &released["was"]["state"], &released["was"]["status"]),
         (&"did-not-happen".into(), &"done".into(), &201.into())
     );
-    // What is refused is one line, as without.
-    let (code, line) = refused(&[&["keys", "release", "done"], &at[..]].concat());
-    assert!(code == 1 && line.contains("was released"), "{line}");
+    let (code, error) = refused_as_json(&[&["keys", "release", "done"], &at[..]].concat());
+    assert_eq!((code, &error["code"]), (1, &"released".into()));
+    assert!(error["message"].as_str().unwrap().contains("was released"), "{error}");
+}
+
+/// The exit code, and the object on standard error.
+fn refused_as_json(arguments: &[&str]) -> (i32, Value) {
+    let output = run(arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty() && said.lines().count() == 1, "{said}");
+    let error: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!(error.as_object().unwrap().len(), 2, "{error}");
+    (output.status.code().unwrap(), error)
+}
+
+#[test]
+fn failures_are_told_as_json_too() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    let _asked = send(gateway.address, "k", "x");
+    let _waiting = upstream.next();
+    let at = ["--store", &store(folder.path()), "--scope", "Bearer a", "--json"];
+    for (words, exit, code) in [
+        (&["release", "k"][..], 1, "in-flight"),
+        (&["resolve", "k", "--outcome", "happened", "--status", "99"], 64, "bad-request"),
+        (&["show", "nobody's"], 1, "not-found"),
+        (&["show", ""], 64, "usage"),
+        (&["show", "k", "--limit"], 64, "usage"),
+        (&["show", "k", "--admin", "127.0.0.1:1"], 69, "unavailable"),
+    ] {
+        let (found, error) = refused_as_json(&[&["keys"], words, &at[..]].concat());
+        assert_eq!((found, &error["code"]), (exit, &code.into()), "{error}");
+    }
+    let (code, error) = refused_as_json(&["doctor", "--store", "mysql:", "--json"]);
+    assert_eq!((code, &error["code"]), (64, &"usage".into()));
+}
+
+#[test]
+fn the_gateways_file_says_where_records_are() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("hapax.toml");
+    let name = file.to_str().unwrap();
+    let store = store(folder.path());
+    let secret = folder.path().join("a.secret");
+    std::fs::write(&secret, "7".repeat(64)).unwrap();
+    let text = format!(
+        "[gateway]\nupstream = \"http://{}\"\nstore = \"{store}\"\nsecret_file = \"{}\"\n\
+         admin_token = \"a-token\"\n",
+        upstream.address,
+        secret.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let gateway = filled(&upstream, folder.path(), &["--config", name, "--store", &store]);
+    let show = ["keys", "show", "done", "--scope", "Bearer a"];
+    // Through the gateway by its token, then by the secret on the file.
+    let from_outside = |words: &[&str]| {
+        let mut command = hapax(words);
+        command.current_dir("/").env("HAPAX_CONFIG", name).output().unwrap()
+    };
+    assert!(from_outside(&show).status.success());
+    gateway.kill();
+    let found = from_outside(&show);
+    assert!(String::from_utf8(found.stdout).unwrap().contains("response     201"));
+    let found = from_outside(&["doctor", "--json"]);
+    let said = String::from_utf8(found.stdout).unwrap();
+    assert!(said.starts_with('[') && found.stderr.is_empty(), "{said}");
+    // Who says another store means it.
+    let other = format!("file:{}", folder.path().join("other.db").display());
+    let output = from_outside(&["keys", "list", "--store", &other]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("there is no store at") && said.contains("other.db"), "{said}");
+    let output = hapax(&["keys", "list", "--config", name]).env("HAPAX_STORE", &other).output();
+    assert!(String::from_utf8(output.unwrap().stderr).unwrap().contains("other.db"));
+
+    // A store in memory is asked for where its gateway is.
+    let admin = "[gateway]\nstore = \"memory:\"\nadmin = \"127.0.0.1:1\"\n";
+    std::fs::write(&file, admin).unwrap();
+    let (code, line) = refused(&["keys", "list", "--config", name]);
+    assert!(code == 69 && line.contains("the gateway at 127.0.0.1:1"), "{line}");
+    std::fs::write(&file, "[gateway]\n\nstore = \"mysql://u:s3cr3t@h\"\n").unwrap();
+    for command in [&["keys", "list"][..], &["doctor"]] {
+        let (code, line) = refused(&[command, &["--config", name]].concat());
+        assert!(code == 64 && line.contains("hapax.toml:3: --store: "), "{line}");
+        assert!(!line.contains("s3cr3t"), "{line}");
+    }
 }
 
 #[test]
@@ -208,7 +290,7 @@ fn what_has_expired_is_purged() {
     let gateway = filled(&upstream, folder.path(), &["--retention", "100ms", "--lease", "100ms"]);
     let store = store(folder.path());
     let purge = ["keys", "purge", "--store", &store];
-    assert!(ok(&purge).contains("itself"), "the gateway does it");
+    assert!(ok(&purge).starts_with("nothing was removed here: the gateway"), "the gateway does it");
     let in_json = [&purge[..], &["--json"]].concat();
     let json = |said: String| serde_json::from_str::<Value>(&said).unwrap();
     assert_eq!(json(ok(&in_json)), json!({ "removed": 0, "by_gateway": true }));

@@ -7,6 +7,7 @@
 )]
 
 mod auth;
+mod check;
 mod config;
 mod demo;
 mod deploy;
@@ -14,6 +15,7 @@ mod gateway;
 mod help;
 mod keys;
 mod load;
+mod reload;
 mod session;
 mod shared;
 mod tls;

@@ -124,7 +124,9 @@ async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>)
     };
     // Routes may name callers by different headers: what is meant is what there is a record of.
     let live = admin.current.now();
-    let mut scopes = live.callers().iter().filter_map(|names| headers(names, &scope));
+    let of_now = live.callers().iter().filter_map(|names| headers(names, &scope));
+    // It may be of a scope that held before.
+    let mut scopes = of_now.chain(as_given(&scope));
     let Some(first) = scopes.next() else {
         let message = "`scope` is the value of the header that names the caller, or a list of \
                        [header, value]";
@@ -138,6 +140,16 @@ async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>)
         shown = admin.keys.show(&admin.keys.id(&scope, &key)).await;
     }
     answer(shown)
+}
+
+/// Each by its name, in the order in which they are given.
+fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let Some(ScopeText::Headers(given)) = scope else { return None };
+    let parse = |(name, value): &(String, String)| {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+    };
+    given.iter().map(parse).collect()
 }
 
 /// In the order in which the gateway reads them.

@@ -69,12 +69,24 @@ impl Cors {
         }
     }
 
-    pub(super) fn check(&self, protected: &[Method]) -> Result<(), ConfigError> {
+    /// As tower-http has it, for a policy that protects these methods.
+    ///
+    /// tower-http panics, at each request, where credentials meet a wildcard: only what was found not
+    /// to is made.
+    pub(super) fn settle(&self, protected: &[Method]) -> Result<CorsLayer, ConfigError> {
+        self.check(protected)?;
+        Ok(self.layer())
+    }
+
+    fn check(&self, protected: &[Method]) -> Result<(), ConfigError> {
         if protected.contains(&Method::OPTIONS) {
             return Err(ConfigError::CorsMethod);
         }
         match &self.origins {
             Origins::List(origins) if origins.is_empty() => return Err(ConfigError::NoOrigins),
+            Origins::List(origins) if origins.iter().any(|origin| origin == "*") => {
+                return Err(ConfigError::CorsMixed("--cors-origins"));
+            }
             Origins::List(origins) => {
                 if let Some(origin) = origins.iter().find(|origin| !is_origin(origin)) {
                     return Err(ConfigError::Origin(origin.clone()));
@@ -82,16 +94,33 @@ impl Cors {
             }
             Origins::Any => {}
         }
-        let any = self.origins == Origins::Any || self.headers == CorsHeaders::Any;
-        if self.credentials && any {
-            return Err(ConfigError::CorsCredentials);
+        let any_method = self.methods.iter().any(|method| method.as_str() == ANY.as_str());
+        let any_exposed = self.expose.contains(&ANY);
+        let listed =
+            |names: &CorsHeaders| matches!(names, CorsHeaders::List(names) if names.contains(&ANY));
+        for (flag, mixed) in [
+            ("--cors-methods", any_method && self.methods.len() > 1),
+            ("--cors-headers", listed(&self.headers)),
+            ("--cors-expose", any_exposed && self.expose.len() > 1),
+        ] {
+            if mixed {
+                return Err(ConfigError::CorsMixed(flag));
+            }
+        }
+        for (flag, any) in [
+            ("--cors-origins", self.origins == Origins::Any),
+            ("--cors-methods", any_method),
+            ("--cors-headers", self.headers == CorsHeaders::Any),
+            ("--cors-expose", any_exposed),
+        ] {
+            if self.credentials && any {
+                return Err(ConfigError::CorsCredentials(flag));
+            }
         }
         Ok(())
     }
 
-    /// As tower-http has it, of what was [checked](Self::check): it panics where credentials meet
-    /// a wildcard.
-    pub(crate) fn layer(&self) -> CorsLayer {
+    fn layer(&self) -> CorsLayer {
         let origins = match &self.origins {
             Origins::Any => AllowOrigin::any(),
             Origins::List(origins) => AllowOrigin::list(
@@ -146,7 +175,43 @@ fn is_origin(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tower_layer::Layer;
+
     use super::*;
+
+    #[test]
+    fn a_wildcard_stands_alone_and_not_with_credentials() {
+        let shop = || Cors::new(Origins::List(vec!["https://shop.example".into()]));
+        let star: Method = "*".parse().unwrap();
+        let x = HeaderName::from_static("x-a");
+        let (any, mixed) = (vec![star.clone()], vec![Method::GET, star]);
+        for (flag, alone, beside) in [
+            (
+                "--cors-origins",
+                Cors { origins: Origins::Any, ..shop() },
+                Cors { origins: Origins::List(vec!["https://a".into(), "*".into()]), ..shop() },
+            ),
+            ("--cors-methods", Cors { methods: any, ..shop() }, Cors { methods: mixed, ..shop() }),
+            (
+                "--cors-headers",
+                Cors { headers: CorsHeaders::Any, ..shop() },
+                Cors { headers: CorsHeaders::List(vec![ANY, x.clone()]), ..shop() },
+            ),
+            (
+                "--cors-expose",
+                Cors { expose: vec![ANY], ..shop() },
+                Cors { expose: vec![x, ANY], ..shop() },
+            ),
+        ] {
+            let settle = |cors: &Cors| cors.settle(&[Method::POST]).map(|layer| layer.layer(()));
+            assert!(settle(&alone).is_ok(), "{flag}");
+            assert_eq!(settle(&beside).unwrap_err(), ConfigError::CorsMixed(flag));
+            let sent = Cors { credentials: true, ..alone };
+            assert_eq!(settle(&sent).unwrap_err(), ConfigError::CorsCredentials(flag));
+        }
+        let sent = Cors { credentials: true, ..shop() };
+        let _made = sent.settle(&[Method::POST]).unwrap().layer(());
+    }
 
     #[test]
     fn origins_are_as_browsers_send_them() {

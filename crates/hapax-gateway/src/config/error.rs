@@ -79,18 +79,20 @@ pub enum ConfigError {
         "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
     )]
     CorsMethod,
+    #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
+    NobodySecure(&'static str),
     #[error("--cors-origins names no origin")]
     NoOrigins,
     #[error(
         "--cors-origins: `{0}` is no origin, which is a scheme and a host, like https://shop.example"
     )]
     Origin(String),
-    #[error("--cors-{0} needs --cors-origins: without one, no page is allowed anything")]
-    CorsWithoutOrigins(&'static str),
     #[error(
-        "--cors-credentials contradicts `*`: browsers refuse credentials that any page may send"
+        "--cors-credentials contradicts `*` in {0}: browsers refuse that, or take `*` for a name"
     )]
-    CorsCredentials,
+    CorsCredentials(&'static str),
+    #[error("{0}: `*` stands alone")]
+    CorsMixed(&'static str),
     #[error("--max-in-flight-per-scope is for callers, and --scope none makes one of all of them")]
     OneCaller,
     #[error(
@@ -107,8 +109,19 @@ pub enum ConfigError {
     Route { index: usize, path: String, error: Box<ConfigError> },
     #[error(transparent)]
     Transport(#[from] super::TransportError),
-    #[error(transparent)]
+    #[error("{flag}: {0}", flag = flag(.0))]
     Policy(#[from] PolicyError),
     #[error(transparent)]
     Options(#[from] RouteError),
+}
+
+/// What was said where the engine takes no such policy.
+const fn flag(error: &PolicyError) -> &'static str {
+    match error {
+        PolicyError::NoLease | PolicyError::ShortLease => "--lease",
+        // Either of them may be what was said.
+        PolicyError::ShortRetention => "--retention and --lease",
+        PolicyError::NoHook | PolicyError::NoHookTimeout => "--reconcile-url",
+        _ => "--on-unknown",
+    }
 }

@@ -13,6 +13,7 @@ use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::stored::hop_by_hop;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, Uri};
+use tower_http::cors::CorsLayer;
 
 use super::cors::Cors;
 use super::{Config, ConfigError, origin};
@@ -113,6 +114,7 @@ pub(crate) struct SettledPolicy {
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
     pub(crate) policy: Policy,
+    pub(crate) cors: Option<CorsLayer>,
 }
 
 /// The longest retention: beyond it a duration is a slip of the pen, and times would overflow.
@@ -159,10 +161,9 @@ impl PolicyConfig {
                 OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
             }
         }
-        if let Some(cors) = &self.cors {
-            cors.check(&self.methods)?;
-        }
-        Ok(SettledPolicy { callers, missing, policy: self.engine(reconcile.is_some())?, reconcile })
+        let cors = self.cors.as_ref().map(|cors| cors.settle(&self.methods)).transpose()?;
+        let policy = self.engine(reconcile.is_some())?;
+        Ok(SettledPolicy { callers, missing, policy, reconcile, cors })
     }
 
     /// Whether anybody would ask at its reconcile URL: itself, or a route that has it from here.

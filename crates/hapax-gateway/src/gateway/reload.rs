@@ -11,13 +11,16 @@
 //! was executed executes. It is allowed, because there is no other way to change it, and warned of.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_http::server::StoreOutage;
 use http::Method;
 
-use crate::config::{Callers, Config, ConfigError, Handling, PolicyConfig};
+use crate::config::{
+    Callers, Config, ConfigError, Handling, ListenTls, PolicyConfig, Transport, UpstreamTls,
+};
 use crate::live::{Current, Lasting};
 use crate::memory::LargestBodies;
 use crate::routes::Table;
@@ -115,9 +118,44 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
         ("--max-connections", limits.connections != after.limits.connections),
         ("--head-timeout", limits.head_timeout != after.limits.head_timeout),
         ("--body-timeout", limits.stall != after.limits.stall),
-        ("what it is told of connections and TLS", *transport != after.transport),
     ];
-    fixed.into_iter().filter(|(_, differs)| *differs).map(|(flag, _)| flag).collect()
+    fixed
+        .into_iter()
+        .chain(of_transport(transport, &after.transport))
+        .filter(|(_, differs)| *differs)
+        .map(|(flag, _)| flag)
+        .collect()
+}
+
+/// What of connections and TLS differs; each field is here.
+fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool); 11] {
+    let Transport {
+        tls,
+        streams,
+        trusted,
+        upstream_protocol,
+        upstream_tls: UpstreamTls { ca, client },
+        connect_timeout,
+        upstream_idle,
+    } = before;
+    type OfTls = fn(&ListenTls) -> Option<&PathBuf>;
+    let of_tls = |file: OfTls| tls.as_ref().and_then(file) != after.tls.as_ref().and_then(file);
+    type OfClient = fn(&(PathBuf, PathBuf)) -> &PathBuf;
+    let of_client =
+        |file: OfClient| client.as_ref().map(file) != after.upstream_tls.client.as_ref().map(file);
+    [
+        ("--tls-cert", of_tls(|tls| Some(&tls.certificate))),
+        ("--tls-key", of_tls(|tls| Some(&tls.key))),
+        ("--tls-client-ca", of_tls(|tls| tls.client_ca.as_ref())),
+        ("--max-streams", *streams != after.streams),
+        ("--trust-forwarded", *trusted != after.trusted),
+        ("--upstream-protocol", *upstream_protocol != after.upstream_protocol),
+        ("--upstream-ca", *ca != after.upstream_tls.ca),
+        ("--upstream-cert", of_client(|(certificate, _)| certificate)),
+        ("--upstream-key", of_client(|(_, key)| key)),
+        ("--connect-timeout", *connect_timeout != after.connect_timeout),
+        ("--upstream-idle", *upstream_idle != after.upstream_idle),
+    ]
 }
 
 /// Warns of changes under which the retry of what was executed may execute again.

@@ -40,6 +40,14 @@ impl ServerUrl {
 }
 
 impl ServerUrl {
+    /// Whether there is a password in it.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        let (_, rest) = self.0.split_once("://").unwrap_or_default();
+        let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+        user.contains(':') || rest.contains("password=")
+    }
+
     /// Whether what is said there, passwords first, can be read on the network on the way.
     #[must_use]
     pub fn is_in_the_clear(&self) -> bool {
@@ -225,6 +233,21 @@ mod tests {
             assert_eq!(url.to_string(), shown);
             let debug = format!("{url:?}");
             assert!(["ss@", "secret", "Sec", "cret"].iter().all(|word| !debug.contains(word)));
+        }
+    }
+
+    #[test]
+    fn passwords_are_known() {
+        for (url, has) in [
+            ("redis://:secret@host", true),
+            ("postgres://u:p@db/x", true),
+            ("postgres://u@db/x?password=p", true),
+            ("postgres://u@db:5432/x?sslmode=require", false),
+            ("redis://host:6379/1", false),
+        ] {
+            let url: StoreUrl = url.parse().unwrap();
+            let (StoreUrl::Redis(server) | StoreUrl::Postgres(server)) = &url else { panic!() };
+            assert_eq!(server.has_password(), has, "{url}");
         }
     }
 

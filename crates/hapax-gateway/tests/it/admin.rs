@@ -9,7 +9,8 @@ use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     Inspect, MemoryCapacity, MemoryStore, OnUnknown, Store, StoreError, StoreKey, SystemClock,
 };
-use hapax_gateway::{CacheUrl, Gateway, Opened};
+use hapax_gateway::{CacheUrl, Callers, Gateway, Opened};
+use http::HeaderName;
 use serde_json::{Value, json};
 
 use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text};
@@ -28,6 +29,8 @@ async fn records_are_listed_shown_and_found() {
         .await;
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    let mut other = config(upstream.url());
+    other.policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-tenant")]));
     for key in 0..5 {
         post(address, "/201", &format!("done-{key}"), "x").await;
     }
@@ -71,8 +74,14 @@ async fn records_are_listed_shown_and_found() {
     let named = json!({"key": "mine", "scope": [["Authorization", "Bearer a"]]});
     assert_eq!(tell(admin, "/api/keys/lookup", &named).await.json()["id"], found["id"]);
     assert_eq!(tell(admin, "/api/keys/lookup", &json!({"key": "mine"})).await.status, 404);
-    let odd = json!({"key": "mine", "scope": [["x-tenant", "a"]]});
+    let nobody = json!({"key": "mine", "scope": [["x-tenant", "a"]]});
+    assert_eq!(tell(admin, "/api/keys/lookup", &nobody).await.status, 404);
+    let odd = json!({"key": "mine", "scope": [["x tenant", "a"]]});
     assert_eq!(tell(admin, "/api/keys/lookup", &odd).await.status, 400);
+    // Under another scope, what was recorded before is still found by what named its caller.
+    gateway.reload(other).unwrap();
+    assert_eq!(tell(admin, "/api/keys/lookup", &named).await.json()["id"], found["id"]);
+    assert_eq!(tell(admin, "/api/keys/lookup", &nobody).await.status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -224,6 +224,15 @@ async fn a_reload_is_for_new_requests_and_whole() {
         "--listen, --store, --max-connections, --max-response-body (above the largest at the \
          start) cannot change without a restart"
     );
+    let mut restart = next.clone();
+    restart.transport.streams += 1;
+    restart.transport.trusted.clear();
+    restart.transport.connect_timeout *= 2;
+    restart.transport.upstream_idle *= 2;
+    let error = gateway.reload(restart).unwrap_err().to_string();
+    let named = "--max-streams, --trust-forwarded, --connect-timeout, --upstream-idle cannot change \
+                 without a restart";
+    assert_eq!(error, named);
     assert_eq!(post_with(address, "/", &[], "x").await.code(), "missing-key");
     gateway.shutdown().await;
 }

@@ -1,0 +1,84 @@
+//! Variables that nobody reads.
+
+use clap::{Command, CommandFactory};
+
+/// The most letters that may differ in a name that was meant.
+const NEAR: usize = 3;
+
+/// What to say of the variables `HAPAX_*` of the environment that mean nothing, with their values. They
+/// are not refused: Kubernetes makes some by itself.
+pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    let known = known(crate::Cli::command());
+    let mut warnings: Vec<String> = variables
+        .filter(|(name, value)| {
+            name.starts_with("HAPAX_") && !known.contains(name) && !is_of_kubernetes(name, value)
+        })
+        .map(|(name, _)| {
+            let near = known.iter().map(|it| (strsim::damerau_levenshtein(it, &name), it)).min();
+            match near.filter(|(distance, _)| *distance <= NEAR) {
+                Some((_, near)) => format!("{name} is no setting and is ignored: {near} is one"),
+                None => format!("{name} is no setting and is ignored"),
+            }
+        })
+        .collect();
+    warnings.sort();
+    warnings
+}
+
+/// The variables of all commands: those of one may be set for another.
+fn known(command: Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str().map(str::to_owned));
+    let own: Vec<_> = own.collect();
+    command.get_subcommands().cloned().flat_map(known).chain(own).collect()
+}
+
+/// What it puts into every container of a namespace that has a service named hapax, or hapax-…:
+/// `HAPAX_SERVICE_HOST`, `HAPAX_SERVICE_PORT_HTTP`, `HAPAX_PORT=tcp://…`, `HAPAX_PORT_80_TCP_ADDR`.
+fn is_of_kubernetes(name: &str, value: &str) -> bool {
+    let of_port = |rest: &str| {
+        let (number, rest) = rest.split_once('_').unwrap_or_default();
+        !number.is_empty()
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+            && ["TCP", "UDP", "SCTP"].iter().any(|protocol| rest.starts_with(protocol))
+    };
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || (name.ends_with("_PORT") && value.contains("://"))
+        || name.match_indices("_PORT_").any(|(at, port)| of_port(&name[at + port.len()..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_reads_is_said() {
+        let of =
+            |name: &str, value: &str| unknown(std::iter::once((name.to_owned(), value.to_owned())));
+        let near = "HAPAX_ON_UNKOWN is no setting and is ignored: HAPAX_ON_UNKNOWN is one";
+        assert_eq!(of("HAPAX_ON_UNKOWN", "block"), [near]);
+        assert_eq!(
+            of("HAPAX_NOTHING_LIKE_IT", "x"),
+            ["HAPAX_NOTHING_LIKE_IT is no setting and is ignored"]
+        );
+        assert_eq!(of("HAPAX_PORT", "8080").len(), 1);
+        for (name, value) in [
+            ("HAPAX_ON_UNKNOWN", "block"),
+            ("HAPAX_LOG", "info"),
+            ("HAPAX_CONFIG", "a"),
+            ("HAPAXES", "a"),
+            ("PATH", "a"),
+            ("HAPAX_SERVICE_HOST", "10.0.0.1"),
+            ("HAPAX_SERVICE_PORT", "80"),
+            ("HAPAX_SERVICE_PORT_HTTP", "80"),
+            ("HAPAX_PORT", "tcp://10.0.0.1:80"),
+            ("HAPAX_PORT_80_TCP", "tcp://10.0.0.1:80"),
+            ("HAPAX_PORT_80_TCP_ADDR", "10.0.0.1"),
+            ("HAPAX_ADMIN_PORT_9090_TCP_PROTO", "tcp"),
+            ("HAPAX_ADMIN_SERVICE_HOST", "10.0.0.1"),
+        ] {
+            assert_eq!(of(name, value), [""; 0], "{name}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Methods, as they are said.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use http::Method;
+
+/// What IANA's registry of methods has (RFC 9110, 18.2), but for `PRI` and `*`, which are there so that
+/// nobody uses them. A method that is not among them is a slip of the pen, and what was meant would not
+/// be protected.
+const METHODS: [&str; 39] = [
+    "ACL",
+    "BASELINE-CONTROL",
+    "BIND",
+    "CHECKIN",
+    "CHECKOUT",
+    "CONNECT",
+    "COPY",
+    "DELETE",
+    "GET",
+    "HEAD",
+    "LABEL",
+    "LINK",
+    "LOCK",
+    "MERGE",
+    "MKACTIVITY",
+    "MKCALENDAR",
+    "MKCOL",
+    "MKREDIRECTREF",
+    "MKWORKSPACE",
+    "MOVE",
+    "OPTIONS",
+    "ORDERPATCH",
+    "PATCH",
+    "POST",
+    "PROPFIND",
+    "PROPPATCH",
+    "PUT",
+    "QUERY",
+    "REBIND",
+    "REPORT",
+    "SEARCH",
+    "TRACE",
+    "UNBIND",
+    "UNCHECKOUT",
+    "UNLINK",
+    "UNLOCK",
+    "UPDATE",
+    "UPDATEREDIRECTREF",
+    "VERSION-CONTROL",
+];
+
+/// Stands for every method, where it may.
+const ANY: &str = "*";
+
+/// A method, in upper case: they are case-sensitive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Verb(pub(super) Method);
+
+/// A method, or `*` for any.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct AnyVerb(pub(super) Method);
+
+impl FromStr for Verb {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        method(text.trim()).map(Self).ok_or_else(|| expected(""))
+    }
+}
+
+impl FromStr for AnyVerb {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let method =
+            if text == ANY { Method::from_bytes(ANY.as_bytes()).ok() } else { method(text) };
+        method.map(Self).ok_or_else(|| expected(", or `*` alone"))
+    }
+}
+
+impl Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Display for AnyVerb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+fn method(text: &str) -> Option<Method> {
+    METHODS.contains(&text).then(|| Method::from_bytes(text.as_bytes()).ok()).flatten()
+}
+
+fn expected(more: &str) -> String {
+    format!("expected methods in upper case{more}: {}", METHODS.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_are_those_of_the_registry() {
+        for known in METHODS {
+            assert_eq!(known.parse::<Verb>().unwrap().to_string(), known);
+            assert_eq!(known.parse::<AnyVerb>().unwrap().to_string(), known);
+        }
+        assert_eq!(" PATCH".parse::<Verb>().unwrap().0, Method::PATCH);
+        assert_eq!("*".parse::<AnyVerb>().unwrap().to_string(), "*");
+        for none in ["*", "ANY", "POTS", "post", "", "PRI", "a b"] {
+            let error = none.parse::<Verb>().unwrap_err();
+            assert!(error.contains("PATCH, POST, PROPFIND"), "{none}: {error}");
+            assert!(none == "*" || none.parse::<AnyVerb>().is_err(), "{none}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What `--check` says, and what is warned of.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Output;
+
+use rustix::process::Signal;
+
+use crate::world::{Gateway, Upstream, hapax, log_lines, refused};
+
+const GATEWAY: &str = "[gateway]\nupstream = \"http://127.0.0.1:1\"\n";
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn what_cannot_start_is_told_without_starting_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hapax.toml");
+    let name = file.to_str().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("none.pem"), "none").unwrap();
+    std::fs::write(path("bad.secret"), "none").unwrap();
+    for (more, says) in [
+        ("log_level = \"infoo\"".to_owned(), ":4: --log-level: `infoo` is no level"),
+        ("log_level = \"info,a=infoo\"".to_owned(), ":4: --log-level"),
+        ("log_level = \"hapax_gateway\"".to_owned(), ":4: --log-level: `hapax_gateway`"),
+        ("store = \"redis://host:port/x\"".to_owned(), ":4: --store: redis://host:port/x: "),
+        ("store = \"postgres://host:port/x\"".to_owned(), ":4: --store: postgres://host:port/x"),
+        (
+            "store = \"file:x.db\"\ncache = \"redis://h\"\nsecret_file = \"nowhere\"".to_owned(),
+            ":6: --secret-file: nowhere: ",
+        ),
+        (format!("secret_file = \"{}\"", path("bad.secret")), ":4: --secret-file: "),
+        (
+            format!("tls_cert = \"{}\"\ntls_key = \"nowhere.key\"", path("none.pem")),
+            ":5: --tls-key: nowhere.key: ",
+        ),
+        (format!("tls_cert = \"{0}\"\ntls_key = \"{0}\"", path("none.pem")), ":4: --tls-cert: "),
+    ] {
+        let text = format!("{GATEWAY}listen = \"127.0.0.1:0\"\n{more}\n");
+        let store = if more.contains("store") { "" } else { "store = \"memory:\"\n" };
+        std::fs::write(&file, format!("{text}{store}admin = \"off\"\n")).unwrap();
+        for how in [&["--check"][..], &[]] {
+            let (code, line) = refused(&[&["gateway", "--config", name], how].concat());
+            let says = format!("hapax: {name}{says}");
+            assert!(code == 64 && line.starts_with(&says), "{how:?}: {line}, not {says}");
+        }
+    }
+    assert!(!std::path::Path::new("x.db").exists());
+    // Directives are none of that.
+    let level = "--log-level=warn,hapax_gateway=debug,[a{b=1}]=trace,off,3";
+    let checked = hapax(&["gateway", "--check", "--upstream=http://127.0.0.1:1", level]).output();
+    assert!(checked.unwrap().status.success());
+}
+
+#[test]
+fn variables_that_mean_nothing_are_warned_of() {
+    let of = |check: &[&str]| {
+        let mut command =
+            hapax(&[&["gateway", "--upstream", "http://127.0.0.1:1"], check].concat());
+        command.env("HAPAX_ON_UNKOWN", "block").env("HAPAX_SERVICE_HOST", "10.0.0.1");
+        command
+    };
+    let checked = of(&["--check"]).output().unwrap();
+    assert!(checked.status.success());
+    let warning = "HAPAX_ON_UNKOWN is no setting and is ignored: HAPAX_ON_UNKNOWN is one";
+    assert_eq!(said(&checked), format!("hapax: warning: {warning}\n"));
+    // The listener cannot be, so that it ends.
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = busy.local_addr().unwrap().to_string();
+    let started =
+        of(&["--admin=off", "--store=memory:", "--listen", &busy, "--log-format=json"]).output();
+    let said = said(&started.unwrap());
+    let line: serde_json::Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    assert_eq!((&line["level"], &line["message"]), (&"WARN".into(), &warning.into()), "{said}");
+}
+
+#[test]
+fn secrets_that_every_user_can_read_are_warned_of() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("hapax.toml");
+    let name = file.to_str().unwrap();
+    let check = |text: &str, mode: u32| {
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let checked = hapax(&["gateway", "--config", name, "--check"]).output().unwrap();
+        assert!(checked.status.success(), "{}", said(&checked));
+        said(&checked)
+    };
+    for (field, value) in [
+        ("admin_token", "s3cr3t"),
+        ("store", "postgres://u:s3cr3t@127.0.0.1/x"),
+        ("auth_url", "http://127.0.0.1:2/?s3cr3t"),
+    ] {
+        let text = format!("{GATEWAY}{field} = \"{value}\"\n");
+        let warned = check(&text, 0o644);
+        let about =
+            format!("hapax: warning: {name} can be read by every user of this machine, and");
+        assert!(warned.starts_with(&format!("{about} `{field}`")), "{warned}");
+        assert!(!warned.contains("s3cr3t"), "{warned}");
+        assert_eq!(check(&text, 0o640), "");
+    }
+    assert_eq!(check(&format!("{GATEWAY}store = \"postgres://u@127.0.0.1/x\"\n"), 0o644), "");
+    let text =
+        format!("[gateway]\nupstream = \"http://{}\"\nadmin_token = \"a\"", upstream.address);
+    check(&text, 0o644);
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", name]);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(log.contains("can be read by every user"), "{log}");
+    assert!(log_lines(folder.path(), "draining").len() == 1);
+}
+
+#[test]
+fn what_may_be_secret_is_not_repeated() {
+    let secret = "http://h/?token=s3cr3t x";
+    for (variable, flag) in [
+        ("HAPAX_AUTH_URL", "--auth-url"),
+        ("HAPAX_UPSTREAM", "--upstream"),
+        ("HAPAX_RECONCILE_URL", "--reconcile-url"),
+        ("HAPAX_STORE", "--store"),
+        ("HAPAX_LISTEN", "--listen"),
+        ("HAPAX_DOCS_URL", "--docs-url"),
+    ] {
+        let mut command = hapax(&["gateway", "--check", "--cors-origins=none"]);
+        if variable != "HAPAX_UPSTREAM" {
+            command.env("HAPAX_UPSTREAM", "http://127.0.0.1:1");
+        }
+        let output = command.env(variable, secret).output().unwrap();
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains(flag) && !said.contains("s3cr3t"), "{said}");
+    }
+    let (code, line) = refused(&["gateway", "http://u:s3cr3t@h/"]);
+    assert!(
+        code == 64 && line.contains("unexpected argument") && !line.contains("s3cr3t"),
+        "{line}"
+    );
+    // What is none is.
+    let (code, line) = refused(&["gateway", "--lease", "soon"]);
+    assert!(code == 64 && line.contains("'soon'"), "{line}");
+    let (code, line) = refused(&["gateway", "--upstream=http://h", "--admin-token", "(hidden)"]);
+    assert!(code == 64 && line.contains("--check shows in place of a secret"), "{line}");
+}

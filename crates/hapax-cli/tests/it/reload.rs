@@ -1,0 +1,134 @@
+//! What SIGHUP does with files that are not as they should be.
+
+use std::path::Path;
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustix::process::Signal;
+
+use crate::world::{Gateway, Upstream, log_lines, receive, send_to};
+
+const REFUSED: &str = "SIGHUP: not reloaded, what held before holds on";
+const RELOADED: &str = "SIGHUP: reloaded, for requests from now on";
+const CERTIFICATES: &str = "SIGHUP: certificates were read again";
+
+fn wait_for(folder: &Path, message: &str, count: usize) {
+    while log_lines(folder, message).len() < count {
+        std::thread::yield_now();
+    }
+}
+
+/// A file in `folder`, in front of an upstream, with this at its end.
+fn write(folder: &Path, upstream: &Upstream, more: &str) -> String {
+    let file = folder.join("hapax.toml");
+    let new = folder.join("new.toml");
+    std::fs::write(&new, format!("[gateway]\nupstream = \"http://{}\"\n{more}", upstream.address))
+        .unwrap();
+    std::fs::rename(&new, &file).unwrap();
+    file.display().to_string()
+}
+
+#[test]
+fn a_route_that_is_gone_is_said() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let routes = "[[route]]\npath = \"/a\"\n[[route]]\npath = \"/b\"\nkey = \"required\"\n";
+    let file = write(folder.path(), &upstream, routes);
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    write(folder.path(), &upstream, &routes[..routes.rfind("[[route]]").unwrap()]);
+    gateway.signal(Signal::HUP);
+    wait_for(folder.path(), RELOADED, 1);
+    let gone = log_lines(folder.path(), "this route is no longer in the file");
+    assert_eq!(gone.iter().map(|line| &line["path"]).collect::<Vec<_>>(), ["/b"]);
+    // Nothing is read that is not there.
+    assert_eq!(log_lines(folder.path(), CERTIFICATES).len(), 0);
+}
+
+#[test]
+fn what_needs_a_restart_is_named_with_its_line() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = write(folder.path(), &upstream, "max_streams = 50\n");
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    for (more, says) in [
+        ("\nmax_streams = 51\n", ":4: --max-streams cannot change without a restart"),
+        ("max_streams = 50\nlog_level = \"debug\"\n", ":4: --log-level cannot change"),
+        ("", ": --max-streams cannot change without a restart"),
+    ] {
+        let before = log_lines(folder.path(), REFUSED).len();
+        write(folder.path(), &upstream, more);
+        gateway.signal(Signal::HUP);
+        wait_for(folder.path(), REFUSED, before + 1);
+        let line = log_lines(folder.path(), REFUSED).pop().unwrap();
+        let said = line["refused"].as_str().unwrap();
+        assert!(said.starts_with(&format!("{file}{says}")), "{said}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_told_to_its_end_holds_up_nothing() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = write(folder.path(), &upstream, "");
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    // A pipe that nobody writes to.
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    gateway.signal(Signal::HUP);
+    // The second is heard while the first one reads.
+    while log_lines(folder.path(), "SIGHUP: files are being read still, and then again").is_empty()
+    {
+        gateway.signal(Signal::HUP);
+        std::thread::yield_now();
+    }
+    let asked = send_to(gateway.address, "/", "k", &[], "x");
+    upstream.next().answer("201 Created", "x");
+    assert_eq!(receive(&asked).unwrap().status, 201);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.wait(), 0);
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = write(folder.path(), &upstream, &"# a comment\n".repeat(100_000));
+    let (code, line) = crate::world::refused(&["gateway", "--check", "--config", &file]);
+    assert!(code == 64 && line.ends_with("hapax.toml: is larger than 1 MiB"), "{line}");
+}
+
+#[test]
+fn the_file_and_certificates_hold_both_or_neither() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name);
+    let make = || {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        std::fs::write(path("own.pem"), cert.pem()).unwrap();
+        std::fs::write(path("own.key"), signing_key.serialize_pem()).unwrap();
+    };
+    make();
+    let tls = format!(
+        "tls_cert = \"{}\"\ntls_key = \"{}\"\n",
+        path("own.pem").display(),
+        path("own.key").display()
+    );
+    let file = write(folder.path(), &upstream, &tls);
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    let seen = |message: &str| log_lines(folder.path(), message).len();
+
+    // A file that can be, with a key that is none.
+    std::fs::write(path("own.key"), "none").unwrap();
+    write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"/a\"\n"));
+    gateway.signal(Signal::HUP);
+    wait_for(folder.path(), REFUSED, 1);
+    // A file that cannot be, with certificates that can.
+    make();
+    write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"a\"\n"));
+    gateway.signal(Signal::HUP);
+    wait_for(folder.path(), REFUSED, 2);
+    assert_eq!((seen(RELOADED), seen(CERTIFICATES)), (0, 0));
+    let said = log_lines(folder.path(), REFUSED);
+    let said: Vec<_> = said.iter().map(|line| line["refused"].as_str().unwrap()).collect();
+    assert!(said[0].contains("own.key") && said[1].contains(":6: route a: "), "{said:?}");
+
+    write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"/a\"\n"));
+    gateway.signal(Signal::HUP);
+    wait_for(folder.path(), RELOADED, 1);
+    assert_eq!((seen(RELOADED), seen(CERTIFICATES)), (1, 1));
+}
