@@ -1,6 +1,7 @@
 //! The service behind the layer: one upstream.
 
 pub(crate) mod headers;
+pub(crate) mod names;
 pub(crate) mod tunnel;
 
 use std::convert::Infallible;
@@ -59,7 +60,6 @@ impl Proxy {
         let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::drop_own(&mut parts.headers, true);
-        headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
         if body.is_end_stream() {
             headers::say_empty(&mut parts.headers, &parts.method, length_said);

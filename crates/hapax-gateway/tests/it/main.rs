@@ -12,6 +12,7 @@ mod auth;
 mod copies;
 mod drain;
 mod failures;
+mod feigned;
 mod grpc;
 mod http2;
 mod load;
