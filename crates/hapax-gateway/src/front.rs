@@ -26,6 +26,7 @@ use crate::proxy::Peer;
 use crate::proxy::headers::{drop_own, name_host};
 use crate::proxy::names::overriding;
 use crate::proxy::tunnel::Switch;
+use crate::upstream::Fault;
 use crate::work::{Phase, Work};
 
 /// One for all connections.
@@ -316,7 +317,7 @@ impl http_body::Body for Patient {
                 }
             }
             if frame.is_none() && this.http2 && !this.body.is_end_stream() {
-                return Poll::Ready(Some(Err("the request ended before its end".into())));
+                return Poll::Ready(Some(Err(Fault::Broken.into())));
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
@@ -324,7 +325,7 @@ impl http_body::Body for Patient {
         let begin = || (Instant::now(), Box::pin(sleep(silence)));
         let (_, timer) = this.waiting.get_or_insert_with(begin);
         if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the client sends too slowly".into())));
+            return Poll::Ready(Some(Err(Fault::Slow.into())));
         }
         Poll::Pending
     }
