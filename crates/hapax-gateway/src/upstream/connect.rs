@@ -69,7 +69,10 @@ impl Dialling {
     async fn plain(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
         Ok(match self.protocol {
             Protocol::Http2 => Wire::http2(stream, to).await?,
-            Protocol::Auto | Protocol::Http1 => Wire::http1(stream.clone(), Some(stream)).await?,
+            Protocol::Auto | Protocol::Http1 => {
+                let ear = stream.ear();
+                Wire::http1(stream, Some(ear)).await?
+            }
         })
     }
 
@@ -83,13 +86,13 @@ impl Dialling {
         };
         config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
         let name = ServerName::try_from(to.host().to_owned())?;
-        let socket = stream.clone();
+        let ear = stream.ear();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let chosen = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(match self.protocol {
             Protocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
             _ if chosen => Wire::http2(stream, to).await?,
-            _ => Wire::http1(stream, Some(socket)).await?,
+            _ => Wire::http1(stream, Some(ear)).await?,
         })
     }
 }

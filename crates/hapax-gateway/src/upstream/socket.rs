@@ -4,26 +4,37 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP connection. Clones are the same one, of which one reads and writes.
-#[derive(Clone, Debug)]
+/// A TCP connection.
+#[derive(Debug)]
 pub(super) struct Socket(Arc<TcpStream>);
+
+/// What can be asked of a [`Socket`] that somebody else has. It does not keep it open.
+#[derive(Debug)]
+pub(super) struct Ear(Weak<TcpStream>);
 
 impl Socket {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self(Arc::new(stream))
     }
 
-    /// Whether nothing has come that was not read, nor the end of it all. Asked is the kernel: what the
-    /// runtime knows is as old as its last look.
+    pub(super) fn ear(&self) -> Ear {
+        Ear(Arc::downgrade(&self.0))
+    }
+}
+
+impl Ear {
+    /// Whether it is open, and nothing has come that was not read, nor the end of it all. Asked is the
+    /// kernel: what the runtime knows is as old as its last look.
     pub(super) fn is_quiet(&self) -> bool {
-        let peeked = SockRef::from(&*self.0).peek(&mut [MaybeUninit::uninit()]);
+        let Some(stream) = self.0.upgrade() else { return false };
+        let peeked = SockRef::from(&*stream).peek(&mut [MaybeUninit::uninit()]);
         peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
@@ -36,11 +47,8 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Ok(count) => {
-                    buf.advance(count);
-                    return Poll::Ready(Ok(()));
-                }
+            match self.0.try_read_buf(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
                 // It is not ready any more, and says so when it is.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),

@@ -19,7 +19,7 @@ use hapax_http::Body;
 
 use super::form::{self, Sending};
 use super::meter::{Meter, Metered};
-use super::socket::Socket;
+use super::socket::Ear;
 use super::{MAX_BUFFER, MAX_FIELDS, Origin};
 
 /// Bytes of a request that wait to be written in HTTP/2.
@@ -33,7 +33,7 @@ pub(super) struct Wire {
     /// Whether an answer on it, in HTTP/1, had no body by what was asked or by its status.
     pub(super) is_bare: bool,
     /// Below HTTP/1: where anything comes unasked, it would be taken for the next answer.
-    socket: Option<Socket>,
+    ear: Option<Ear>,
     driver: JoinHandle<()>,
     tasks: Tasks,
 }
@@ -50,8 +50,8 @@ enum Sender {
 }
 
 impl Wire {
-    /// Speaks HTTP/1.1 on `io`, at the bottom of which is `socket`. Nothing is written yet.
-    pub(super) async fn http1<S>(io: S, socket: Option<Socket>) -> hyper::Result<Self>
+    /// Speaks HTTP/1.1 on `io`, at the bottom of which is the socket of `ear`. Nothing is written yet.
+    pub(super) async fn http1<S>(io: S, ear: Option<Ear>) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -64,7 +64,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection.with_upgrades()));
         let (sender, tasks) = (Sender::Http1(sender), Tasks::default());
-        Ok(Self { sender, meter, is_bare: false, socket, driver, tasks })
+        Ok(Self { sender, meter, is_bare: false, ear, driver, tasks })
     }
 
     /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
@@ -88,7 +88,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection));
         let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
-        Ok(Self { sender, meter, is_bare: false, socket: None, driver, tasks })
+        Ok(Self { sender, meter, is_bare: false, ear: None, driver, tasks })
     }
 
     /// Whether it takes a request now: it is idle, and nothing came that nobody asked for.
@@ -97,7 +97,7 @@ impl Wire {
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
             Sender::Http1(sender) => {
-                sender.is_ready() && self.socket.as_ref().is_none_or(Socket::is_quiet)
+                sender.is_ready() && self.ear.as_ref().is_none_or(Ear::is_quiet)
             }
             Sender::Http2 { sender, .. } => sender.is_ready() && !sender.is_closed(),
         }
