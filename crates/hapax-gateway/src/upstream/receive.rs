@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::{Body, BoxError};
-use http::header::{HeaderMap, TRANSFER_ENCODING};
+use http::header::{HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -56,13 +56,12 @@ pub(super) async fn receive(
         return Ok(response);
     }
     let (parts, body) = response.into_parts();
-    if parts.headers.len() > MAX_FIELDS {
-        return Err(Failure::Broken("the answer has too many header fields".into()));
-    }
     let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
     let is_bare = asked.head || bodiless;
-    if !is_bare && !is_clear(&parts.headers) {
-        return Err(Failure::Broken("the answer's transfer coding is not chunked alone".into()));
+    if let Some(why) = unreadable(&parts.headers, is_bare) {
+        // The place is free when the connection takes up nothing any more.
+        wire.end().await;
+        return Err(Failure::Broken(why.into()));
     }
     let http2 = parts.version == Version::HTTP_2;
     let length = body.size_hint().exact().filter(|_| !is_bare);
@@ -89,15 +88,21 @@ pub(super) async fn receive(
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Whether it has no transfer coding, or `chunked` and no other: the library takes off that one only,
-/// and what is left would be delivered and kept without a name (RFC 9112 6.1).
-fn is_clear(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (None, _) => true,
-        (Some(coding), None) => coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
-        _ => false,
+/// Why an answer cannot be passed on as it is.
+///
+/// Of several transfer codings the library takes off `chunked` alone, and what is left would be
+/// delivered, and kept, without a name (RFC 9112 6.1).
+fn unreadable(headers: &HeaderMap, is_bare: bool) -> Option<&'static str> {
+    if headers.len() > MAX_FIELDS {
+        return Some("the answer has too many header fields");
     }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
+    let is_clear = match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        _ => false,
+    };
+    (!is_bare && !is_clear).then_some("the answer's transfer coding is not chunked alone")
 }
 
 /// A connection that has left HTTP. Its place is taken until it is dropped.
