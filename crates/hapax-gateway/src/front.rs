@@ -12,7 +12,7 @@ use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
@@ -23,8 +23,10 @@ use crate::cors;
 use crate::guard::{Heads, http2};
 use crate::live::{self, Current, Live, Route};
 use crate::proxy::Peer;
-use crate::proxy::headers::drop_own;
+use crate::proxy::headers::{drop_own, name_host};
+use crate::proxy::names::overriding;
 use crate::proxy::tunnel::Switch;
+use crate::upstream::Fault;
 use crate::work::{Phase, Work};
 
 /// One for all connections.
@@ -125,10 +127,11 @@ impl Front {
 
     async fn pass_on(
         &self,
-        Held { live, route, link, .. }: &Held,
+        held: &Held,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let (mut parts, body) = self.admit(live, route, request).into_parts();
+        let Held { live, route, link, .. } = held;
+        let (mut parts, body) = self.admit(held, request)?.into_parts();
         if let Some(auth) = live.auth() {
             auth.drop_given(&mut parts.headers);
             if may_be_protected(route, &parts) {
@@ -182,20 +185,42 @@ impl Front {
         self.is_ending().then(draining)
     }
 
-    fn admit(&self, live: &Live, route: &Route, request: Request<Incoming>) -> Request<Body> {
-        let (parts, incoming) = request.into_parts();
+    /// What is left of a request that may go on: what the layer and the upstream see alike.
+    fn admit(&self, held: &Held, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
+        let Held { live, route, link, .. } = held;
+        let (mut parts, incoming) = request.into_parts();
+        name_host(&mut parts.headers, &parts.uri);
+        if disguises(live, route, &parts) {
+            let detail = "A header names another method, which would be protected.";
+            return Err(Problem::new(Code::MalformedRequest, detail));
+        }
+        route.names.drop_feigned(&mut parts.headers, link.peer);
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept = may_be_protected(route, &parts);
-        let body = Patient::new(incoming, self.stall, kept).under(live.auth().cloned());
-        Request::from_parts(parts, Body::new(body))
+        let http2 = parts.version == Version::HTTP_2;
+        let body = Patient::new(incoming, self.stall, kept);
+        let (auth, route) = (live.auth().cloned(), Arc::clone(route));
+        let body = Patient { auth, route: Some(route), http2, ..body };
+        Ok(Request::from_parts(parts, Body::new(body)))
     }
 }
 
 /// Whether the layer could claim or replay for this request: it does so for no other.
 fn may_be_protected(route: &Route, parts: &Parts) -> bool {
-    parts.headers.contains_key(IDEMPOTENCY_KEY)
-        && matches!(&route.service, live::Service::Protected { methods, .. }
-            if methods.contains(&parts.method))
+    parts.headers.contains_key(IDEMPOTENCY_KEY) && protects(route, &parts.method)
+}
+
+fn protects(route: &Route, method: &Method) -> bool {
+    matches!(&route.service, live::Service::Protected { methods, .. } if methods.contains(method))
+}
+
+/// Whether a request that is not protected asks its service, by a header, to take it for one that is.
+fn disguises(live: &Live, route: &Route, parts: &Parts) -> bool {
+    let would_be = |method: Method| {
+        let there = live.route(parts.uri.path(), &method);
+        protects(route, &method) || there.is_ok_and(|route| protects(route, &method))
+    };
+    !protects(route, &parts.method) && overriding(&parts.headers).any(would_be)
 }
 
 fn refuse(route: &Route, link: &Link, manner: Manner, refused: &Problem) -> Response<Body> {
@@ -240,13 +265,16 @@ fn close(response: &mut Response<Body>, link: &Link) {
 }
 
 /// A client's body that fails when its client is silent for too long, or, where it takes up memory,
-/// slower than [`PACE`] on the whole. Of its trailers it hands on none that are named like ours, or
-/// like what only an auth answer may say.
+/// slower than [`PACE`] on the whole, and where it ends before its end: to the library, `RST_STREAM` with
+/// `NO_ERROR` ends a body well. Of its trailers it hands on none that are named like ours, or like what
+/// only a head or an auth answer may say.
 pub(crate) struct Patient {
     body: Incoming,
     patience: Duration,
     paced: bool,
+    http2: bool,
     auth: Option<Arc<Auth>>,
+    route: Option<Arc<Route>>,
     received: usize,
     /// How long it waited for the client, in all.
     waited: Duration,
@@ -263,12 +291,8 @@ impl Patient {
     /// Fails after a silence of `patience`; `paced`: or where it is too slow.
     pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
         let waited = Duration::ZERO;
-        Self { body, patience, paced, auth: None, received: 0, waited, waiting: None }
-    }
-
-    /// Without trailers that are `auth`'s to set.
-    fn under(self, auth: Option<Arc<Auth>>) -> Self {
-        Self { auth, ..self }
+        let (http2, auth, route) = (false, None, None);
+        Self { body, patience, paced, http2, auth, route, received: 0, waited, waiting: None }
     }
 
     /// How long it may be silent now.
@@ -297,11 +321,17 @@ impl http_body::Body for Patient {
             if let Some(Ok(frame)) = &mut frame {
                 this.received += frame.data_ref().map_or(0, Bytes::len);
                 if let Some(trailers) = frame.trailers_mut() {
-                    drop_own(trailers, false);
+                    match &this.route {
+                        Some(route) => route.names.drop_from_trailers(trailers),
+                        None => drop_own(trailers, false),
+                    }
                     if let Some(auth) = &this.auth {
                         auth.drop_given(trailers);
                     }
                 }
+            }
+            if frame.is_none() && this.http2 && !this.body.is_end_stream() {
+                return Poll::Ready(Some(Err(Fault::Broken.into())));
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
@@ -309,7 +339,7 @@ impl http_body::Body for Patient {
         let begin = || (Instant::now(), Box::pin(sleep(silence)));
         let (_, timer) = this.waiting.get_or_insert_with(begin);
         if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the client sends too slowly".into())));
+            return Poll::Ready(Some(Err(Fault::Slow.into())));
         }
         Poll::Pending
     }

@@ -11,7 +11,9 @@
 //!    the service once for each head, in order; so the service knows by counting which request is
 //!    the stand-in ([`Heads::refusal`]), and answers it with the reason. Answers to requests before
 //!    it are not disturbed.
-//! 3. A connection whose peer takes nothing for [`Limits::stall`](crate::Limits::stall) while there is
+//! 3. What comes behind a head that asks for another protocol is withheld until that is answered: if the
+//!    connection leaves HTTP, it is not ours to judge.
+//! 4. A connection whose peer takes nothing for [`Limits::stall`](crate::Limits::stall) while there is
 //!    something to write fails.
 
 mod head;
@@ -22,8 +24,8 @@ mod stall;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -36,6 +38,9 @@ pub(crate) use stall::{Stall, Stalling};
 /// The largest request head, in bytes.
 pub(crate) const MAX_HEAD: usize = 32 * 1024;
 
+/// The most header fields of a request, in each version of HTTP.
+pub(crate) const MAX_FIELDS: usize = 256;
+
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
 
 /// How much is read from the socket at once.
@@ -46,6 +51,14 @@ const READ: usize = 16 * 1024;
 pub(crate) struct Heads {
     served: AtomicU64,
     refused: OnceLock<(u64, Refusal)>,
+    answered: Mutex<Answered>,
+}
+
+#[derive(Debug, Default)]
+struct Answered {
+    count: u64,
+    /// Who waits for the next one.
+    waker: Option<Waker>,
 }
 
 impl Heads {
@@ -53,6 +66,31 @@ impl Heads {
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         let this = self.served.fetch_add(1, Ordering::Relaxed);
         self.refused.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
+    }
+
+    /// Notes that a request has its answer, and is no switch to another protocol. To be called once for
+    /// each, in order.
+    pub(crate) fn answered(&self) {
+        let mut answered = self.lock();
+        answered.count += 1;
+        if let Some(waker) = answered.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Whether the first `count` have their answers; if not, the task hears of the next one.
+    fn are_answered(&self, count: u64, cx: &Context<'_>) -> bool {
+        let mut answered = self.lock();
+        let are = answered.count >= count;
+        if !are {
+            answered.waker = Some(cx.waker().clone());
+        }
+        are
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Answered> {
+        // Nothing here panics half way through a change.
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -63,6 +101,8 @@ pub(crate) struct Guarded<S> {
     scanner: Scanner,
     heads: Arc<Heads>,
     passed: u64,
+    /// How many heads passed when one asked for another protocol, until it is answered.
+    asked: Option<u64>,
     /// What was read; hyper may have the first `cleared` bytes.
     inbox: BytesMut,
     cleared: usize,
@@ -78,6 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             scanner: Scanner::new(),
             heads: Arc::default(),
             passed: 0,
+            asked: None,
             inbox: BytesMut::from(read),
             cleared: 0,
             refused: false,
@@ -106,6 +147,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             Verdict::Head(count) => {
                 self.passed += 1;
                 self.cleared = count;
+                // Of one with a body the rest must come, and it is no switch.
+                if self.scanner.is_between() && head::asks_to_switch(&self.inbox[..count]) {
+                    self.asked = Some(self.passed);
+                }
             }
             Verdict::More => return Ok(false),
             Verdict::Refuse(refusal) => {
@@ -130,7 +175,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        while this.cleared == 0 && !this.judge()? {
+        loop {
+            let withheld = this.cleared == 0 && !this.inbox.is_empty();
+            if let Some(count) = this.asked.filter(|_| withheld) {
+                if !this.heads.are_answered(count, cx) {
+                    return Poll::Pending;
+                }
+                this.asked = None;
+            }
+            if this.cleared > 0 || this.judge()? {
+                break;
+            }
             if this.refused {
                 // hyper closes after it has answered the stand-in, and waits for nothing here.
                 return Poll::Pending;

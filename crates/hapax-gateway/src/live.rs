@@ -26,6 +26,7 @@ use crate::config::{
 use crate::metrics::{Counts, Metrics, Seen};
 use crate::observe::{self, Observed};
 use crate::proxy::Proxy;
+use crate::proxy::names::Names;
 use crate::reconcile::Asker;
 use crate::routes::Table;
 use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
@@ -70,6 +71,8 @@ pub(crate) struct Route {
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) cors: Option<CorsLayer>,
     pub(crate) counts: Arc<Counts>,
+    /// Fields that count on it.
+    pub(crate) names: Names,
 }
 
 /// Who answers on a route.
@@ -280,7 +283,8 @@ impl Making<'_> {
         };
         // What is observed is the upstream's own answer.
         let cors = settled.cors.clone().filter(|_| handling != Handling::Observe);
-        Ok(Arc::new(Route { service, docs: told.docs_url.clone(), cors, counts }))
+        let names = Names::new(settled.callers.headers().iter().chain(told.fingerprint.headers()));
+        Ok(Arc::new(Route { service, docs: told.docs_url.clone(), cors, counts, names }))
     }
 
     /// Routes that ask the same share who asks, also with those of the configuration before.

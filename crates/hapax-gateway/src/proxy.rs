@@ -1,6 +1,7 @@
 //! The service behind the layer: one upstream.
 
 pub(crate) mod headers;
+pub(crate) mod names;
 pub(crate) mod tunnel;
 
 use std::convert::Infallible;
@@ -59,7 +60,6 @@ impl Proxy {
         let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::drop_own(&mut parts.headers, true);
-        headers::name_host(&mut parts.headers, &parts.uri);
         headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
         if body.is_end_stream() {
             headers::say_empty(&mut parts.headers, &parts.method, length_said);
@@ -81,7 +81,12 @@ impl Proxy {
         *forwarded.method_mut() = parts.method;
         *forwarded.uri_mut() = origin_form(parts.uri);
         *forwarded.headers_mut() = parts.headers;
-        match self.upstream.send(forwarded).await {
+        let answered = if protected || is_heard {
+            self.upstream.send(forwarded).await
+        } else {
+            self.upstream.pass(forwarded).await
+        };
+        match answered {
             Ok(mut response) => {
                 let switched = switching.and_then(|(switch, _)| switch.follow(&mut response));
                 headers::to_client(response.headers_mut());
@@ -95,6 +100,10 @@ impl Proxy {
                 // Whatever the upstream speaks, the client is answered in what it speaks.
                 *response.version_mut() = Version::HTTP_11;
                 response
+            }
+            Err(failure @ Failure::Upload(fault)) => {
+                tracing::debug!(%method, path = uri.path(), %fault, "a request did not come whole");
+                self.problem(manner, &failure)
             }
             Err(failure) => {
                 let source = std::error::Error::source(&failure).map(tracing::field::display);
@@ -118,6 +127,7 @@ impl Proxy {
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),
             Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
             Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
+            Failure::Upload(_) => (Code::MalformedRequest, Class::Unknown),
         };
         self.counts.refused(code);
         let mut problem = Problem::new(code, failure.to_string());

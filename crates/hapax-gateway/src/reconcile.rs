@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Limited};
 use tokio::sync::Semaphore;
 
 use crate::keys::bodiless;
+use crate::proxy::headers::X_FORWARDED_HOST;
 use crate::upstream::{Dialling, Origin, Upstream};
 
 /// Response of the service that is asked: the status that the operation was answered with.
@@ -66,8 +67,10 @@ impl Asker {
             headers.insert(HOST, host);
         }
         for name in self.scope.iter().chain([&IDEMPOTENCY_KEY]) {
+            // Its own host is whom it is asked at.
+            let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
             for value in doubt.request.headers.get_all(name) {
-                headers.append(name, value.clone());
+                headers.append(shown, value.clone());
             }
         }
         headers.insert(IDEMPOTENCY_FENCE, doubt.fence.get().into());

@@ -25,17 +25,20 @@ mod form;
 mod meter;
 mod pool;
 mod receive;
+mod socket;
+mod upload;
 mod wire;
 
 use std::error::Error;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use http::header::UPGRADE;
 use http::uri::Authority;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
@@ -45,12 +48,17 @@ pub(crate) use connect::{Dialling, Origin};
 use hapax_http::{Body, BoxError};
 pub(crate) use meter::Metered;
 use pool::Pool;
-use receive::receive;
+use receive::{Asked, receive};
 pub(crate) use receive::{Switched, Tunnel};
+pub(crate) use upload::Fault;
+use upload::Upload;
 use wire::Wire;
 
 /// The most bytes of a response head, and that hyper buffers of a body.
 const MAX_BUFFER: usize = 128 * 1024;
+
+/// The most header fields of an answer, in each version of HTTP.
+const MAX_FIELDS: usize = crate::guard::MAX_FIELDS;
 
 /// Why requests under way are cut off.
 const ENDING: &str = "the gateway is ending";
@@ -69,6 +77,8 @@ struct Inner {
     pool: Pool,
     places: Arc<Semaphore>,
     cut: watch::Sender<bool>,
+    /// Whether it was said that its answers end with their connections.
+    warned: AtomicBool,
 }
 
 /// Why there is no response.
@@ -82,6 +92,8 @@ pub(crate) enum Failure {
     Broken(BoxError),
     /// Something was sent, and no answer came in time.
     Timeout,
+    /// Not all of it was sent, because of whoever the request is from.
+    Upload(Fault),
 }
 
 impl fmt::Display for Failure {
@@ -91,6 +103,12 @@ impl fmt::Display for Failure {
             Self::Unreachable(_) => "The upstream could not be reached. Nothing was sent.",
             Self::Broken(_) => "The upstream broke off: the request may have taken effect.",
             Self::Timeout => "No answer came in time: the request may have taken effect.",
+            Self::Upload(Fault::Slow) => {
+                "The request's body comes too slowly. What came of it may have been passed on."
+            }
+            Self::Upload(Fault::Broken) => {
+                "The request's body broke off. What came of it may have been passed on."
+            }
         })
     }
 }
@@ -99,7 +117,7 @@ impl Error for Failure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Unreachable(source) | Self::Broken(source) => Some(&**source),
-            Self::Busy | Self::Timeout => None,
+            Self::Busy | Self::Timeout | Self::Upload(_) => None,
         }
     }
 }
@@ -119,6 +137,7 @@ impl Upstream {
             dialling,
             places: Arc::new(Semaphore::new(concurrent)),
             cut: watch::Sender::new(false),
+            warned: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner), timeout }
     }
@@ -153,25 +172,49 @@ impl Upstream {
         self.inner.cut.send_replace(true);
     }
 
-    /// Sends a request in origin form, and waits for the head of the response.
+    /// Sends a request in origin form, and waits for the head of a response from which something
+    /// follows: it is kept, or decides about others.
+    ///
+    /// It is sent on no connection whose last answer had no body: some servers send one all the same,
+    /// later, and it would be taken for this request's answer.
     ///
     /// Where the request asks to switch protocols and the response does, it has
     /// [`Switched`] among its extensions. Dropping the future ends the connection; what was sent stays
     /// sent.
     pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+        self.send_for(request, true).await
+    }
+
+    /// Like [`send`](Self::send), for a response that is only passed on, on any connection.
+    pub(crate) async fn pass(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+        self.send_for(request, false).await
+    }
+
+    async fn send_for(
+        &self,
+        request: Request<Body>,
+        counts: bool,
+    ) -> Result<Response<Body>, Failure> {
         let Ok(place) = Arc::clone(&self.inner.places).try_acquire_owned() else {
             return Err(Failure::Busy);
         };
-        let asked = request.headers().contains_key(UPGRADE);
-        let answered = match self.inner.pool.take() {
+        let switch = request.headers().contains_key(UPGRADE);
+        let asked = Asked { switch, head: request.method() == Method::HEAD, counts };
+        let (request, upload) = Upload::watch(request);
+        let answered = match self.inner.pool.take(counts) {
             Some(wire) => match self.send_on(wire, request).await {
                 Err(Unanswered { again: Some(request), .. }) => self.send_fresh(*request).await,
                 answered => answered.map_err(|unanswered| unanswered.failure),
             },
             None => self.send_fresh(request).await,
         };
-        let (wire, response) = answered?;
-        receive(self, wire, response, place, asked).await
+        match (answered, upload.fault()) {
+            (Ok((wire, response)), _) => receive(self, wire, response, place, asked).await,
+            (Err(Failure::Broken(_) | Failure::Unreachable(_)), Some(fault)) => {
+                Err(Failure::Upload(fault))
+            }
+            (Err(failure), _) => Err(failure),
+        }
     }
 
     async fn send_fresh(

@@ -213,7 +213,8 @@ impl PolicyConfig {
 }
 
 /// What the proxy strips, sets itself or does not believe says nothing of the caller; what a
-/// message is sent with, such as its length or date, neither.
+/// message is sent with, such as its length or date, neither. `Host` may: of several hosts behind one
+/// gateway, each has its own callers.
 fn names_nobody(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
     hop_by_hop(name)
@@ -221,7 +222,14 @@ fn names_nobody(name: &HeaderName) -> bool {
         || plain.starts_with("x-forwarded-")
         || matches!(
             plain.as_str(),
-            "content-length" | "date" | "expect" | "forwarded" | "host" | "trailer" | "via"
+            "content-length"
+                | "date"
+                | "expect"
+                | "forwarded"
+                | "trailer"
+                | "via"
+                | "x-original-url"
+                | "x-rewrite-url"
         )
 }
 

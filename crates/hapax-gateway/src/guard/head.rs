@@ -46,6 +46,10 @@ pub(crate) enum Refusal {
     Host,
     #[error("the Host is not a host, perhaps with a port")]
     HostValue,
+    #[error("the request has more than {} header fields", super::MAX_FIELDS)]
+    TooMany,
+    #[error("a header field's value begins or ends with white space")]
+    FieldSpace,
     #[error("the request head is larger than {} bytes", super::MAX_HEAD)]
     TooLarge,
 }
@@ -64,7 +68,10 @@ pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
     let mut length = None;
     let mut coding = false;
     let mut hosts = 0;
-    for line in lines.take_while(|line| !line.is_empty()) {
+    for (index, line) in lines.take_while(|line| !line.is_empty()).enumerate() {
+        if index == super::MAX_FIELDS {
+            return Err(Refusal::TooMany);
+        }
         let (name, value) = field(line)?;
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.replace(number(value).ok_or(Refusal::Length)?).is_some() {
@@ -94,6 +101,14 @@ pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
         (None | Some(0), false) => Ok(Framing::Empty),
         (Some(length), false) => Ok(Framing::Length(length)),
     }
+}
+
+/// Whether a head that passed asks for another protocol: what comes behind it may be that.
+pub(super) fn asks_to_switch(head: &[u8]) -> bool {
+    head.split(|byte| *byte == b'\n').any(|line| {
+        let name = line.iter().position(|byte| *byte == b':').map(|colon| &line[..colon]);
+        name.is_some_and(|name| name.eq_ignore_ascii_case(b"upgrade"))
+    })
 }
 
 /// The minor version.

@@ -7,11 +7,13 @@
 
 use std::borrow::Cow;
 
+use hapax_http::header::IDEMPOTENCY_KEY;
 use http::Method;
 use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::uri::{PathAndQuery, Scheme, Uri};
 
+use super::MAX_FIELDS;
 use super::head::{Refusal, is_host, number};
 
 /// The largest list of a request's fields, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
@@ -23,9 +25,11 @@ pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
         return Err(Refusal::Connect);
     }
     one_length(&parts.headers)?;
+    no_space_around(&mut parts.headers)?;
     let target = std::mem::take(&mut parts.uri).into_parts();
     let http = |scheme: &Scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS;
-    if !target.scheme.as_ref().is_some_and(http) {
+    // Without an authority h2 lets go of the scheme, and the host is in a field.
+    if !target.scheme.as_ref().map_or(target.authority.is_none(), http) {
         return Err(Refusal::Target);
     }
     let path = target.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -39,7 +43,8 @@ pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
     parts.uri = Uri::from(path);
     let authority = target.authority.as_ref().map(|authority| authority.as_str().as_bytes());
     settle_host(&mut parts.headers, authority)?;
-    join_cookies(&mut parts.headers)
+    join_cookies(&mut parts.headers)?;
+    if parts.headers.len() > MAX_FIELDS { Err(Refusal::TooMany) } else { Ok(()) }
 }
 
 fn one_length(headers: &HeaderMap) -> Result<(), Refusal> {
@@ -49,6 +54,22 @@ fn one_length(headers: &HeaderMap) -> Result<(), Refusal> {
         (Some(length), None) if number(length.as_bytes()).is_none() => Err(Refusal::Length),
         _ => Ok(()),
     }
+}
+
+/// HTTP/1 trims values, and HTTP/2 forbids what there is to trim (RFC 9113 8.2.1): a caller that is read
+/// from one here would be another one than the upstream reads. A key is the same with and without.
+fn no_space_around(headers: &mut HeaderMap) -> Result<(), Refusal> {
+    for (name, value) in headers.iter_mut() {
+        let trimmed = value.as_bytes().trim_ascii();
+        if trimmed.len() == value.len() {
+            continue;
+        }
+        if name != IDEMPOTENCY_KEY {
+            return Err(Refusal::FieldSpace);
+        }
+        *value = HeaderValue::from_bytes(trimmed).map_err(|_| Refusal::FieldValue)?;
+    }
+    Ok(())
 }
 
 /// One host, by whichever field names it (RFC 9113 8.3.1); where both do, they agree.
@@ -113,6 +134,13 @@ mod tests {
         assert_eq!(of("http://a/", &hosts).unwrap_err(), Refusal::Host);
         assert_eq!(of("http://u@a/", &[]).unwrap_err(), Refusal::HostValue);
         assert_eq!(of("ftp://a/", &[]).unwrap_err(), Refusal::Target);
-        assert_eq!(of("/", &[]).unwrap_err(), Refusal::Target);
+        assert_eq!(of("/", &[]).unwrap_err(), Refusal::Host);
+        assert_eq!(of("/", &[("host", "b")]).unwrap().headers[HOST], "b");
+        for value in [" a", "a ", "a\t", "\t"] {
+            assert_eq!(of("http://a/", &[("x", value)]).unwrap_err(), Refusal::FieldSpace);
+        }
+        let many = [("x", "y"); MAX_FIELDS];
+        assert_eq!(of("http://a/", &many).unwrap_err(), Refusal::TooMany);
+        assert!(of("http://a/", &many[1..]).is_ok());
     }
 }

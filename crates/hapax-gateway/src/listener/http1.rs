@@ -5,8 +5,11 @@ use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use http::{Request, StatusCode, Version};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -16,7 +19,7 @@ use tokio::time::timeout;
 use super::Door;
 use super::io::Io;
 use crate::front::Link;
-use crate::guard::{Guarded, MAX_HEAD};
+use crate::guard::{Guarded, MAX_FIELDS, MAX_HEAD};
 use crate::proxy::Peer;
 use crate::proxy::tunnel::{self, Switch};
 use crate::work::Phase;
@@ -33,16 +36,27 @@ const LINGER_BYTES: usize = 64 << 20;
 pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::Result<()> {
     let guarded = Guarded::new(io, read, door.limits.stall);
     let switch = Switch::default();
-    let link = Arc::new(Link { heads: Some(guarded.heads()), peer, switch: Some(switch.clone()) });
+    let heads = guarded.heads();
+    let link = Arc::new(Link { heads: Some(heads.clone()), peer, switch: Some(switch.clone()) });
     let (front, work) = (&door.front, &door.front.work);
-    let service = service_fn(|request| {
+    let is_old = AtomicBool::new(false);
+    let service = service_fn(|request: Request<Incoming>| {
+        is_old.store(request.version() == Version::HTTP_10, Ordering::Relaxed);
+        let heads = Arc::clone(&heads);
         let answer = Arc::clone(front).answer(Arc::clone(&link), request);
-        Box::pin(async move { Ok::<_, Infallible>(answer.await) })
+        Box::pin(async move {
+            let response = answer.await;
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                heads.answered();
+            }
+            Ok::<_, Infallible>(response)
+        })
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(door.limits.head_timeout)
         .max_buf_size(MAX_BUFFER)
+        .max_headers(MAX_FIELDS)
         .serve_connection(TokioIo::new(guarded), service);
     let ended = {
         let mut closing = pin!(work.reached(Phase::Closing));
@@ -69,6 +83,11 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
             passed = tunnel::run(io, &read, tunnel) => passed,
             () = work.reached(Phase::Closing) => Ok(()),
         };
+    }
+    if is_old.into_inner() && ended.is_err_and(|error| error.is_user()) {
+        // An answer broke off, which for HTTP/1.0 ends where the connection does: unless that fails, it
+        // would look whole.
+        return io.reset();
     }
     // Where nothing more comes, closing is closing.
     if sending { linger(io).await } else { Ok(()) }

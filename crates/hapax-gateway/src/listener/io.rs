@@ -62,6 +62,14 @@ impl Io {
             Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
         }
     }
+
+    /// Ends the connection so that its client sees that it failed.
+    pub(super) fn reset(self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.set_zero_linger(),
+            Self::Tls(stream) => stream.get_ref().0.set_zero_linger(),
+        }
+    }
 }
 
 impl AsyncRead for Io {

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::socket::Socket;
 use super::wire::Wire;
 use crate::config::Protocol;
 use crate::tls::ClientTls;
@@ -58,20 +59,24 @@ impl Dialling {
         let dial = async {
             let stream = TcpStream::connect((to.host(), to.port())).await?;
             stream.set_nodelay(true)?;
+            let stream = Socket::new(stream);
             if to.secure { self.secured(to, stream).await } else { self.plain(to, stream).await }
         };
         let late = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
         timeout(self.patience.min(at_most), dial).await.unwrap_or_else(late)
     }
 
-    async fn plain(&self, to: &Origin, stream: TcpStream) -> Result<Wire, BoxError> {
+    async fn plain(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
         Ok(match self.protocol {
             Protocol::Http2 => Wire::http2(stream, to).await?,
-            Protocol::Auto | Protocol::Http1 => Wire::http1(stream).await?,
+            Protocol::Auto | Protocol::Http1 => {
+                let ear = stream.ear();
+                Wire::http1(stream, Some(ear)).await?
+            }
         })
     }
 
-    async fn secured(&self, to: &Origin, stream: TcpStream) -> Result<Wire, BoxError> {
+    async fn secured(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
         let tls = self.tls.as_ref().ok_or("there are no certificates to believe in")?;
         let mut config = (*tls.now()).clone();
         let offered: &[&[u8]] = match self.protocol {
@@ -81,12 +86,13 @@ impl Dialling {
         };
         config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
         let name = ServerName::try_from(to.host().to_owned())?;
+        let ear = stream.ear();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let chosen = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(match self.protocol {
             Protocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
             _ if chosen => Wire::http2(stream, to).await?,
-            _ => Wire::http1(stream).await?,
+            _ => Wire::http1(stream, Some(ear)).await?,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hapax_http::{Body, BoxError};
-use http::header::{CONNECTION, HOST, HeaderValue, TE};
+use http::header::{CONNECTION, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Request, Version};
 use http_body::{Frame, SizeHint};
@@ -27,6 +27,12 @@ pub(super) fn for_http1(request: &mut Request<Body>) {
         // It is of this connection only (RFC 9110 10.1.4).
         request.headers_mut().append(CONNECTION, HeaderValue::from_static("te"));
     }
+    let body = http_body::Body::size_hint(request.body());
+    if body.exact().is_none() && !http_body::Body::is_end_stream(request.body()) {
+        // Unless it is said, the library leaves such a body of GET or HEAD out.
+        let chunked = HeaderValue::from_static("chunked");
+        request.headers_mut().insert(TRANSFER_ENCODING, chunked);
+    }
 }
 
 /// The host as `:authority` (RFC 9113 8.3.1), and no field that is of a connection. Without a host it
@@ -36,6 +42,7 @@ pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
     let mut target = std::mem::take(request.uri_mut()).into_parts();
     let headers = request.headers_mut();
     headers.remove(CONNECTION);
+    headers.remove(TRANSFER_ENCODING);
     let host = headers.get(HOST).map_or(&b""[..], HeaderValue::as_bytes);
     let named = Authority::try_from(host);
     if host.is_empty() || named.is_ok() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// How much of requests was handed on, and when anything was last.
+/// How much of requests was handed on, and when anything of them was last.
 #[derive(Debug)]
 pub(crate) struct Meter {
     written: AtomicU64,
@@ -29,12 +29,16 @@ impl Meter {
         self.written.load(Ordering::Acquire)
     }
 
-    /// When it last took anything.
+    /// When it last took anything of a request. What a connection says by itself, such as the
+    /// acknowledgement of a PING, is no sign that the other side gets anywhere.
     pub(crate) fn last(&self) -> Instant {
         self.since + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 
     fn add(&self, count: u64) {
+        if count == 0 {
+            return;
+        }
         self.written.fetch_add(count, Ordering::Release);
         let since = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(since, Ordering::Relaxed);

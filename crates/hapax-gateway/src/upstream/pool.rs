@@ -23,16 +23,23 @@ impl Pool {
         Self { most, idle: Mutex::default() }
     }
 
-    /// The connection that was used last, unless all have been idle for too long.
-    pub(super) fn take(&self) -> Option<Wire> {
+    /// The connection that was used last, unless all have been idle for too long. `careful`: of those
+    /// on which every answer had a body.
+    pub(super) fn take(&self, careful: bool) -> Option<Wire> {
         let mut idle = self.lock();
-        while let Some((since, wire)) = idle.pop() {
+        let mut index = idle.len();
+        while let Some((since, wire)) = index.checked_sub(1).and_then(|last| idle.get(last)) {
+            index -= 1;
             if since.elapsed() > self.most {
                 // All below it are older.
-                idle.clear();
+                idle.drain(..=index);
                 return None;
             }
-            if wire.is_ready() {
+            if careful && wire.is_bare {
+                continue;
+            }
+            let (is_ready, (_, wire)) = (wire.is_ready(), idle.remove(index));
+            if is_ready {
                 return Some(wire);
             }
         }

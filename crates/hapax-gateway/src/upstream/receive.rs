@@ -2,37 +2,49 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::{Body, BoxError};
-use http::{Response, StatusCode};
-use http_body::{Frame, SizeHint};
+use http::header::{HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use http::{Response, StatusCode, Version};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::wire::Wire;
-use super::{ENDING, Failure, Inner, Upstream, cut};
+use super::{ENDING, Failure, Inner, MAX_FIELDS, Upstream, cut};
 
 /// How long a connection may go nowhere once its response is over or given up: a server that
 /// answered early, and neither reads the rest of the request nor closes.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Hands the response on, and keeps the connection once it is read whole. `asked`: to switch
-/// protocols.
+/// What of a request its answer depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    /// To switch protocols.
+    pub(super) switch: bool,
+    /// By `HEAD`.
+    pub(super) head: bool,
+    /// Something follows from the answer beyond this one request.
+    pub(super) counts: bool,
+}
+
+/// Hands the response on, and keeps the connection once it is read whole.
 pub(super) async fn receive(
     Upstream { inner, timeout }: &Upstream,
-    wire: Wire,
+    mut wire: Wire,
     mut response: Response<Incoming>,
     place: OwnedSemaphorePermit,
-    asked: bool,
+    asked: Asked,
 ) -> Result<Response<Body>, Failure> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        if !asked {
+        if !asked.switch {
             return Err(Failure::Broken("the upstream switched protocols unasked".into()));
         }
         // The wire stays until its driver has given the connection up.
@@ -44,16 +56,53 @@ pub(super) async fn receive(
         return Ok(response);
     }
     let (parts, body) = response.into_parts();
+    let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
+    let is_bare = asked.head || bodiless;
+    if let Some(why) = unreadable(&parts.headers, is_bare) {
+        // The place is free when the connection takes up nothing any more.
+        wire.end().await;
+        return Err(Failure::Broken(why.into()));
+    }
+    let http2 = parts.version == Version::HTTP_2;
+    let length = body.size_hint().exact().filter(|_| !is_bare);
+    let by_closing =
+        !http2 && !is_bare && length.is_none() && !parts.headers.contains_key(TRANSFER_ENCODING);
+    if by_closing && asked.counts && !inner.warned.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            upstream = %inner.origin.authority,
+            "an answer ends where its connection does: one that is cut off looks whole"
+        );
+    }
+    wire.is_bare |= is_bare && !http2;
     let (over, is_over) = watch::channel(());
     tokio::spawn(settle(Arc::clone(inner), wire, place, is_over));
     let body = Receiving {
         body,
+        http2,
+        left: length,
         silence: *timeout,
         waiting: None,
         cut: Box::pin(cut(inner.cut.subscribe())),
         over: Some(over),
     };
     Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+/// Why an answer cannot be passed on as it is.
+///
+/// Of several transfer codings the library takes off `chunked` alone, and what is left would be
+/// delivered, and kept, without a name (RFC 9112 6.1).
+fn unreadable(headers: &HeaderMap, is_bare: bool) -> Option<&'static str> {
+    if headers.len() > MAX_FIELDS {
+        return Some("the answer has too many header fields");
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
+    let is_clear = match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        _ => false,
+    };
+    (!is_bare && !is_clear).then_some("the answer's transfer coding is not chunked alone")
 }
 
 /// A connection that has left HTTP. Its place is taken until it is dropped.
@@ -115,15 +164,27 @@ async fn settle(
     drop(place);
 }
 
-/// The body of a response: it fails where the upstream is silent for too long, or is cut off.
+/// The body of a response: it fails where the upstream is silent for too long, or is cut off; and
+/// where it ends before its end, which of all that end it the library alone would not say: to it,
+/// `RST_STREAM` with `NO_ERROR` ends a body well.
 struct Receiving {
     body: Incoming,
+    http2: bool,
+    /// What is to come of the length that was declared.
+    left: Option<u64>,
     silence: Duration,
     /// Set while it waits for the upstream: a client that reads slowly is no silence.
     waiting: Option<Pin<Box<Sleep>>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Dropped once the body is over, or with it.
     over: Option<watch::Sender<()>>,
+}
+
+impl Receiving {
+    /// Of a body that ends: whether there should be more of it.
+    fn is_cut_short(&self) -> bool {
+        (self.http2 && !self.body.is_end_stream()) || self.left.is_some_and(|left| left > 0)
+    }
 }
 
 impl http_body::Body for Receiving {
@@ -140,9 +201,19 @@ impl http_body::Body for Receiving {
             if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
                 this.over = None;
             }
-            return Poll::Ready(
-                frame.map(|frame| frame.map_err(|error| Failure::Broken(error.into()).into())),
-            );
+            return Poll::Ready(match frame {
+                Some(Ok(frame)) => {
+                    let came = frame.data_ref().map_or(0, |data| data.len() as u64);
+                    this.left = this.left.map(|left| left.saturating_sub(came));
+                    Some(Ok(frame))
+                }
+                Some(Err(error)) => Some(Err(Failure::Broken(error.into()).into())),
+                None if this.is_cut_short() => {
+                    let error = Failure::Broken("the answer ended before its end".into());
+                    Some(Err(error.into()))
+                }
+                None => None,
+            });
         }
         if this.cut.as_mut().poll(cx).is_ready() {
             let error = Failure::Broken(ENDING.into());

@@ -70,7 +70,7 @@ where
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(5), 10, Protocol::Http1);
-    let mut wire = Wire::http1(io).await.unwrap();
+    let mut wire = Wire::http1(io, None).await.unwrap();
     assert!(wire.reusable(std::future::ready(())).await);
     upstream.inner.pool.put(wire);
     (upstream, listener)
@@ -159,7 +159,7 @@ async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
     let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
     assert_eq!(body.to_bytes(), "no");
     is_free(&upstream).await;
-    assert!(upstream.inner.pool.take().is_none());
+    assert!(upstream.inner.pool.take(true).is_none());
     serving.abort();
 }
 
@@ -301,4 +301,37 @@ async fn an_http2_connection_is_used_again_and_again() {
     }
     drop(upstream);
     assert_eq!(timeout(Duration::from_secs(20), serving).await.unwrap().unwrap(), 5);
+}
+
+#[tokio::test]
+async fn what_came_before_a_request_is_not_its_answer() {
+    for surplus in [&b"HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\nsurplus"[..], b"\n", b""] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http1);
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut read = Vec::new();
+            while !read.ends_with(b"body") {
+                assert!(stream.read_buf(&mut read).await.unwrap() > 0);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            stream.into_std().unwrap()
+        };
+        let (response, stream) = tokio::join!(upstream.send(request()), serving);
+        let body = http_body_util::BodyExt::collect(response.unwrap().into_body()).await.unwrap();
+        assert_eq!(body.to_bytes(), "ok");
+        // The connection is put back before the place is free.
+        is_free(&upstream).await;
+        // Nothing is awaited from here on, so that the runtime cannot have heard of it.
+        if surplus.is_empty() {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+        } else {
+            std::io::Write::write_all(&mut &stream, surplus).unwrap();
+        }
+        tokio::select! {
+            biased;
+            answered = upstream.send(request()) => panic!("{answered:?}"),
+            fresh = listener.accept() => drop(fresh.unwrap()),
+        }
+    }
 }

@@ -19,7 +19,8 @@ use hapax_http::Body;
 
 use super::form::{self, Sending};
 use super::meter::{Meter, Metered};
-use super::{MAX_BUFFER, Origin};
+use super::socket::Ear;
+use super::{MAX_BUFFER, MAX_FIELDS, Origin};
 
 /// Bytes of a request that wait to be written in HTTP/2.
 const SEND_BUFFER: usize = 64 * 1024;
@@ -29,6 +30,10 @@ const SEND_BUFFER: usize = 64 * 1024;
 pub(super) struct Wire {
     sender: Sender,
     pub(super) meter: Arc<Meter>,
+    /// Whether an answer on it, in HTTP/1, had no body by what was asked or by its status.
+    pub(super) is_bare: bool,
+    /// Below HTTP/1: where anything comes unasked, it would be taken for the next answer.
+    ear: Option<Ear>,
     driver: JoinHandle<()>,
     tasks: Tasks,
 }
@@ -45,8 +50,8 @@ enum Sender {
 }
 
 impl Wire {
-    /// Speaks HTTP/1.1 on `io`. Nothing is written yet.
-    pub(super) async fn http1<S>(io: S) -> hyper::Result<Self>
+    /// Speaks HTTP/1.1 on `io`, at the bottom of which is the socket of `ear`. Nothing is written yet.
+    pub(super) async fn http1<S>(io: S, ear: Option<Ear>) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -54,10 +59,12 @@ impl Wire {
         let meter = io.meter();
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(MAX_BUFFER)
+            .max_headers(MAX_FIELDS)
             .handshake::<_, Body>(TokioIo::new(io))
             .await?;
         let driver = tokio::spawn(drive(connection.with_upgrades()));
-        Ok(Self { sender: Sender::Http1(sender), meter, driver, tasks: Tasks::default() })
+        let (sender, tasks) = (Sender::Http1(sender), Tasks::default());
+        Ok(Self { sender, meter, is_bare: false, ear, driver, tasks })
     }
 
     /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
@@ -81,13 +88,17 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection));
         let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
-        Ok(Self { sender, meter, driver, tasks })
+        Ok(Self { sender, meter, is_bare: false, ear: None, driver, tasks })
     }
 
-    /// Whether it takes a request now.
+    /// Whether it takes a request now: it is idle, and nothing came that nobody asked for.
+    ///
+    /// The library looks too, but sees only what the runtime has told it of.
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
-            Sender::Http1(sender) => sender.is_ready(),
+            Sender::Http1(sender) => {
+                sender.is_ready() && self.ear.as_ref().is_none_or(Ear::is_quiet)
+            }
             Sender::Http2 { sender, .. } => sender.is_ready() && !sender.is_closed(),
         }
     }

@@ -12,13 +12,13 @@ use crate::world::{Raw, Upstream, config, post, request, start, text};
 
 /// An upstream that speaks in bytes: each connection is handed over with what was read of its
 /// first request, up to the end of its head.
-struct RawUpstream {
-    address: SocketAddr,
+pub(crate) struct RawUpstream {
+    pub(crate) address: SocketAddr,
     connections: mpsc::Receiver<(TcpStream, String)>,
 }
 
 impl RawUpstream {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (out, connections) = mpsc::channel(100);
@@ -34,7 +34,7 @@ impl RawUpstream {
         Self { address, connections }
     }
 
-    async fn next(&mut self) -> (TcpStream, String) {
+    pub(crate) async fn next(&mut self) -> (TcpStream, String) {
         tokio::time::timeout(crate::world::PATIENCE, self.connections.recv())
             .await
             .unwrap()
@@ -59,7 +59,7 @@ fn fence(head: &str) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-fn url(address: SocketAddr) -> http::Uri {
+pub(crate) fn url(address: SocketAddr) -> http::Uri {
     format!("http://{address}").parse().unwrap()
 }
 
@@ -87,11 +87,20 @@ async fn nobody_there_releases_the_key() {
 }
 
 /// What each of these answers before it closes.
-const BROKEN: [(&str, &str); 5] = [
+const BROKEN: [(&str, &str); 7] = [
     ("nothing", ""),
     ("half a head", "HTTP/1.1 201 Cre"),
     ("half a body", "HTTP/1.1 201 Created\r\ncontent-length: 10\r\n\r\nhalf"),
     ("half a chunk", "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n5\r\nha"),
+    (
+        "a coding that nobody names",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+    ),
+    (
+        "a coding twice",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n\
+         2\r\nab\r\n0\r\n\r\n",
+    ),
     ("no HTTP", "hello\r\n\r\n"),
 ];
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::OnUnknown;
 use hapax_gateway::{Callers, Config};
 use hapax_http::Body;
-use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use http::{Method, Response};
 
 use crate::world::{Answer, Seen, Upstream, config, post_with, start, text};
@@ -30,7 +30,7 @@ fn reconciling(upstream: &Upstream) -> Config {
     let url = format!("http://{}/outcome?of=this", upstream.address);
     config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant]));
+    config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant, HOST]));
     config.policy.upstream_timeout = Duration::from_secs(2);
     config
 }
@@ -67,7 +67,9 @@ async fn it_happened() {
     assert_eq!(seen.len(), 2, "one execution, one question");
     let (execution, question) = (&seen[0], &seen[1]);
     assert_eq!(question.uri, "/outcome?of=this");
+    assert_eq!(question.headers.get_all("host").iter().count(), 1);
     assert_eq!(question.header("host"), upstream.address.to_string());
+    assert_eq!(question.header("x-forwarded-host"), "shop.example");
     assert_eq!(question.header("idempotency-key"), "\"k\"");
     assert_eq!(question.header("idempotency-fence"), execution.header("idempotency-fence"));
     assert_eq!(question.header("authorization"), "Bearer a");

@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::world::{PATIENCE, Raw, Upstream, config, post, request, start, text};
 
@@ -76,6 +77,38 @@ async fn what_is_sent_behind_the_question_goes_where_it_leads() {
     let mut read = [0; 23];
     stream.read_exact(&mut read).await.unwrap();
     assert_eq!(&read[..], b"GET /half HTTP/1.1\r\nx: ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sent_behind_the_question_need_not_be_http() {
+    let frames = b"\x81\x05hello\n\n\0 \r\n GET\r\n\r\n";
+    let (url, upstream) = raw_upstream(SWITCHED).await;
+    let gateway = start(config(url)).await;
+    let mut client = Raw::connect(gateway.local_addr()).await;
+    // In one segment, and in two.
+    client.send([ASKING.as_bytes(), &frames[..9]].concat()).await;
+    client.send(&frames[9..]).await;
+    assert_eq!(client.answer_to(false).await.unwrap().status, 101);
+    let (_, mut stream) = upstream.await.unwrap();
+    let mut read = vec![0; frames.len()];
+    timeout(PATIENCE, stream.read_exact(&mut read)).await.unwrap().unwrap();
+    assert_eq!(read, frames);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sent_behind_a_refused_question_is_judged() {
+    let upstream =
+        Upstream::start(|seen| async move { text(200, seen.uri.path().to_owned()) }).await;
+    let gateway = start(config(upstream.url())).await;
+    let mut client = Raw::connect(gateway.local_addr()).await;
+    let first = "GET /first HTTP/1.1\r\nhost: a\r\n\r\n";
+    let next = "GET /next HTTP/1.1\r\nhost: a\r\n\r\n";
+    client.send(format!("{first}{ASKING}{next}{ASKING}GET /two HTTP/1.1\r\nhost: a\n\r\n")).await;
+    for path in ["/first", "/chat", "/next", "/chat"] {
+        assert_eq!(client.answer().await.text(), path);
+    }
+    assert_eq!(client.answer().await.code(), "malformed-request");
+    assert_eq!(upstream.seen().len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]

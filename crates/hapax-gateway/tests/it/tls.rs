@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use hapax::OnUnknown;
 use hapax_gateway::{Config, ForwardAuth, ListenTls, Protocol, UpstreamTls};
 use http::{Uri, Version};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -13,9 +14,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tempfile::TempDir;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::two::Two;
 use crate::world::{Raw, Upstream, config, post, request, start, text};
@@ -358,4 +360,43 @@ async fn a_change_of_files_is_noticed() {
         }
     };
     tokio::time::timeout(crate::world::PATIENCE, noticed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_up_to_the_close_is_whole_only_if_the_close_is_said() {
+    for says in [true, false] {
+        let authority = Authority::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let acceptor = TlsAcceptor::from(authority.server(false, &[]));
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\nx") {
+                assert!(stream.read_buf(&mut head).await.unwrap() > 0);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhalf").await.unwrap();
+            stream.flush().await.unwrap();
+            if says {
+                stream.shutdown().await.unwrap();
+            }
+            // Without the word only TCP ends.
+            drop(stream.into_inner().0);
+        });
+        let mut config = config(url.parse().unwrap());
+        config.policy.on_unknown = OnUnknown::Block;
+        config.transport.upstream_tls.ca = Some(authority.path("ca.pem"));
+        let gateway = start(config).await;
+        let first = post(gateway.local_addr(), "/", "k", "x").await;
+        serving.await.unwrap();
+        let again = post(gateway.local_addr(), "/", "k", "x").await;
+        if says {
+            assert_eq!((first.status, first.text().as_str()), (200, "half"));
+            assert_eq!(again.header("idempotency-replayed"), "true");
+        } else {
+            assert_eq!(first.code(), "upstream-broken");
+            assert_eq!(again.code(), "outcome-unknown");
+        }
+    }
 }

@@ -1,0 +1,144 @@
+//! Names of header fields that a client must not bear, or bear in another spelling.
+
+use http::Method;
+use http::header::{HeaderMap, HeaderName};
+
+use super::Peer;
+use super::headers::{drop_own, drop_where, plain};
+
+/// By which some services let a field say what the request is.
+const OVERRIDES: [&str; 3] = ["x-http-method", "x-http-method-override", "x-method-override"];
+
+/// Fields that are told from others by their names: those that count for the layer on a route.
+#[derive(Debug)]
+pub(crate) struct Names(Vec<(HeaderName, String)>);
+
+impl Names {
+    pub(crate) fn new<'a>(names: impl IntoIterator<Item = &'a HeaderName>) -> Self {
+        Self(names.into_iter().map(|name| (name.clone(), plain(name))).collect())
+    }
+
+    /// Removes from a request what its service could take for something else than is known of it here.
+    ///
+    /// To be done before anything is added, such as what an auth answer gives.
+    pub(crate) fn drop_feigned(&self, headers: &mut HeaderMap, peer: Peer) {
+        drop_where(headers, |name| {
+            let plain = plain(name);
+            is_target(&plain)
+                || (!peer.believed && is_forwarded(&plain))
+                || self.is_other_spelling(name, &plain)
+        });
+    }
+
+    /// Removes from trailers what belongs into a head: some services put them together.
+    pub(crate) fn drop_from_trailers(&self, trailers: &mut HeaderMap) {
+        drop_own(trailers, false);
+        drop_where(trailers, |name| {
+            let plain = plain(name);
+            is_target(&plain)
+                || is_forwarded(&plain)
+                || is_of_the_message(&plain)
+                || OVERRIDES.contains(&plain.as_str())
+                || self.0.iter().any(|(_, it)| *it == plain)
+        });
+    }
+
+    /// An underscore counts as a hyphen for CGI and its heirs: of two fields that the layer tells apart
+    /// they see one, and not the one that counted.
+    fn is_other_spelling(&self, name: &HeaderName, plain: &str) -> bool {
+        let mut same = self.0.iter().filter(|(_, it)| it == plain).peekable();
+        match same.peek() {
+            Some(_) => same.all(|(it, _)| it != name),
+            None => name.as_str().contains('_') && is_of_the_message(plain),
+        }
+    }
+}
+
+/// The methods that a request's fields would have it be.
+pub(crate) fn overriding(headers: &HeaderMap) -> impl Iterator<Item = Method> {
+    let named = headers.iter().filter(|(name, _)| OVERRIDES.contains(&plain(name).as_str()));
+    named
+        .flat_map(|(_, value)| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|method| Method::from_bytes(&method.trim_ascii().to_ascii_uppercase()).ok())
+}
+
+/// Whether a field says what was asked for before a proxy wrote the target anew.
+fn is_target(plain: &str) -> bool {
+    matches!(plain, "x-original-url" | "x-rewrite-url")
+}
+
+/// Whether a field says who is behind whoever sends it.
+fn is_forwarded(plain: &str) -> bool {
+    plain.starts_with("x-forwarded-") || matches!(plain, "forwarded" | "x-real-ip")
+}
+
+/// Whether a field says what a message is, or who sent it, to everybody who speaks HTTP.
+fn is_of_the_message(plain: &str) -> bool {
+    plain.starts_with("proxy-")
+        || OVERRIDES.contains(&plain)
+        || matches!(
+            plain,
+            "authorization"
+                | "connection"
+                | "content-encoding"
+                | "content-length"
+                | "content-type"
+                | "cookie"
+                | "expect"
+                | "host"
+                | "keep-alive"
+                | "te"
+                | "trailer"
+                | "transfer-encoding"
+                | "upgrade"
+                | "via"
+                | "x-forwarded-for"
+                | "x-real-ip"
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(names: &[&'static str], fields: &[&'static str], believed: bool) -> Vec<String> {
+        let names: Vec<_> = names.iter().map(|name| HeaderName::from_static(name)).collect();
+        let mut headers = HeaderMap::new();
+        for field in fields {
+            headers.insert(*field, http::HeaderValue::from_static("a"));
+        }
+        let addr = (std::net::Ipv4Addr::LOCALHOST, 1).into();
+        let peer = Peer { addr, secure: false, believed, http2: false };
+        Names::new(&names).drop_feigned(&mut headers, peer);
+        let mut left: Vec<_> = headers.keys().map(ToString::to_string).collect();
+        left.sort_unstable();
+        left
+    }
+
+    #[test]
+    fn what_counts_has_one_spelling() {
+        let fields = ["x-user", "x_user", "x_tenant", "x-tenant", "x_other", "content_length"];
+        assert_eq!(left(&["x-user", "x_tenant"], &fields, true), ["x-user", "x_other", "x_tenant"]);
+        // Where both count, none is another one.
+        assert_eq!(left(&["x-user", "x_user"], &fields[..2], true), ["x-user", "x_user"]);
+    }
+
+    #[test]
+    fn who_is_not_believed_says_nothing_of_others() {
+        let fields = ["x-forwarded-port", "x-forwarded_ssl", "x-real-ip", "forwarded", "x-a"];
+        assert_eq!(left(&[], &fields, false), ["x-a"]);
+        assert_eq!(left(&[], &["x-forwarded-port", "x-real-ip"], true).len(), 2);
+        assert_eq!(left(&[], &["x-original-url", "x_rewrite_url"], true), [""; 0]);
+    }
+
+    #[test]
+    fn other_methods_are_found_in_any_spelling() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-http-method-override", http::HeaderValue::from_static("post, Get"));
+        headers.insert("x_method_override", http::HeaderValue::from_static(" pAtch"));
+        headers.insert("x-other", http::HeaderValue::from_static("PUT"));
+        let mut found: Vec<_> = overriding(&headers).collect();
+        found.sort_unstable_by_key(ToString::to_string);
+        assert_eq!(found, [Method::GET, Method::PATCH, Method::POST]);
+    }
+}
