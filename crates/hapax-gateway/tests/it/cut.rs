@@ -118,9 +118,11 @@ async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
         }
         sending.send_reset(Reason::NO_ERROR);
         if protocol == Protocol::Http2 {
-            // The stream is reset; on no frame of its body is an end.
+            // The stream is reset, or its connection ends; on no frame of its body is an end.
             while came.windows(5).all(|part| part != [0, 0, 4, 3, 0]) {
-                assert!(timeout(PATIENCE, stream.read_buf(&mut came)).await.unwrap().unwrap() > 0);
+                if timeout(PATIENCE, stream.read_buf(&mut came)).await.unwrap().unwrap() == 0 {
+                    break;
+                }
             }
             assert!(came.windows(9).all(|part| part != [0, 0, 0, 0, 1, 0, 0, 0, 1]));
         } else {
