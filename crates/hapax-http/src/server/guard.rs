@@ -11,8 +11,10 @@ use bytes::Bytes;
 use hapax::exchange::Replay;
 use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -26,11 +28,13 @@ use super::quota::Place;
 use super::service::{Ticket, draining};
 use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
+use crate::classify::is_grpc;
 use crate::fingerprint::Asked;
 use crate::header::{
     self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED,
-    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours,
+    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
 };
+use crate::length::{self, Announced};
 use crate::manner::Manner;
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
@@ -62,7 +66,7 @@ where
 
     let claimed = {
         let claiming = async {
-            let (body, trailers) = read(&layer, &policy, body).await?;
+            let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
             let place = take_place(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {
@@ -95,6 +99,10 @@ where
         Some(place) => pass.with(place),
         None => pass,
     };
+    if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
+        // After a length HTTP/1.1 would forward no trailers.
+        parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
+    }
     let request = Request::from_parts(parts, Body::whole(body, trailers));
     match settle(&layer, &policy, manner, claim) {
         Settled::Answer(response) => Ok(response),
@@ -127,6 +135,7 @@ where
 async fn read<Q>(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
+    headers: &HeaderMap,
     body: Q,
 ) -> Result<(Bytes, Option<HeaderMap>), Problem>
 where
@@ -137,7 +146,8 @@ where
     // A client's word for these would be taken for ours.
     let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
     let mut body = erase(WithoutTrailers { body, drop: ours });
-    match gather(&mut body, limit, &layer.memory.requests, Some(ROOM)).await {
+    let requests = &layer.memory.requests;
+    match gather(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
         Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
         Gathered::NoRoom => {
             let detail = "There is no room for the request's body now. Nothing was executed.";
@@ -186,7 +196,9 @@ async fn ask(
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Reconciled::Happened(response))) => Verdict::Happened(keep(policy, &response, None)),
+        Ok(Ok(Reconciled::Happened(response, trailers))) => {
+            happened(policy, parts, response, trailers)
+        }
         Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
         Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
@@ -195,6 +207,29 @@ async fn ask(
         }
     };
     question.answer(verdict, asked).await
+}
+
+/// What the hook's answer makes of the key. One that is not as long as it says is no answer.
+fn happened(
+    policy: &RoutePolicy,
+    retry: &Parts,
+    response: Response<Bytes>,
+    trailers: Option<HeaderMap>,
+) -> Verdict {
+    if length::is_of_the_body(&retry.method, response.status()) {
+        let hint = SizeHint::new();
+        let announced = Announced::new(response.headers(), &hint);
+        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
+        if let Err(error) = checked {
+            tracing::warn!(%error, "the reconcile hook's answer is none");
+            return Verdict::CannotSay;
+        }
+    }
+    let mut whole = Whole::of(&response, trailers.as_ref(), policy.options.cookies);
+    if is_grpc(&retry.headers) {
+        whole = whole.for_grpc();
+    }
+    Verdict::Happened(keep(whole))
 }
 
 enum Settled {

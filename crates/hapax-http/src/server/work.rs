@@ -26,6 +26,7 @@ use crate::classify::{Class, Classified, Override, classify_grpc, is_grpc};
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
 };
+use crate::length;
 use crate::manner::Manner;
 use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
@@ -161,7 +162,10 @@ impl Work {
             });
         }
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
-        let (read, rest, share) = match gather(&mut body, limit, &memory.responses, None).await {
+        let headers = length::is_of_the_body(&self.named.method, head.status);
+        let headers = headers.then_some(&head.headers);
+        let gathered = gather(&mut body, headers, limit, &memory.responses, None).await;
+        let (read, rest, share) = match gathered {
             Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
             Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
             // It waits as long as it takes.
@@ -186,17 +190,14 @@ impl Work {
         let Given { mut head, read, rest, shares } = given;
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
-                // A length that is not the body's would break off this answer and every replay.
-                let length = read.len().to_string();
-                if head.status != StatusCode::NOT_MODIFIED {
-                    head.headers = retain(&head.headers, |name, value| {
-                        *name != CONTENT_LENGTH || value.as_bytes() == length.as_bytes()
-                    });
+                if length::must_go(head.status, trailers.as_ref()) {
+                    head.headers = retain(&head.headers, |name, _| *name != CONTENT_LENGTH);
                 }
                 let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
+                let cookies = self.policy.options.cookies;
                 let kept = (class != Class::Retryable)
-                    .then(|| keep(&self.policy, &response, trailers.as_ref()));
+                    .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
                 (Ending { class, retention, kept }, response.into_parts().0)
             }
             Rest::Coming(_) => {
@@ -349,17 +350,13 @@ impl Ending {
 }
 
 /// What is kept of a response that is at hand. A record holds no more than so much.
-pub(super) fn keep(
-    policy: &RoutePolicy,
-    response: &Response<Bytes>,
-    trailers: Option<&HeaderMap>,
-) -> Outcome {
-    let whole = Whole::of(response, trailers, policy.options.cookies);
+pub(super) fn keep(whole: Whole) -> Outcome {
+    let status = whole.status;
     let kept = Stored::Whole(whole).outcome();
     if kept.bytes().len() <= hapax::codec::MAX_OUTCOME {
         return kept;
     }
-    Stored::NotRetained { status: response.status() }.outcome()
+    Stored::NotRetained { status }.outcome()
 }
 
 /// What a client hears whose handler was stopped at the end of a drain.

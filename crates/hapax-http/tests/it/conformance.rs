@@ -133,7 +133,7 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
                     Truth::Happened(status, text) => {
                         let mut response = http::Response::new(text.into());
                         *response.status_mut() = reply(status, "").status();
-                        Reconciled::Happened(response)
+                        Reconciled::Happened(response, None)
                     }
                     Truth::DidNotHappen => Reconciled::DidNotHappen,
                     Truth::CannotSay => Reconciled::CannotSay,
