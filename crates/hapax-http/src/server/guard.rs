@@ -13,7 +13,7 @@ use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
@@ -31,8 +31,8 @@ use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
 use crate::fingerprint::Asked;
 use crate::header::{
-    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED,
-    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+    is_ours, is_told, retain,
 };
 use crate::length::{self, Announced};
 use crate::manner::Manner;
@@ -42,6 +42,10 @@ use crate::stored::{Stored, Whole};
 /// How long a request may wait for room for its body. What holds the room may be handlers that
 /// hang, and whoever waits behind them takes up a connection.
 const ROOM: Duration = Duration::from_secs(30);
+
+/// What a refusal says that is for now. Only of this attempt: another one with the same key may have
+/// been executed.
+const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
 
 pub(super) async fn guard<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
@@ -60,9 +64,6 @@ where
     B::Error: Into<BoxError>,
 {
     let Ticket { policy, manner, key, scope, pass } = ticket;
-    // A client's word for these would be taken for ours.
-    parts.headers.remove(IDEMPOTENCY_FENCE);
-    parts.headers.remove(IDEMPOTENCY_ATTEMPT);
 
     let claimed = {
         let claiming = async {
@@ -143,14 +144,12 @@ where
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
-    // A client's word for these would be taken for ours.
-    let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
-    let mut body = erase(WithoutTrailers { body, drop: ours });
+    let mut body = erase(WithoutTrailers { body, drop: is_told });
     let requests = &layer.memory.requests;
     match gather(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
         Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
         Gathered::NoRoom => {
-            let detail = "There is no room for the request's body now. Nothing was executed.";
+            let detail = format!("There is no room for the request's body now. {NOTHING}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
         }
         Gathered::TooLarge { .. } => {
@@ -175,7 +174,7 @@ fn take_place(
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
     let place = layer.quotas.enter((name, scope), key, limit).map(Some);
     place.ok_or_else(|| {
-        let detail = format!("This caller has {limit} keys in flight. Nothing was executed.");
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(COME_BACK)
     })
 }
@@ -287,7 +286,7 @@ fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     if away && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
-    let detail = "Whether this request was made before cannot be told now. Nothing was executed.";
+    let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
 }
 
@@ -314,7 +313,7 @@ fn replayed(
         }
     };
     let Some(body) = layer.memory.answers.hold_now(body) else {
-        let detail = "There is no room for the answer now. Nothing was executed.";
+        let detail = format!("There is no room for the answer now. {NOTHING}");
         return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
     };
     let mut response = Response::new(Body::whole(body, trailers));

@@ -210,6 +210,9 @@ impl Work {
             }
         };
         header::strip(&mut head.headers);
+        if let Some(Classified(class)) = head.extensions.get() {
+            self.manner.tell(&mut head.headers, *class);
+        }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
         (ending, Given { head, read, rest, shares })
     }
@@ -320,13 +323,15 @@ impl Work {
 fn no_room(class: Class, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (Class::Retryable, _) => {
-            Problem::new(Code::Overloaded, "There is no room for the answer now. The key is free.")
+            let detail = "There is no room for the answer now. By its answer, this request changed \
+                          nothing: ask again with the same key.";
+            Problem::new(Code::Overloaded, detail)
         }
         // A retry would hear the same.
         (Class::Final, Rest::Coming(_)) => Problem::new(
             Code::ResponseNotRetained,
-            "The request took effect. Its response is too large to keep, and there was no room to \
-             send it.",
+            "This request was executed just now, and will not be again. Its response is too large to \
+             keep, and there was no room to send it.",
         )
         .original_status(status),
         (Class::Final | Class::Unknown, _) => Problem::new(
