@@ -162,7 +162,8 @@ macro_rules! __group {
                 w07_json_without_one_meaning_counts_by_its_bytes
                 w07_other_bodies_count_by_their_bytes w07_canonical_and_raw_are_separate_domains
                 w07_method_path_and_query_count w07_query_pairs_are_sorted_by_name
-                w07_no_header_counts_but_chosen_ones w07_form_data_counts_without_its_boundary
+                w07_no_header_counts_but_chosen_ones w07_a_named_method_counts
+                w07_form_data_counts_without_its_boundary
                 w07_raw_bytes_may_count_always w07_no_body_may_count
                 w07_only_some_json_pointers_may_count w07_all_but_some_json_pointers_may_count
                 w07_a_changed_configuration_makes_no_false_422 w08_reuse_of_what_is_done_is_422
@@ -173,7 +174,8 @@ macro_rules! __group {
                 w13_every_execution_has_a_larger_fence_and_its_attempt
                 w13_a_key_that_is_used_anew_has_a_larger_fence
                 w13_the_clients_own_key_reaches_the_handler
-                w13_a_fence_that_a_client_sends_is_dropped;
+                w13_a_fence_that_a_client_sends_is_dropped
+                w13_nor_does_one_reach_what_is_not_protected;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
                 w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
@@ -197,6 +199,8 @@ macro_rules! __group {
                 w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_all;
             outages: w20_open_is_refused_together_with_block;
             refusals: w21_refusals_are_problem_details w21_in_flight_has_retry_after
+                w21_refusals_tell_one_in_front_what_they_mean
+                w21_and_what_may_have_happened_is_unknown_to_it
                 w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
                 w21_without_cors_there_are_no_such_headers;
             protocols: w22_one_key_over_both_protocols w22_chunks_and_a_length_are_the_same_body
@@ -205,7 +209,8 @@ macro_rules! __group {
                 w22_answers_may_say_when_the_key_may_be_used_anew w22_by_default_they_do_not
                 w22_a_key_may_be_used_anew_after_its_retention;
             details: w23_a_released_key_has_forgotten_its_fingerprint
-                w23_connection_must_not_name_key_or_scope w23_malformed_framing_is_400
+                w23_connection_must_not_name_key_or_scope
+                w23_connection_must_not_name_what_counts w23_malformed_framing_is_400
                 w23_paths_reach_the_handler_as_they_came w23_while_draining_new_requests_get_503
                 w23_what_a_drain_cuts_off_is_unknown;
         }

@@ -116,11 +116,7 @@ impl Reconcile for Asker {
 /// body.
 ///
 /// Dropped, it gives up its turn.
-async fn read(
-    body: Body,
-    max: usize,
-    readers: &Semaphore,
-) -> Option<(Bytes, Option<HeaderMap>)> {
+async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Option<HeaderMap>)> {
     // The semaphore is never closed.
     let _turn = readers.acquire().await.ok()?;
     let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());

@@ -56,7 +56,8 @@ impl Announced {
 /// Whether a length in this status's answer to such a request is that of its body. Answers to HEAD
 /// and 304 say what another answer would have (RFC 9110, 8.6), and 204 has no length.
 pub(crate) fn is_of_the_body(request: &Method, status: StatusCode) -> bool {
-    *request != Method::HEAD && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
+    *request != Method::HEAD
+        && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
 }
 
 /// Whether `Content-Length` cannot stand in a message of this status with these trailers: a 204
@@ -96,7 +97,8 @@ mod tests {
 
     #[test]
     fn what_is_no_length_contradicts_every_body() {
-        for lines in [&[""][..], &["+4"], &["-1"], &["4;"], &["4", "5"], &["99999999999999999999"]] {
+        for lines in [&[""][..], &["+4"], &["-1"], &["4;"], &["4", "5"], &["99999999999999999999"]]
+        {
             assert!(announced(lines, None).is_err(), "{lines:?}");
         }
     }

@@ -13,8 +13,8 @@ use std::fmt;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hapax::Outcome;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Response, StatusCode};
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::OnUnknown;
+use hapax_http::fingerprint::{BodyForm, HttpScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -37,6 +38,21 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
     assert_eq!(runs.count(), 0);
     let harmless = stage.post("k").header("connection", "keep-alive, x-other");
     client.send(harmless.request()).await.is_first(201, "1");
+}
+
+/// Nor whatever else decides whether two requests are the same.
+pub async fn w23_connection_must_not_name_what_counts(arena: Arena) {
+    let runs = Runs::new();
+    let fingerprint = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse().unwrap()]).unwrap();
+    let policy = Policy { fingerprint, ..Policy::default() };
+    let stage = arena.start(policy, counting(&runs)).await;
+    let client = stage.client_in(Protocol::Http1);
+    for named in ["X-Tenant", "close, x-tenant", "x-http-method-override", "x-method-override"] {
+        let post = stage.post("k").header("connection", named).header("x-tenant", "1");
+        client.send(post.request()).await.is_refused(400, "malformed-request");
+    }
+    assert_eq!(runs.count(), 0);
+    client.send(stage.post("k").header("x-tenant", "1").request()).await.is_first(201, "1");
 }
 
 pub async fn w23_malformed_framing_is_400(arena: Arena) {

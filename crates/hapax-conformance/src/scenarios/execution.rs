@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http::Method;
+
 use crate::{Arena, Call, Gate, Handler, Policy, Runs, counting, handler, reply};
 
 /// Counts a run, then waits for the gate, then answers with the run's number.
@@ -138,6 +140,25 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
             "{lines:?}"
         );
         assert!(lines.iter().count() <= 1, "{lines:?}");
+    }
+}
+
+/// Nor where nothing is protected: a handler that sees one would take the request for one of ours.
+pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
+    let calls = Arc::default();
+    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let forged = |post: crate::Post| {
+        post.header("idempotency-fence", "7").header("idempotency-attempt", "7")
+    };
+    stage.send(forged(stage.plain())).await.is_unmarked(503, "");
+    stage.send(forged(stage.post("k").method(Method::PUT))).await.is_unmarked(201, "");
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), 2);
+    for call in &*calls {
+        assert_eq!((call.fence, call.attempt), (None, None));
+        for name in ["idempotency-fence", "idempotency-attempt"] {
+            assert!(!call.headers.contains_key(name), "{call:?}");
+        }
     }
 }
 

@@ -72,11 +72,11 @@ pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: A
     }
 }
 
-async fn breaks_off(arena: Arena, profile: Profile) {
-    let runs = Runs::new();
-    let count = runs.clone();
-    let breaking = handler(move |_| {
-        count.next();
+/// Breaks off in the middle of its answer.
+pub(super) fn breaking(runs: &Runs) -> Handler {
+    let runs = runs.clone();
+    handler(move |_| {
+        runs.next();
         async move {
             let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(2);
             tokio::spawn(async move {
@@ -85,9 +85,13 @@ async fn breaks_off(arena: Arena, profile: Profile) {
             });
             reply(201, "").map(|_| Body::new(body))
         }
-    });
+    })
+}
+
+async fn breaks_off(arena: Arena, profile: Profile) {
+    let runs = Runs::new();
     let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
-    let stage = arena.start(policy, breaking).await;
+    let stage = arena.start(policy, breaking(&runs)).await;
     let post = stage.post(&format!("{profile}"));
     stage.send(post.clone()).await.is_refused(502, "upstream-broken");
     stage.send(post).await.is_refused(409, "outcome-unknown");

@@ -1,8 +1,10 @@
 //! 21: refusals.
 
+use hapax::OnUnknown;
 use hapax_http::server::KeyRule;
 
 use super::execution::held;
+use super::outcomes::breaking;
 use crate::{Answer, Arena, Gate, Policy, Runs, Stage, counting};
 
 /// One refusal of each of three kinds.
@@ -51,6 +53,45 @@ pub async fn w21_refusals_lead_to_the_documentation(arena: Arena) {
         assert_eq!(problem["type"], format!("https://docs.shop.example/idempotency#{code}"));
         let link = "<https://docs.shop.example/idempotency>; rel=\"describedby\"";
         assert_eq!(answer.header("link"), link);
+    }
+}
+
+/// A gateway in front keeps what it gets: it is told what a refusal means for its key.
+pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(strict(), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k").header("idempotency-fence", "7"));
+    runs.reach(1).await;
+    for (post, status, code, class) in [
+        (stage.post("k"), 409, "in-flight", "retryable"),
+        (stage.post("k").body("{}"), 422, "key-reused", "retryable"),
+        (stage.post("other").body(vec![b' '; 2000]), 413, "body-too-large", "retryable"),
+        (stage.post("a, b"), 400, "invalid-key", "final"),
+        (stage.plain(), 400, "missing-key", "final"),
+    ] {
+        let told = stage.send(post.clone().header("idempotency-fence", "7")).await;
+        told.is_refused(status, code);
+        assert_eq!(told.header("idempotency-outcome"), class, "{code}");
+        let other = stage.send(post).await;
+        other.is_refused(status, code);
+        assert_eq!(other.header("idempotency-outcome"), "", "{code}");
+    }
+    gate.open();
+    let first = first.await.unwrap();
+    first.is_first(201, "1");
+    assert_eq!(first.header("idempotency-outcome"), "");
+}
+
+/// What failed may have happened, for whoever is in front as well.
+pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, breaking(&runs)).await;
+    let post = stage.post("k").header("idempotency-fence", "7");
+    for (status, code) in [(502, "upstream-broken"), (409, "outcome-unknown")] {
+        let told = stage.send(post.clone()).await;
+        told.is_refused(status, code);
+        assert_eq!(told.header("idempotency-outcome"), "unknown", "{code}");
     }
 }
 

@@ -15,6 +15,7 @@ mod failures;
 mod grpc;
 mod http2;
 mod load;
+mod nested;
 mod observing;
 mod operators;
 mod proxy;

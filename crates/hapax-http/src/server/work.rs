@@ -323,8 +323,8 @@ impl Work {
 fn no_room(class: Class, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (Class::Retryable, _) => {
-            let detail = "There is no room for the answer now. By its answer, this request changed \
-                          nothing: ask again with the same key.";
+            let detail = "There is no room now for the answer, which said that nothing happened: ask \
+                          again with the same key.";
             Problem::new(Code::Overloaded, detail)
         }
         // A retry would hear the same.

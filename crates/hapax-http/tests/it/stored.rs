@@ -161,7 +161,8 @@ fn wire_16_trailers_for_the_layer_are_not_kept() {
 #[test]
 fn wire_15_an_answer_as_grpc_clients_read_it() {
     let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
-        let line = |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+        let line =
+            |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
         pairs.iter().map(line).collect()
     };
     let of = |head: &[(&'static str, &'static str)], trailers: Option<HeaderMap>| {

@@ -118,9 +118,11 @@ async fn wire_03_a_request_that_is_not_as_long_as_it_says_claims_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn wire_17_where_a_length_is_not_the_bodys_it_stays_or_goes() {
-    for (method, status, length) in
-        [(Method::POST, 304, Some("17")), (Method::POST, 204, None), (Method::HEAD, 200, Some("17"))]
-    {
+    for (method, status, length) in [
+        (Method::POST, 304, Some("17")),
+        (Method::POST, 204, None),
+        (Method::HEAD, 200, Some("17")),
+    ] {
         let world = World::new();
         let options = RouteOptions { methods: vec![method.clone()], ..RouteOptions::default() };
         let app = world.app(options, move |_| async move {
