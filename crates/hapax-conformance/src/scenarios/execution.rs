@@ -181,6 +181,26 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
     assert_eq!(runs.count(), 1);
 }
 
+/// Group `outages`: while the store takes the outcome there is no answer.
+pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    // The store may be silent for longer than this takes.
+    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let mut first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.cut().await;
+    gate.open();
+    // Whatever answers first and writes then has long answered.
+    let early = tokio::time::timeout(Duration::from_secs(1), &mut first).await;
+    assert!(early.is_err(), "{early:?}");
+    stage.mend().await;
+    let answer = first.await.unwrap();
+    answer.is_first(201, "1");
+    assert_eq!(answer.header("idempotency-recorded"), "");
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+}
+
 /// Group `crashes`: what was answered is there after a crash at that moment.
 pub async fn w11_what_was_answered_is_recorded(arena: Arena) {
     let runs = Runs::new();

@@ -20,8 +20,10 @@ use hapax_testkit::servers::{PostgresServer, RedisServer};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-// What else there is needs two processes on one store, or one that is killed: a file has one owner,
-// and is held by more than the tasks of a runtime. The program's own tests kill processes.
+// `several` and `partitions` need two processes on one store: a file has one owner. `crashes` needs one
+// that is killed, since a file is held by more than the tasks of a runtime: the program's own tests kill
+// it. `outages` needs something between it and its store: nothing is between a gateway and its file, so
+// the layer's tests play it on a file that can be cut off.
 hapax_conformance::suite!(fixture; any);
 
 /// Scenarios at a time where they share a server.

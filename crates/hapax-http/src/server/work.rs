@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::{FinishError, Lease, Outcome, StoreKey, Timestamp};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -190,9 +190,11 @@ impl Work {
         let Given { mut head, read, rest, shares } = given;
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
-                if length::must_go(head.status, trailers.as_ref()) {
-                    head.headers = retain(&head.headers, |name, _| *name != CONTENT_LENGTH);
-                }
+                let no_length = length::must_go(head.status, trailers.as_ref());
+                // Read whole, it is framed anew: chunks would contradict the length it has now.
+                head.headers = retain(&head.headers, |name, _| {
+                    *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
+                });
                 let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
