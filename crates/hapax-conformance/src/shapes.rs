@@ -139,9 +139,6 @@ pub fn all() -> Vec<Shape> {
         Shape::new("made_chunks_as_was_said", noise(3000))
             .header("transfer-encoding", "chunked")
             .chunked(),
-        Shape::new("made_trailers_after_a_length", "hello")
-            .header("content-length", "5")
-            .trailers(&[("x-checksum", "5d41402a")]),
         Shape::new("made_trailers", "hello").trailers(&[("x-checksum", "5d41402a")]),
         Shape::new("made_trailers_without_a_body", "").trailers(&[("x-end", "1")]),
         Shape::new("made_repeated_trailers", noise(10_500)).trailers(&[

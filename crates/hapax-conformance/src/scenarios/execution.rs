@@ -4,8 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Method;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use crate::{Arena, Call, Gate, Handler, Policy, Runs, counting, handler, reply};
+use crate::{Arena, Call, Gate, Handler, Policy, Protocol, Raw2, Runs, counting, handler, reply};
 
 /// Counts a run, then waits for the gate, then answers with the run's number.
 pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
@@ -53,6 +55,62 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Aren
     stage.send(stage.post("k")).await.is_refused(409, "in-flight");
     gate.open();
     stage.until(&stage.post("k"), |answer| answer.status != 409).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// What hangs up before it has sent all of its request has asked for nothing.
+pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let (client, caller) = (stage.client(), arena.unique("caller"));
+    match arena.protocol() {
+        Protocol::Http1 => {
+            let head = format!(
+                "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: {caller}\r\nidempotency-key: k\r\n"
+            );
+            for rest in [
+                "content-length: 9\r\n\r\nhalf",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\n",
+            ] {
+                let mut stream = TcpStream::connect(client.address).await.unwrap();
+                stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+                // Until the server has done with it: it answers, or closes.
+                let mut said = Vec::new();
+                let read = tokio::time::timeout(crate::PATIENCE, stream.read_to_end(&mut said));
+                drop(read.await.expect("no end in time"));
+                assert!(!said.starts_with(b"HTTP/1.1 2"), "{rest:?}");
+            }
+        }
+        Protocol::Http2 => {
+            let fields = [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":authority", "shop.example"),
+                (":path", "/payments"),
+                ("authorization", caller.as_str()),
+                ("idempotency-key", "k"),
+            ];
+            // Not an error, cancelled, and no word at all.
+            for reason in [Some(0), Some(8), None] {
+                let mut raw = Raw2::connect(client).await;
+                raw.head(1, &fields, false).await;
+                raw.data(1, b"half", false).await;
+                raw.read_by_then().await;
+                if let Some(reason) = reason {
+                    raw.reset(1, reason).await;
+                    raw.read_by_then().await;
+                }
+            }
+        }
+    }
+    // The key is free, or is again at once.
+    let post = stage.post("k").header("authorization", &caller);
+    let answer = stage.until(&post, |answer| answer.status != 409).await;
+    answer.is_first(201, "1");
+    // All that was under way has ended by then.
+    stage.end().await;
     assert_eq!(runs.count(), 1);
 }
 

@@ -11,6 +11,7 @@ use http::HeaderValue;
 use http_body_util::channel::Channel;
 
 use super::execution::held;
+use super::protocols::pieces;
 use crate::{Arena, Call, Gate, Handler, Hook, Policy, Runs, Stage, Truth, handler, reply};
 
 /// Answers with the status that the path ends in, and counts.
@@ -90,6 +91,25 @@ pub(super) fn breaking(runs: &Runs) -> Handler {
             reply(201, "").map(|_| Body::new(body))
         }
     })
+}
+
+/// One that ends before it is as long as it says, without any error.
+pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: Arena) {
+    let runs = Runs::new();
+    let count = runs.clone();
+    let short = handler(move |_| {
+        count.next();
+        async {
+            let mut response = reply(201, "").map(|_| pieces(vec!["ha", "lf"], None));
+            response.headers_mut().insert("content-length", HeaderValue::from_static("9"));
+            response
+        }
+    });
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, short).await;
+    stage.send(stage.post("k")).await.is_refused(502, "upstream-broken");
+    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    assert_eq!(runs.count(), 1);
 }
 
 async fn breaks_off(arena: Arena, profile: Profile) {

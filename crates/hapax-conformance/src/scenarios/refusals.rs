@@ -113,6 +113,30 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
     assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
 }
 
+/// A page may read what it gets, whatever that is.
+pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: Arena) {
+    let cors = Some("https://shop.example");
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy { cors, ..strict() }, held(&runs, &gate)).await;
+    let readable = |answer: &Answer, status: u16| {
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
+        assert_eq!(answer.header("access-control-allow-credentials"), "true");
+    };
+    let post = stage.post("k").header("origin", "https://shop.example");
+    let first = stage.begin(post.clone());
+    runs.reach(1).await;
+    readable(&stage.send(post.clone()).await, 409);
+    readable(&stage.send(post.clone().body("{}")).await, 422);
+    gate.open();
+    let first = first.await.unwrap();
+    first.is_first(201, "1");
+    readable(&first, 201);
+    let replay = stage.send(post).await;
+    replay.is_replay(201, "1");
+    readable(&replay, 201);
+}
+
 pub async fn w21_without_cors_there_are_no_such_headers(arena: Arena) {
     let stage = arena.start(strict(), counting(&Runs::new())).await;
     let answer = stage.send(stage.plain().header("origin", "https://shop.example")).await;
