@@ -196,7 +196,7 @@ macro_rules! __group {
             in_flight: w18_a_copy_is_told_when_to_come_again w18_no_later_than_the_lease_ends
                 w18_waiting_copies_get_the_replay
                 w18_a_waiting_copy_is_promoted_when_the_owner_gives_up w18_waiting_ends
-                w18_no_more_than_so_many_wait w18_by_default_100_wait;
+                w18_no_more_than_so_many_wait;
             sizes: w19_a_request_over_its_limit_is_413_and_claims_nothing
                 w23_body_limits_are_for_protected_requests_with_a_key
                 w19_a_response_over_its_limit_is_given_whole_and_once

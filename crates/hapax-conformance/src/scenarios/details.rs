@@ -65,7 +65,7 @@ pub async fn w23_connection_must_not_name_what_counts(arena: Arena) {
 }
 
 /// The head of a payment of `caller` under `k`.
-fn head<'a>(caller: &'a str) -> Vec<(&'a str, &'a str)> {
+fn head(caller: &str) -> Vec<(&str, &str)> {
     vec![
         (":method", "POST"),
         (":scheme", "http"),

@@ -13,7 +13,7 @@ use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, Version};
 use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
@@ -68,6 +68,12 @@ where
     let claimed = {
         let claiming = async {
             let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
+            if parts.version == Version::HTTP_2 {
+                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as a
+                // whole one does. The server drops the request of a stream that was reset once that
+                // waits: it gets to, before anything is claimed for half a request.
+                tokio::task::yield_now().await;
+            }
             let place = take_place(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {

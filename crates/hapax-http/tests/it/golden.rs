@@ -9,19 +9,20 @@ use hapax::JsonPointers;
 use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
-const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
-const FORM: &[(&str, &str)] = &[("content-type", "multipart/form-data; boundary=X")];
-const TEXT: &[(&str, &str)] = &[("content-type", "text/plain")];
-const OVERRIDE: &[(&str, &str)] =
-    &[("content-type", "text/plain"), ("x-http-method-override", "DELETE")];
-const TENANT: &[(&str, &str)] = &[("x-tenant", "1"), ("x-tenant", "2")];
+type Fields = &'static [(&'static str, &'static str)];
+
+const JSON: Fields = &[("content-type", "application/json")];
+const FORM: Fields = &[("content-type", "multipart/form-data; boundary=X")];
+const TEXT: Fields = &[("content-type", "text/plain")];
+const OVERRIDE: Fields = &[("content-type", "text/plain"), ("x-http-method-override", "DELETE")];
+const TENANT: Fields = &[("x-tenant", "1"), ("x-tenant", "2")];
 
 const BODY: &str = r#"{"b":[1.0,true],"a":"\u00e9","at":7}"#;
 const PARTS: &str = "--X\r\ncontent-disposition: form-data; name=a\r\n\r\n1\r\n--X--\r\n";
 
 /// The name of a scheme, headers, a body, and the fingerprint of
 /// `POST /payments?b=2&a=1&b=1` with them.
-const GOLDEN: &[(&str, &[(&str, &str)], &str, &str)] = &[
+const GOLDEN: &[(&str, Fields, &str, &str)] = &[
     (
         "http/1;body=canonical",
         JSON,
