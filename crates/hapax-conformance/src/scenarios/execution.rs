@@ -225,8 +225,9 @@ pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
 /// Group `several`: two processes on one store.
 pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let here = arena.start(Policy::default(), held(&runs, &gate)).await;
-    let there = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let here = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let there = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> =
         (0..50).flat_map(|_| [here.begin(here.post("k")), there.begin(there.post("k"))]).collect();
     runs.reach(1).await;
