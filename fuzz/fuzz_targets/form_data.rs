@@ -12,7 +12,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use libfuzzer_sys::fuzz_target;
 
-const EDGES: [&str; 5] = ["a", "ab", "a-", "--", "----WebKitFormBoundary7MA4YWxk"];
+const EDGES: [&str; 6] =
+    ["a", "ab", "a-", "--", "*****1763641234567*****", "----WebKitFormBoundary7MA4YWxk"];
 
 fuzz_target!(|input: &[u8]| {
     let mut u = Unstructured::new(input);
@@ -90,7 +91,9 @@ fn cut(edge: &str, body: &[u8]) -> Option<Vec<Vec<u8>>> {
     let closed = last == b"--" || last == b"--\r\n";
     // A line that begins like the end of the form is the end of it.
     let early = pieces.iter().skip(1).any(|piece| piece.starts_with(b"--"));
-    if pieces.first() != Some(&Vec::new()) || !closed || early {
+    // Before the first delimiter is nothing, or an empty line.
+    let begins = pieces.first().is_some_and(|piece| piece.is_empty() || piece == b"\r\n");
+    if !begins || !closed || early {
         return None;
     }
     pieces[1..].iter().map(|piece| piece.strip_prefix(b"\r\n").map(<[u8]>::to_vec)).collect()

@@ -96,28 +96,44 @@ impl Connection {
         answer.expect("no whole answer in time")
     }
 
+    /// The whole answer; the error of a connection that takes no more requests.
+    ///
+    /// # Errors
+    /// What its library says.
+    pub async fn try_send(&mut self, request: Request<Body>) -> Result<Answer, hyper::Error> {
+        let answer = async { Ok(Answer::read(self.try_ask(request).await?).await) };
+        tokio::time::timeout(PATIENCE, answer).await.expect("no whole answer in time")
+    }
+
     /// The answer's head, its body to come.
-    pub async fn ask(&mut self, mut request: Request<Body>) -> Response<Incoming> {
+    pub async fn ask(&mut self, request: Request<Body>) -> Response<Incoming> {
+        self.try_ask(request).await.expect("the connection broke")
+    }
+
+    async fn try_ask(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
         let authority = Authority::try_from(self.address.to_string()).unwrap();
         let host = HeaderValue::from_str(authority.as_str()).unwrap();
         let answer = async {
             match &mut self.sender {
                 Sender::Http1(sender) => {
                     request.headers_mut().insert(HOST, host);
-                    sender.ready().await.unwrap();
+                    sender.ready().await?;
                     sender.send_request(request).await
                 }
                 Sender::Http2(sender) => {
                     let mut uri = std::mem::take(request.uri_mut()).into_parts();
                     (uri.scheme, uri.authority) = (Some(Scheme::HTTP), Some(authority));
                     *request.uri_mut() = Uri::from_parts(uri).unwrap();
-                    sender.ready().await.unwrap();
+                    sender.ready().await?;
                     sender.send_request(request).await
                 }
             }
         };
         let answer = tokio::time::timeout(PATIENCE, answer).await;
-        answer.expect("no answer in time").expect("the connection broke")
+        answer.expect("no answer in time")
     }
 }
 

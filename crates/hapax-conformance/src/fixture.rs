@@ -135,7 +135,7 @@ impl Default for Policy {
             max_response_body: 1 << 20,
             store_outage: StoreOutage::Closed,
             completion_outage: CompletionOutage::Deliver,
-            store_timeout: Duration::from_secs(2),
+            store_timeout: Duration::from_secs(10),
             docs: None,
             cors: None,
             grace: Duration::from_secs(10),

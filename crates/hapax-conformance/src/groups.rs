@@ -152,6 +152,7 @@ macro_rules! __group {
                 w03_what_is_no_key_is_400_and_claims_nothing w03_the_body_need_not_be_read
                 w04_a_required_key_is_required
                 w04_without_an_optional_key_a_request_passes_untouched
+                w04_and_its_handler_gets_it_as_it_came
                 w05_post_and_patch_are_protected_by_default w05_protected_methods_are_the_routes;
             identity: w06_two_scopes_never_see_each_others_records
                 w06_scope_and_key_are_not_run_together w06_a_missing_scope_is_refused
@@ -162,19 +163,23 @@ macro_rules! __group {
                 w07_json_without_one_meaning_counts_by_its_bytes
                 w07_other_bodies_count_by_their_bytes w07_canonical_and_raw_are_separate_domains
                 w07_method_path_and_query_count w07_query_pairs_are_sorted_by_name
-                w07_no_header_counts_but_chosen_ones w07_form_data_counts_without_its_boundary
+                w07_no_header_counts_but_chosen_ones w07_a_named_method_counts
+                w07_form_data_counts_without_its_boundary
                 w07_raw_bytes_may_count_always w07_no_body_may_count
                 w07_only_some_json_pointers_may_count w07_all_but_some_json_pointers_may_count
                 w07_a_changed_configuration_makes_no_false_422 w08_reuse_of_what_is_done_is_422
                 w08_reuse_of_what_is_in_flight_is_422 w08_reuse_of_what_is_unknown_is_422;
             execution: w09_of_100_copies_one_executes
                 w10_a_client_that_hangs_up_neither_cancels_nor_loses_it
+                w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing
                 w12_a_handler_may_take_many_times_the_lease
                 w13_every_execution_has_a_larger_fence_and_its_attempt
                 w13_a_key_that_is_used_anew_has_a_larger_fence
                 w13_the_clients_own_key_reaches_the_handler
-                w13_a_fence_that_a_client_sends_is_dropped;
+                w13_a_fence_that_a_client_sends_is_dropped
+                w13_nor_does_one_reach_what_is_not_protected;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
+                w14_an_answer_that_is_shorter_than_it_says_is_unknown
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
                 w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
                 w15_what_nobody_can_say_yet_is_409 w16_stripe_v1_keeps_all_but_409_and_429
@@ -183,7 +188,8 @@ macro_rules! __group {
                 w16_no_idempotency_header_of_a_handler_reaches_the_client
                 w23_an_invalid_override_is_ignored
                 w23_under_any_profile_an_answer_that_breaks_off_is_unknown;
-            grpc: w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only;
+            grpc: w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only
+                w16_profiles_say_nothing_of_grpc w16_a_grpc_answer_overrides_its_status;
             replay: w17_replays_of_all_shapes_are_exact
                 w17_cookies_are_replayed_where_the_route_says_so w17_a_replay_has_a_date_of_its_own
                 w17_hop_by_hop_headers_are_not_replayed w17_a_replay_says_so;
@@ -197,15 +203,19 @@ macro_rules! __group {
                 w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_all;
             outages: w20_open_is_refused_together_with_block;
             refusals: w21_refusals_are_problem_details w21_in_flight_has_retry_after
+                w21_refusals_tell_one_in_front_what_they_mean
+                w21_and_what_may_have_happened_is_unknown_to_it
                 w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
+                w21_all_that_a_page_gets_carries_cors_headers
                 w21_without_cors_there_are_no_such_headers;
             protocols: w22_one_key_over_both_protocols w22_chunks_and_a_length_are_the_same_body
                 w22_request_trailers_reach_the_handler w22_trailers_are_stored_and_replayed
-                w22_informational_responses_are_never_stored
+                w22_a_100_of_the_server_is_not_the_answer
                 w22_answers_may_say_when_the_key_may_be_used_anew w22_by_default_they_do_not
                 w22_a_key_may_be_used_anew_after_its_retention;
             details: w23_a_released_key_has_forgotten_its_fingerprint
-                w23_connection_must_not_name_key_or_scope w23_malformed_framing_is_400
+                w23_connection_must_not_name_key_or_scope
+                w23_connection_must_not_name_what_counts w23_malformed_framing_is_400
                 w23_paths_reach_the_handler_as_they_came w23_while_draining_new_requests_get_503
                 w23_what_a_drain_cuts_off_is_unknown;
         }
@@ -221,8 +231,10 @@ macro_rules! __group {
     (outages, $($then:tt)*) => {
         $crate::__each! {
             [$($then)*]
+            execution: w11_no_answer_before_its_outcome_is_recorded;
             grpc: w16_grpc_without_a_store_is_unavailable;
             outages: w20_closed_executes_nothing w20_open_executes_unprotected
+                w21_a_page_may_read_that_the_store_is_away
                 w20_away_at_completion_the_answer_is_given_as_pending
                 w20_away_at_completion_the_answer_may_be_withheld
                 w23_a_lapsed_lease_that_nobody_took_is_renewed;
@@ -249,6 +261,7 @@ mod tests {
 
     use super::Group;
 
+    /// Of the numbers alone: whether a scenario checks all that its statement says is for readers.
     #[test]
     fn every_statement_has_a_scenario() {
         // Also where a store has one owner, and is never out of reach.

@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use hapax_http::Body;
+use hapax_http::classify::{Class, Profile};
 use hapax_http::header::IDEMPOTENCY_OUTCOME;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
@@ -24,6 +25,8 @@ pub struct Shape {
     pub body: Bytes,
     /// Its trailers.
     pub trailers: Option<HeaderMap>,
+    /// Whether it comes in pieces.
+    chunked: bool,
 }
 
 impl Shape {
@@ -31,7 +34,7 @@ impl Shape {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/octet-stream"));
         let (status, name) = (StatusCode::OK, name.to_owned());
-        Self { name, status, headers, body: body.into(), trailers: None }
+        Self { name, status, headers, body: body.into(), trailers: None, chunked: false }
     }
 
     fn trailers(mut self, trailers: &[(&'static str, &'static str)]) -> Self {
@@ -58,33 +61,42 @@ impl Shape {
             headers.append(name, HeaderValue::from_bytes(value).unwrap());
         }
         let body = Bytes::from_static(body);
-        Self { name: name.to_owned(), status, headers, body, trailers: None }
+        // It is in one piece here, and goes out in chunks as it came.
+        let chunked = headers.get("transfer-encoding").is_some();
+        Self { name: name.to_owned(), status, headers, body, trailers: None, chunked }
     }
 
-    /// Whether messages of its status have no body, whatever their length says.
-    #[must_use]
-    pub fn bodiless(&self) -> bool {
-        [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&self.status)
+    /// In pieces, so that its length is not known before its end.
+    fn chunked(self) -> Self {
+        Self { chunked: true, ..self }
     }
 
-    /// As a handler gives it, and says that it is final.
+    /// With this header.
+    fn header(mut self, name: &'static str, value: &'static str) -> Self {
+        self.headers.append(name, HeaderValue::from_static(value));
+        self
+    }
+
+    /// As a handler gives it; one whose status does not say so says that it is final.
     #[must_use]
     pub fn response(&self) -> Response<Body> {
-        let body = match &self.trailers {
-            None => Body::from(self.body.clone()),
-            Some(trailers) => in_frames(self.body.clone(), trailers.clone()),
+        let body = match self.chunked || self.trailers.is_some() {
+            false => Body::from(self.body.clone()),
+            true => in_frames(self.body.clone(), self.trailers.clone()),
         };
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
-        let said = HeaderValue::from_static("final");
-        response.headers_mut().insert(IDEMPOTENCY_OUTCOME, said);
+        if Profile::Standard.classify(self.status) != Class::Final {
+            let said = HeaderValue::from_static("final");
+            response.headers_mut().insert(IDEMPOTENCY_OUTCOME, said);
+        }
         response
     }
 }
 
-/// In frames of 1000 bytes, with trailers.
-fn in_frames(body: Bytes, trailers: HeaderMap) -> Body {
+/// In frames of 1000 bytes, with its trailers.
+fn in_frames(body: Bytes, trailers: Option<HeaderMap>) -> Body {
     let (mut sender, channel) = Channel::<Bytes>::new(4);
     tokio::spawn(async move {
         for chunk in body.chunks(1000) {
@@ -92,7 +104,9 @@ fn in_frames(body: Bytes, trailers: HeaderMap) -> Body {
                 return;
             }
         }
-        let _ = sender.send(Frame::trailers(trailers)).await;
+        if let Some(trailers) = trailers {
+            let _ = sender.send(Frame::trailers(trailers)).await;
+        }
     });
     Body::new(channel)
 }
@@ -120,6 +134,11 @@ pub fn all() -> Vec<Shape> {
         Shape::new("made_a_frame_of_http2", noise(16 * 1024)),
         Shape::new("made_a_window_of_http2_and_one", noise(65_536)),
         Shape::new("made_zeros", vec![0; 100_000]),
+        Shape::new("made_chunks", noise(70_000)).chunked(),
+        Shape::new("made_chunks_of_nothing", "").chunked(),
+        Shape::new("made_chunks_as_was_said", noise(3000))
+            .header("transfer-encoding", "chunked")
+            .chunked(),
         Shape::new("made_trailers", "hello").trailers(&[("x-checksum", "5d41402a")]),
         Shape::new("made_trailers_without_a_body", "").trailers(&[("x-end", "1")]),
         Shape::new("made_repeated_trailers", noise(10_500)).trailers(&[
@@ -139,6 +158,19 @@ macro_rules! files {
 
 const FILES: &[(&str, &[u8])] = files! {
     accepted
+    as_sent_by_a_cdn
+    as_sent_by_a_legacy_server
+    as_sent_by_a_json_api
+    as_sent_by_a_payment_api
+    as_sent_by_a_proxy_that_closes
+    as_sent_by_an_object_store
+    as_sent_by_kestrel
+    as_sent_by_nginx
+    as_sent_by_php
+    as_sent_by_tomcat
+    as_sent_with_nothing_to_say
+    as_sent_unchanged
+    as_sent_in_chunks
     all_bytes
     bad_gateway
     bad_request_html

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
+use hapax_http::classify::is_grpc;
 use hapax_http::stored::{Stored, Whole, hop_by_hop};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -393,6 +394,8 @@ fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
     if bodiless(status) && !body.is_empty() {
         return Err(KeysError::Invalid("a response of status 204, 205 or 304 has no body"));
     }
+    let grpc = is_grpc(&map);
     let whole = Whole { status, headers: map, body, trailers: None };
+    let whole = if grpc { whole.for_grpc() } else { whole };
     Ok(Resolution::Happened(Stored::Whole(whole).outcome()))
 }

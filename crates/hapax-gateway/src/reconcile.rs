@@ -95,19 +95,17 @@ impl Asker {
             tracing::warn!("the reconcile URL answered with an invalid Idempotency-Status");
             return Reconciled::CannotSay;
         };
-        let Some(body) = read(body, self.max_body, &self.readers).await else {
+        let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
             tracing::warn!("the reconcile URL's answer broke off, or is too large to keep");
             return Reconciled::CannotSay;
         };
         parts.status = status;
-        // The named status may be one that has no body; and where the body was chunked, the length
-        // may be a lie.
+        // The named status may be one that has no body. Any other length is checked by the layer.
         let body = if bodiless(status) { Bytes::new() } else { body };
-        let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
-        if bodiless(status) || length.is_some_and(|it| it != body.len().to_string().as_bytes()) {
+        if bodiless(status) {
             parts.headers.remove(CONTENT_LENGTH);
         }
-        Reconciled::Happened(Response::from_parts(parts, body))
+        Reconciled::Happened(Response::from_parts(parts, body), trailers)
     }
 }
 
@@ -117,22 +115,25 @@ impl Reconcile for Asker {
     }
 }
 
-/// A body of at most `max` bytes, read when it is its turn; `None` if there is no such body.
+/// A body of at most `max` bytes and its trailers, read when it is its turn; `None` if there is no such
+/// body.
 ///
 /// Dropped, it gives up its turn.
-async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<Bytes> {
+async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Option<HeaderMap>)> {
     // The semaphore is never closed.
     let _turn = readers.acquire().await.ok()?;
     let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());
     let mut body = Limited::new(body, max);
     // Piece by piece into one buffer: what is read is there once.
     let mut bytes = Vec::with_capacity(length.unwrap_or_default().min(max));
+    let mut trailers = None;
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.ok()?.into_data() {
-            bytes.extend_from_slice(&data);
+        match frame.ok()?.into_data() {
+            Ok(data) => bytes.extend_from_slice(&data),
+            Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
         }
     }
-    Some(bytes.into_boxed_slice().into())
+    Some((bytes.into_boxed_slice().into(), trailers))
 }
 
 /// The status of the operation: the answer's own, unless it names another. `None`: it names none
@@ -189,7 +190,7 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
         // One that is given up, like one that ends, lets the next one read.
         drop(open.pop());
-        let Poll::Ready(Some(body)) = waiting.as_mut().poll(&mut cx) else { panic!() };
+        let Poll::Ready(Some((body, _))) = waiting.as_mut().poll(&mut cx) else { panic!() };
         assert_eq!(body, "whole");
         drop(waiting);
         let (send, reading) = &mut open[0];
@@ -208,8 +209,12 @@ mod tests {
             send.send(Bytes::from_static(piece.as_bytes())).unwrap();
         }
         drop(send);
-        assert_eq!(read(Body::new(Sent(sent)), 3, &readers).await.unwrap(), "abc");
-        assert_eq!(read(Body::from(Bytes::from_static(b"abc")), 3, &readers).await.unwrap(), "abc");
+        assert_eq!(read(Body::new(Sent(sent)), 3, &readers).await.unwrap().0, "abc");
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", HeaderValue::from_static("5"));
+        let said = Body::whole(Bytes::from_static(b"abc"), Some(trailers.clone()));
+        let read_of = read(said, 3, &readers).await.unwrap();
+        assert_eq!((&*read_of.0, read_of.1), (&b"abc"[..], Some(trailers)));
         assert_eq!(read(Body::from(Bytes::from_static(b"abcd")), 3, &readers).await, None);
     }
 

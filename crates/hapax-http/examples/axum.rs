@@ -21,6 +21,7 @@ use hapax_http::server::{
     ScopeSource,
 };
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,19 +42,32 @@ pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
     Ok(IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?))
 }
 
-/// Serves until `end`, and then until what is in hand is recorded.
+/// How long connections may take to close, once all that is in hand is recorded.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// Serves until `end`, and then until what is in hand is recorded and its clients have their answers.
 pub(crate) async fn serve(
     listener: TcpListener,
     layer: IdempotencyLayer,
     end: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let app = Router::new().route("/payments", post(pay)).layer(layer.clone());
+    let (closing, closes) = oneshot::channel();
     let ending = async move {
         end.await;
         let drained = layer.drain(Duration::from_secs(25)).await;
         println!("{} requests were cut off", drained.cut_off);
+        drop(closing);
     };
-    axum::serve(listener, app).with_graceful_shutdown(ending).await
+    let late = async move {
+        let _ = closes.await as Result<(), _>;
+        tokio::time::sleep(CLOSING).await;
+    };
+    // A client that says half a request, or reads no answer, would keep the server for ever.
+    tokio::select! {
+        served = axum::serve(listener, app).with_graceful_shutdown(ending) => served,
+        () = late => Ok(()),
+    }
 }
 
 async fn pay(Extension(execution): Extension<Execution>, amount: String) -> (StatusCode, String) {

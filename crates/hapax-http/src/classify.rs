@@ -7,8 +7,10 @@
 //! 2. [`Classified`] in the response's extensions: for a response that no handler gave.
 //! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
 //! 4. The route's own function.
-//! 5. For gRPC (`application/grpc`), the status in `grpc-status`.
-//! 6. The route's [`Profile`].
+//! 5. For gRPC (`application/grpc`), the status in `grpc-status`: [`classify_grpc`]. gRPC-Web has
+//!    its status in its body, which is not looked into: it goes by the HTTP status, as does whatever
+//!    follows.
+//! 6. The route's [`Profile`], by the HTTP status. Profiles say nothing of gRPC.
 
 use std::fmt;
 use std::str::FromStr;
@@ -53,7 +55,7 @@ impl Class {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Classified(pub Class);
 
-/// A whole table of classes by status.
+/// A whole table of classes by HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Profile {
     /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, 503, which say that
@@ -161,13 +163,22 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The class of a unary gRPC answer: *resource exhausted* (8) and *unavailable* (14) say that
-/// nothing was done; 2, 4, 13 and 15 leave it open, and so does an answer without a status.
+/// nothing was done; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
+/// one that is none of gRPC's, 0 to 16. *Cancelled* (1), *permission denied* (7) and
+/// *unauthenticated* (16) are final as the others: a service that did nothing then says so by
+/// `Idempotency-Outcome`.
+///
+/// An answer that is not read to its end, being too large to keep or a stream, has no status yet
+/// when its class is needed: its head decides, by the profile.
 #[must_use]
 pub fn classify_grpc(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> Class {
     let status = trailers.and_then(|map| map.get("grpc-status")).or(headers.get("grpc-status"));
     match status.map(HeaderValue::as_bytes) {
         Some(b"8" | b"14") => Class::Retryable,
-        None | Some(b"2" | b"4" | b"13" | b"15") => Class::Unknown,
-        Some(_) => Class::Final,
+        Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
+            Class::Final
+        }
+        // Of whatever else is there nobody knows what it says.
+        _ => Class::Unknown,
     }
 }

@@ -3,7 +3,8 @@
 //! 1. Method and path count as received, byte by byte.
 //! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
 //!    their order.
-//! 3. Chosen headers count with all their values.
+//! 3. Chosen headers count with all their values; those that name another method for a POST
+//!    ([`METHOD_OVERRIDES`]) count wherever they are.
 //! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`)
 //!    is compared by [`hapax::canonicalize`] and `multipart/form-data` without its boundary, which
 //!    clients make anew for every attempt. What has no canonical form, any other body, and one
@@ -26,6 +27,14 @@ use hapax::{Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme,
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// Headers by which clients have a POST count as another method. Where one is there it is part of
+/// what is asked for, chosen or not.
+pub const METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
 
 /// How the body counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -166,7 +175,13 @@ impl HttpScheme {
             fields = list(fields.field(name.as_str().as_bytes()), &values);
         }
         let body: Vec<_> = body.iter().map(AsRef::as_ref).collect();
-        list(fields, &body).finish()
+        fields = list(fields, &body);
+        // Only where they are there: without them nothing follows the body.
+        for name in METHOD_OVERRIDES.iter().filter(|name| headers.contains_key(*name)) {
+            let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            fields = list(fields.field(name.as_str().as_bytes()), &values);
+        }
+        fields.finish()
     }
 
     /// The domain to hash in, and the body as fields.

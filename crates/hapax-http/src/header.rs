@@ -20,6 +20,7 @@ pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-f
 /// Request to an upstream: which execution of the record it is, from 1.
 pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 /// Response of a handler: `final`, `retryable` or `unknown`, in place of what its status says.
+/// Refusals say it to a layer or gateway in front ([`crate::manner`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
 /// Response of a handler: for how many seconds this outcome is replayed.
 pub const IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
@@ -50,6 +51,11 @@ pub fn strip(headers: &mut HeaderMap) {
 /// Whether a header is an `Idempotency-*` one.
 pub(crate) fn is_ours(name: &HeaderName) -> bool {
     name.as_str().starts_with("idempotency-")
+}
+
+/// Whether a header is for whoever executes a request. A client's own would be taken for ours.
+pub(crate) fn is_told(name: &HeaderName) -> bool {
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name)
 }
 
 /// The lines that `keep` keeps, in their order; `HeaderMap::remove` would disturb it.

@@ -12,6 +12,7 @@ mod body;
 pub mod classify;
 pub mod fingerprint;
 pub mod header;
+mod length;
 pub mod manner;
 pub mod problem;
 pub mod server;

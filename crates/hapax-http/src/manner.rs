@@ -4,39 +4,88 @@
 //!    `grpc-message` among the headers, no body. Its message begins with the [`Code`]'s word; where
 //!    there is a time to come again, `grpc-retry-pushback-ms` says it (gRPC retry design, A6).
 //! 2. Anybody else gets RFC 9457 problem details.
+//! 3. A client that sent an `Idempotency-Fence` is itself a layer or a gateway, which keeps what it
+//!    gets for its own clients. It is told in `Idempotency-Outcome` what a refusal means for its key
+//!    ([`class`]): that a first request is in flight here must not become its answer for good.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::classify::is_grpc;
+use crate::classify::{Class, is_grpc};
+use crate::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
 use crate::problem::{Code, DocsUrl, Problem};
 
-/// How a request's refusals are to be written.
+/// How a request's refusals are to be written. By default as problem details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Manner {
-    /// As problem details.
-    #[default]
-    Details,
+pub struct Manner {
     /// As a gRPC status.
-    Grpc,
+    grpc: bool,
+    /// For one like us.
+    fenced: bool,
 }
 
 impl Manner {
     /// For a request with these headers.
     #[must_use]
     pub fn of(request: &HeaderMap) -> Self {
-        if is_grpc(request) { Self::Grpc } else { Self::Details }
+        Self { grpc: is_grpc(request), fenced: request.contains_key(IDEMPOTENCY_FENCE) }
     }
 
     /// The answer that says `problem`; with `docs`, problem details lead there.
     #[must_use]
     pub fn refuse(self, problem: &Problem, docs: Option<&DocsUrl>) -> Response<Bytes> {
-        match self {
-            Self::Details => problem.response(docs),
-            Self::Grpc => trailers_only(problem),
+        let mut response = match self.grpc {
+            false => problem.response(docs),
+            true => trailers_only(problem),
+        };
+        self.tell(response.headers_mut(), class(problem.code()));
+        response
+    }
+
+    /// Says what an answer that no handler gave means, to a client that keeps answers.
+    pub(crate) fn tell(self, headers: &mut HeaderMap, class: Class) {
+        if self.fenced {
+            headers.insert(IDEMPOTENCY_OUTCOME, HeaderValue::from_static(class.as_str()));
         }
+    }
+}
+
+/// What a refusal means for the key of a layer or gateway in front.
+///
+/// | class | code |
+/// | --- | --- |
+/// | final: a retry would hear the same | `invalid-key`, `missing-key`, `missing-scope`, `unstable-scope`, `response-not-retained` |
+/// | unknown: it was executed, or may have been | `outcome-unknown`, `outcome-pending`, `superseded`, `upstream-broken`, `upstream-timeout`, `handler-failed` |
+/// | retryable: this attempt executed nothing | all others |
+///
+/// `key-reused` is retryable: nothing was executed, and kept in front it would stand in the way of
+/// the request whose key it is.
+#[must_use]
+pub const fn class(code: Code) -> Class {
+    match code {
+        Code::InvalidKey
+        | Code::MissingKey
+        | Code::MissingScope
+        | Code::UnstableScope
+        | Code::ResponseNotRetained => Class::Final,
+        Code::OutcomeUnknown
+        | Code::OutcomePending
+        | Code::Superseded
+        | Code::UpstreamBroken
+        | Code::UpstreamTimeout
+        | Code::HandlerFailed => Class::Unknown,
+        Code::MalformedRequest
+        | Code::InFlight
+        | Code::BodyTooLarge
+        | Code::KeyReused
+        | Code::TooManyInFlight
+        | Code::StoreUnavailable
+        | Code::AuthUnavailable
+        | Code::Draining
+        | Code::Overloaded
+        | Code::UpstreamUnreachable => Class::Retryable,
     }
 }
 

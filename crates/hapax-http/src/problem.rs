@@ -12,8 +12,11 @@ use serde_json::{Map, Value};
 
 /// Why a request was refused, or what became of it instead of an answer.
 ///
-/// All but [`Superseded`](Self::Superseded), [`OutcomePending`](Self::OutcomePending) and the
-/// last four executed nothing.
+/// The request that hears it executed nothing, except under [`Superseded`](Self::Superseded),
+/// [`OutcomePending`](Self::OutcomePending) and the last four but
+/// [`UpstreamUnreachable`](Self::UpstreamUnreachable); and under
+/// [`ResponseNotRetained`](Self::ResponseNotRetained) where its detail says so, there being no room
+/// to send what is too large to keep. An earlier request with the same key may have executed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Code {

@@ -13,15 +13,18 @@ use std::fmt;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hapax::Outcome;
 use http::header::{
-    CONNECTION, DATE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
-    SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Response, StatusCode};
 
 use crate::header::{is_ours, retain};
+use crate::length;
 
 /// The name of the format in a record's outcome.
 pub const FORMAT: &str = "http/1";
+
+const GRPC_STATUS: &str = "grpc-status";
 
 const WHOLE: u8 = 0;
 const NOT_RETAINED: u8 = 1;
@@ -56,8 +59,10 @@ impl Whole {
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
+        let no_length = length::must_go(response.status(), trailers);
         let keep = |name: &HeaderName, _: &HeaderValue| {
             !(is_ours(name)
+                || (*name == CONTENT_LENGTH && no_length)
                 || hop_by_hop(name)
                 || named.contains(name)
                 || *name == DATE
@@ -69,6 +74,32 @@ impl Whole {
             body: response.body().clone(),
             trailers: trailers.map(|trailers| retain(trailers, |name, _| !is_ours(name))),
         }
+    }
+
+    /// The same answer as gRPC clients read it, for what was not told in gRPC: its `grpc-*` headers
+    /// are trailers if `grpc-status` is not there already, and if it is nowhere it is 0.
+    #[must_use]
+    pub fn for_grpc(self) -> Self {
+        let Self { status, mut headers, body, trailers } = self;
+        // What its message is encoded in belongs to the head.
+        let moves = |name: &HeaderName| {
+            name.as_str().starts_with("grpc-") && !name.as_str().ends_with("-encoding")
+        };
+        let mut trailers = trailers.unwrap_or_default();
+        if !trailers.contains_key(GRPC_STATUS) {
+            for (name, value) in headers.iter().filter(|(name, _)| moves(name)) {
+                trailers.append(name, value.clone());
+            }
+            headers = retain(&headers, |name, _| !moves(name));
+        }
+        if !trailers.contains_key(GRPC_STATUS) {
+            trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+        }
+        headers = retain(&headers, |name, _| *name != CONTENT_LENGTH);
+        if !headers.contains_key(CONTENT_TYPE) {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        }
+        Self { status, headers, body, trailers: Some(trailers) }
     }
 }
 

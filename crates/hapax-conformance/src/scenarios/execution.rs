@@ -3,7 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::{Arena, Call, Gate, Handler, Policy, Runs, counting, handler, reply};
+use http::Method;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::{Arena, Call, Gate, Handler, Policy, Protocol, Raw2, Runs, counting, handler, reply};
 
 /// Counts a run, then waits for the gate, then answers with the run's number.
 pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
@@ -20,7 +24,9 @@ pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
 
 pub async fn w09_of_100_copies_one_executes(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+    // Many come at once, and it is not the store's speed that is tested.
+    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
     runs.reach(1).await;
     // Whoever comes while it runs is refused; those that have not come by then hear it replayed.
@@ -51,6 +57,62 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Aren
     stage.send(stage.post("k")).await.is_refused(409, "in-flight");
     gate.open();
     stage.until(&stage.post("k"), |answer| answer.status != 409).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// What hangs up before it has sent all of its request has asked for nothing.
+pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(arena: Arena) {
+    let runs = Runs::new();
+    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let (client, caller) = (stage.client(), arena.unique("caller"));
+    match arena.protocol() {
+        Protocol::Http1 => {
+            let head = format!(
+                "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: {caller}\r\nidempotency-key: k\r\n"
+            );
+            for rest in [
+                "content-length: 9\r\n\r\nhalf",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\n",
+            ] {
+                let mut stream = TcpStream::connect(client.address).await.unwrap();
+                stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+                // Until the server has done with it: it answers, or closes.
+                let mut said = Vec::new();
+                let read = tokio::time::timeout(crate::PATIENCE, stream.read_to_end(&mut said));
+                drop(read.await.expect("no end in time"));
+                assert!(!said.starts_with(b"HTTP/1.1 2"), "{rest:?}");
+            }
+        }
+        Protocol::Http2 => {
+            let fields = [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":authority", "shop.example"),
+                (":path", "/payments"),
+                ("authorization", caller.as_str()),
+                ("idempotency-key", "k"),
+            ];
+            // Not an error, cancelled, and no word at all.
+            for reason in [Some(0), Some(8), None] {
+                let mut raw = Raw2::connect(client).await;
+                raw.head(1, &fields, false).await;
+                raw.data(1, b"half", false).await;
+                raw.read_by_then().await;
+                if let Some(reason) = reason {
+                    raw.reset(1, reason).await;
+                    raw.read_by_then().await;
+                }
+            }
+        }
+    }
+    // The key is free, or is again at once.
+    let post = stage.post("k").header("authorization", &caller);
+    let answer = stage.until(&post, |answer| answer.status != 409).await;
+    answer.is_first(201, "1");
+    // All that was under way has ended by then.
+    stage.end().await;
     assert_eq!(runs.count(), 1);
 }
 
@@ -141,11 +203,31 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
     }
 }
 
+/// Nor where nothing is protected: a handler that sees one would take the request for one of ours.
+pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
+    let calls = Arc::default();
+    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let forged = |post: crate::Post| {
+        post.header("idempotency-fence", "7").header("idempotency-attempt", "7")
+    };
+    stage.send(forged(stage.plain())).await.is_unmarked(503, "");
+    stage.send(forged(stage.post("k").method(Method::PUT))).await.is_unmarked(201, "");
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), 2);
+    for call in &*calls {
+        assert_eq!((call.fence, call.attempt), (None, None));
+        for name in ["idempotency-fence", "idempotency-attempt"] {
+            assert!(!call.headers.contains_key(name), "{call:?}");
+        }
+    }
+}
+
 /// Group `several`: two processes on one store.
 pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let here = arena.start(Policy::default(), held(&runs, &gate)).await;
-    let there = arena.start(Policy::default(), held(&runs, &gate)).await;
+    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let here = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let there = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> =
         (0..50).flat_map(|_| [here.begin(here.post("k")), there.begin(there.post("k"))]).collect();
     runs.reach(1).await;
@@ -158,6 +240,26 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
     }
     there.send(there.post("k")).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
+}
+
+/// Group `outages`: while the store takes the outcome there is no answer.
+pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    // The store may be silent for longer than this takes.
+    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let mut first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.cut().await;
+    gate.open();
+    // Whatever answers first and writes then has long answered.
+    let early = tokio::time::timeout(Duration::from_secs(1), &mut first).await;
+    assert!(early.is_err(), "{early:?}");
+    stage.mend().await;
+    let answer = first.await.unwrap();
+    answer.is_first(201, "1");
+    assert_eq!(answer.header("idempotency-recorded"), "");
+    stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
 /// Group `crashes`: what was answered is there after a crash at that moment.

@@ -3,6 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use hapax::OnUnknown;
 use hapax_http::Body;
+use hapax_http::classify::Profile;
 use hapax_http::server::KeyRule;
 use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
@@ -21,18 +22,24 @@ fn message(text: &str) -> Bytes {
 }
 
 /// Answers with the status that it is asked for: in the trailers, or, asked by `!`, in the headers
-/// and without a message.
+/// and without a message. What comes after `=` is its word on the outcome.
 fn asked_for(runs: &Runs) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
         let run = runs.next();
         let text = std::str::from_utf8(&call.body[5..]).unwrap();
-        let status = HeaderValue::from_str(text.trim_start_matches('!')).unwrap();
+        let (status, said) = text.trim_start_matches('!').split_once('=').unzip();
+        let status = status.unwrap_or(text.trim_start_matches('!'));
+        let status = HeaderValue::from_str(status).unwrap();
+        let said = said.map(|said| HeaderValue::from_str(said).unwrap());
         let bare = text.starts_with('!');
         async move {
             let mut response = reply(200, "");
             let kind = HeaderValue::from_static("application/grpc+proto");
             response.headers_mut().insert("content-type", kind);
+            if let Some(said) = said {
+                response.headers_mut().insert("idempotency-outcome", said);
+            }
             if bare {
                 response.headers_mut().insert("grpc-status", status);
                 return response;
@@ -88,6 +95,40 @@ pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
                 assert_eq!((&second.body, &second.trailers), (&first.body, &first.trailers));
             }
         }
+    }
+}
+
+/// Whatever the profile says of 200: it is about HTTP.
+pub async fn w16_profiles_say_nothing_of_grpc(arena: Arena) {
+    for profile in [Profile::StripeV1, Profile::SuccessOnly] {
+        let runs = Runs::new();
+        let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+        let stage = arena.start(policy, asked_for(&runs)).await;
+        for (code, class) in [("0", "true"), ("5", "true"), ("14", "false"), ("13", ""), ("99", "")]
+        {
+            let post = call(&stage, &format!("k-{profile}-{code}"), code);
+            assert_eq!(status(&stage.send(post.clone()).await), code);
+            let second = stage.send(post).await;
+            assert_eq!(second.header("idempotency-replayed"), class, "{profile} {code}");
+        }
+        assert_eq!(runs.count(), 6);
+        stage.end().await;
+    }
+}
+
+pub async fn w16_a_grpc_answer_overrides_its_status(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, asked_for(&runs)).await;
+    for (said, replayed) in
+        [("14=final", "true"), ("0=retryable", "false"), ("!0=unknown", ""), ("!13=final", "true")]
+    {
+        let post = call(&stage, &format!("\"k {said}\""), said);
+        let first = stage.send(post.clone()).await;
+        assert_eq!(first.header("idempotency-replayed"), "false");
+        assert_eq!(first.header("idempotency-outcome"), "");
+        let second = stage.send(post).await;
+        assert_eq!(second.header("idempotency-replayed"), replayed, "{said}");
     }
 }
 

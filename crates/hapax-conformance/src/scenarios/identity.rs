@@ -241,6 +241,18 @@ fn form(boundary: &str, parts: &[&str]) -> String {
     body + &format!("--{boundary}--\r\n")
 }
 
+/// A POST that stands for another method is another request.
+pub async fn w07_a_named_method_counts(arena: Arena) {
+    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+    for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
+        let put = stage.plain().header(name, "PUT");
+        assert!(same(&stage, &format!("{name}-1"), &put, &put).await);
+        assert!(!same(&stage, &format!("{name}-2"), &put, &stage.plain()).await);
+        let delete = stage.plain().header(name, "DELETE");
+        assert!(!same(&stage, &format!("{name}-3"), &put, &delete).await);
+    }
+}
+
 pub async fn w07_form_data_counts_without_its_boundary(arena: Arena) {
     let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
     let post = |boundary: &str, parts: &[&str]| {
@@ -251,6 +263,19 @@ pub async fn w07_form_data_counts_without_its_boundary(arena: Arena) {
     assert!(same(&stage, "same", &first, &post("other 2", &["1", "two\r\nlines"])).await);
     assert!(!same(&stage, "order", &first, &post("----one", &["two\r\nlines", "1"])).await);
     assert!(!same(&stage, "part", &first, &post("other", &["1", "two\r\nline"])).await);
+    // As widespread clients write it: characters of a token, and an empty line before it.
+    let kind = "multipart/form-data; boundary=*****1763641234567*****";
+    let body = form("*****1763641234567*****", &["1", "two\r\nlines"]);
+    let starred = stage.plain().kind(kind).body(format!("\r\n{body}"));
+    assert!(same(&stage, "stars", &first, &starred).await);
+    // Two types, and whoever reads the one does not read the other: by its bytes.
+    let two = |boundary: &str| post(boundary, &["1"]).more("content-type", "text/plain");
+    assert!(!same(&stage, "two", &two("x"), &two("y")).await);
+    // As many parts as any form has, and one more.
+    let many = vec!["1"; 4096];
+    assert!(same(&stage, "many", &post("x", &many), &post("y", &many)).await);
+    let more = vec!["1"; 4097];
+    assert!(!same(&stage, "more", &post("x", &more), &post("y", &more)).await);
     // What is not just parts counts by its bytes, the boundary included.
     let odd =
         |boundary: &str| post(boundary, &["1"]).body(format!("odd\r\n{}", form(boundary, &["1"])));

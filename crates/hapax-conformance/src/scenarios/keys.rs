@@ -1,5 +1,7 @@
 //! 1–5: keys.
 
+use std::sync::{Arc, Mutex};
+
 use bytes::Bytes;
 use hapax_http::Body;
 use hapax_http::header::Grammar;
@@ -7,7 +9,7 @@ use hapax_http::server::KeyRule;
 use http::Method;
 use http_body_util::channel::Channel;
 
-use crate::{Arena, Policy, Runs, counting};
+use crate::{Arena, Call, Policy, Runs, counting, handler, reply};
 
 pub async fn w01_quoted_and_bare_are_one_key(arena: Arena) {
     let runs = Runs::new();
@@ -123,6 +125,30 @@ pub async fn w04_without_an_optional_key_a_request_passes_untouched(arena: Arena
     for run in ["1", "2"] {
         stage.send(stage.plain()).await.is_unmarked(201, run);
     }
+}
+
+/// As the handler sees it: all that was sent, and nothing of ours.
+pub async fn w04_and_its_handler_gets_it_as_it_came(arena: Arena) {
+    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+    let noted = Arc::clone(&calls);
+    let note = handler(move |call| {
+        noted.lock().unwrap().push(call);
+        async { reply(418, "as it is") }
+    });
+    let stage = arena.start(Policy::default(), note).await;
+    let body: Vec<u8> = (0..=255).collect();
+    let post = stage.plain().to("/a//b%2F?b=2&a=1").kind("x/y; z=\"1\"").body(body.clone());
+    let post = post.more("x-two", "1").more("x-two", "2").header("x-opaque", b"caf\xe9");
+    stage.send(post).await.is_unmarked(418, "as it is");
+    let calls = calls.lock().unwrap();
+    let [call] = &calls[..] else { panic!("{} calls", calls.len()) };
+    assert_eq!((&call.method, call.fence, call.attempt), (&Method::POST, None, None));
+    assert_eq!(call.uri.path_and_query().unwrap(), "/a//b%2F?b=2&a=1");
+    assert_eq!(call.body, body);
+    assert_eq!(call.headers["content-type"], "x/y; z=\"1\"");
+    assert_eq!(call.headers["x-opaque"].as_bytes(), b"caf\xe9");
+    assert!(call.headers.get_all("x-two").iter().eq(["1", "2"]));
+    assert!(!call.headers.keys().any(|name| name.as_str().starts_with("idempotency-")));
 }
 
 pub async fn w05_post_and_patch_are_protected_by_default(arena: Arena) {

@@ -30,6 +30,16 @@ pub async fn w20_closed_executes_nothing(arena: Arena) {
     assert_eq!(runs.count(), 3);
 }
 
+/// Group `outages`.
+pub async fn w21_a_page_may_read_that_the_store_is_away(arena: Arena) {
+    let policy = Policy { cors: Some("https://shop.example"), ..brisk() };
+    let stage = arena.start(policy, counting(&Runs::new())).await;
+    stage.cut().await;
+    let answer = stage.send(stage.post("k").header("origin", "https://shop.example")).await;
+    answer.is_refused(503, "store-unavailable");
+    assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
+}
+
 pub async fn w20_open_executes_unprotected(arena: Arena) {
     let runs = Runs::new();
     let policy = Policy { store_outage: StoreOutage::Open, ..brisk() };

@@ -6,11 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::OnUnknown;
 use hapax_http::Body;
-use hapax_http::classify::Profile;
+use hapax_http::classify::{Class, Profile};
 use http::HeaderValue;
 use http_body_util::channel::Channel;
 
 use super::execution::held;
+use super::protocols::pieces;
 use crate::{Arena, Call, Gate, Handler, Hook, Policy, Runs, Stage, Truth, handler, reply};
 
 /// Answers with the status that the path ends in, and counts.
@@ -19,22 +20,28 @@ pub(super) fn by_path(runs: &Runs) -> Handler {
     handler(move |call| {
         let run = runs.next();
         let status = call.uri.path().rsplit('/').next().unwrap().parse().unwrap();
-        async move {
-            reply(
-                status,
-                if status == 304 || status == 204 { String::new() } else { run.to_string() },
-            )
-        }
+        async move { reply(status, body_of(status, run)) }
     })
 }
 
-/// How many of two requests under one key executed, and what the second got.
-async fn twice(stage: &Stage, runs: &Runs, status: u16) -> (usize, u16) {
-    let before = runs.count();
+/// The body of the answer with this status to this run.
+fn body_of(status: u16, run: usize) -> String {
+    if status == 304 || status == 204 { String::new() } else { run.to_string() }
+}
+
+/// Sends two requests under one key; the first executes, and what the second gets is of this class.
+async fn twice(stage: &Stage, runs: &Runs, status: u16, class: Class) {
+    let run = runs.count() + 1;
     let post = stage.post(&format!("k-{status}")).to(&format!("/s/{status}"));
-    assert_eq!(stage.send(post.clone()).await.status, status);
-    let second = stage.send(post).await.status;
-    (runs.count() - before, second.as_u16())
+    stage.send(post.clone()).await.is_first(status, &body_of(status, run));
+    assert_eq!(runs.count(), run);
+    let second = stage.send(post).await;
+    match class {
+        Class::Final => second.is_replay(status, &body_of(status, run)),
+        Class::Retryable => second.is_first(status, &body_of(status, run + 1)),
+        Class::Unknown => second.is_refused(409, "outcome-unknown"),
+    }
+    assert_eq!(runs.count(), run + usize::from(class == Class::Retryable));
 }
 
 async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unknown: &[u16]) {
@@ -42,14 +49,12 @@ async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unkno
     // Under `block`, what is unknown is told from what is released.
     let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
     let stage = arena.start(policy, by_path(&runs)).await;
-    for status in kept {
-        assert_eq!(twice(&stage, &runs, *status).await, (1, *status));
-    }
-    for status in free {
-        assert_eq!(twice(&stage, &runs, *status).await, (2, *status));
-    }
-    for status in unknown {
-        assert_eq!(twice(&stage, &runs, *status).await, (1, 409));
+    for (statuses, class) in
+        [(kept, Class::Final), (free, Class::Retryable), (unknown, Class::Unknown)]
+    {
+        for status in statuses {
+            twice(&stage, &runs, *status, class).await;
+        }
     }
 }
 
@@ -72,11 +77,11 @@ pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: A
     }
 }
 
-async fn breaks_off(arena: Arena, profile: Profile) {
-    let runs = Runs::new();
-    let count = runs.clone();
-    let breaking = handler(move |_| {
-        count.next();
+/// Breaks off in the middle of its answer.
+pub(super) fn breaking(runs: &Runs) -> Handler {
+    let runs = runs.clone();
+    handler(move |_| {
+        runs.next();
         async move {
             let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(2);
             tokio::spawn(async move {
@@ -85,9 +90,32 @@ async fn breaks_off(arena: Arena, profile: Profile) {
             });
             reply(201, "").map(|_| Body::new(body))
         }
+    })
+}
+
+/// One that ends before it is as long as it says, without any error.
+pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: Arena) {
+    let runs = Runs::new();
+    let count = runs.clone();
+    let short = handler(move |_| {
+        count.next();
+        async {
+            let mut response = reply(201, "").map(|_| pieces(vec!["ha", "lf"], None));
+            response.headers_mut().insert("content-length", HeaderValue::from_static("9"));
+            response
+        }
     });
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, short).await;
+    stage.send(stage.post("k")).await.is_refused(502, "upstream-broken");
+    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    assert_eq!(runs.count(), 1);
+}
+
+async fn breaks_off(arena: Arena, profile: Profile) {
+    let runs = Runs::new();
     let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
-    let stage = arena.start(policy, breaking).await;
+    let stage = arena.start(policy, breaking(&runs)).await;
     let post = stage.post(&format!("{profile}"));
     stage.send(post.clone()).await.is_refused(502, "upstream-broken");
     stage.send(post).await.is_refused(409, "outcome-unknown");

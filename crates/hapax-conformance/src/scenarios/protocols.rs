@@ -90,7 +90,8 @@ pub async fn w22_trailers_are_stored_and_replayed(arena: Arena) {
     }
 }
 
-pub async fn w22_informational_responses_are_never_stored(arena: Arena) {
+/// Those of an upstream are for the tests of gateways: no handler here can send any.
+pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: Arena) {
     let runs = Runs::new();
     let stage = arena.start(Policy::default(), counting(&runs)).await;
     // The server says 100 before it reads this body; the client's library skips it.

@@ -1,8 +1,10 @@
 //! 21: refusals.
 
+use hapax::OnUnknown;
 use hapax_http::server::KeyRule;
 
 use super::execution::held;
+use super::outcomes::breaking;
 use crate::{Answer, Arena, Gate, Policy, Runs, Stage, counting};
 
 /// One refusal of each of three kinds.
@@ -54,6 +56,45 @@ pub async fn w21_refusals_lead_to_the_documentation(arena: Arena) {
     }
 }
 
+/// A gateway in front keeps what it gets: it is told what a refusal means for its key.
+pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: Arena) {
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(strict(), held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k").header("idempotency-fence", "7"));
+    runs.reach(1).await;
+    for (post, status, code, class) in [
+        (stage.post("k"), 409, "in-flight", "retryable"),
+        (stage.post("k").body("{}"), 422, "key-reused", "retryable"),
+        (stage.post("other").body(vec![b' '; 2000]), 413, "body-too-large", "retryable"),
+        (stage.post("a, b"), 400, "invalid-key", "final"),
+        (stage.plain(), 400, "missing-key", "final"),
+    ] {
+        let told = stage.send(post.clone().header("idempotency-fence", "7")).await;
+        told.is_refused(status, code);
+        assert_eq!(told.header("idempotency-outcome"), class, "{code}");
+        let other = stage.send(post).await;
+        other.is_refused(status, code);
+        assert_eq!(other.header("idempotency-outcome"), "", "{code}");
+    }
+    gate.open();
+    let first = first.await.unwrap();
+    first.is_first(201, "1");
+    assert_eq!(first.header("idempotency-outcome"), "");
+}
+
+/// What failed may have happened, for whoever is in front as well.
+pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let stage = arena.start(policy, breaking(&runs)).await;
+    let post = stage.post("k").header("idempotency-fence", "7");
+    for (status, code) in [(502, "upstream-broken"), (409, "outcome-unknown")] {
+        let told = stage.send(post.clone()).await;
+        told.is_refused(status, code);
+        assert_eq!(told.header("idempotency-outcome"), "unknown", "{code}");
+    }
+}
+
 pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
     let cors = Some("https://shop.example");
     let stage = arena.start(Policy { cors, ..strict() }, counting(&Runs::new())).await;
@@ -70,6 +111,30 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
     // None, or the one that is allowed: a browser compares.
     let allowed = other.header("access-control-allow-origin");
     assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
+}
+
+/// A page may read what it gets, whatever that is.
+pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: Arena) {
+    let cors = Some("https://shop.example");
+    let (runs, gate) = (Runs::new(), Gate::closed());
+    let stage = arena.start(Policy { cors, ..strict() }, held(&runs, &gate)).await;
+    let readable = |answer: &Answer, status: u16| {
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
+        assert_eq!(answer.header("access-control-allow-credentials"), "true");
+    };
+    let post = stage.post("k").header("origin", "https://shop.example");
+    let first = stage.begin(post.clone());
+    runs.reach(1).await;
+    readable(&stage.send(post.clone()).await, 409);
+    readable(&stage.send(post.clone().body("{}")).await, 422);
+    gate.open();
+    let first = first.await.unwrap();
+    first.is_first(201, "1");
+    readable(&first, 201);
+    let replay = stage.send(post).await;
+    replay.is_replay(201, "1");
+    readable(&replay, 201);
 }
 
 pub async fn w21_without_cors_there_are_no_such_headers(arena: Arena) {

@@ -1,13 +1,11 @@
 //! Names of header fields that a client must not bear, or bear in another spelling.
 
+use hapax_http::fingerprint::METHOD_OVERRIDES;
 use http::Method;
 use http::header::{HeaderMap, HeaderName};
 
 use super::Peer;
 use super::headers::{drop_own, drop_where, plain};
-
-/// By which some services let a field say what the request is.
-const OVERRIDES: [&str; 3] = ["x-http-method", "x-http-method-override", "x-method-override"];
 
 /// Fields that are told from others by their names: those that count for the layer on a route.
 #[derive(Debug)]
@@ -38,7 +36,7 @@ impl Names {
             is_target(&plain)
                 || is_forwarded(&plain)
                 || is_of_the_message(&plain)
-                || OVERRIDES.contains(&plain.as_str())
+                || is_override(&plain)
                 || self.0.iter().any(|(_, it)| *it == plain)
         });
     }
@@ -56,10 +54,15 @@ impl Names {
 
 /// The methods that a request's fields would have it be.
 pub(crate) fn overriding(headers: &HeaderMap) -> impl Iterator<Item = Method> {
-    let named = headers.iter().filter(|(name, _)| OVERRIDES.contains(&plain(name).as_str()));
+    let named = headers.iter().filter(|(name, _)| is_override(&plain(name)));
     named
         .flat_map(|(_, value)| value.as_bytes().split(|byte| *byte == b','))
         .filter_map(|method| Method::from_bytes(&method.trim_ascii().to_ascii_uppercase()).ok())
+}
+
+/// Whether some services let a field say which method a request has.
+fn is_override(plain: &str) -> bool {
+    METHOD_OVERRIDES.iter().any(|name| name == plain)
 }
 
 /// Whether a field says what was asked for before a proxy wrote the target anew.
@@ -75,7 +78,7 @@ fn is_forwarded(plain: &str) -> bool {
 /// Whether a field says what a message is, or who sent it, to everybody who speaks HTTP.
 fn is_of_the_message(plain: &str) -> bool {
     plain.starts_with("proxy-")
-        || OVERRIDES.contains(&plain)
+        || is_override(plain)
         || matches!(
             plain,
             "authorization"

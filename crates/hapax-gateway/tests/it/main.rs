@@ -17,6 +17,7 @@ mod feigned;
 mod grpc;
 mod http2;
 mod load;
+mod nested;
 mod observing;
 mod operators;
 mod proxy;

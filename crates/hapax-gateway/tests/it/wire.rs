@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::store::BoxFuture;
 use hapax_conformance::{
-    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol, Server,
+    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol, Runs, Server,
     Starting, Truth, handler, play_all, reply, serve,
 };
 use hapax_gateway::{
@@ -18,10 +18,16 @@ use hapax_http::stored::Cookies;
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::{PostgresServer, RedisServer};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-// What else there is needs two processes on one store, or one that is killed: a file has one owner,
-// and is held by more than the tasks of a runtime. The program's own tests kill processes.
+use crate::world::{config as in_memory, post, start};
+
+// `several` and `partitions` need two processes on one store: a file has one owner. `crashes` needs one
+// that is killed, since a file is held by more than the tasks of a runtime: the program's own tests kill
+// it. `outages` needs something between it and its store: nothing is between a gateway and its file, so
+// the layer's tests play it on a file that can be cut off.
 hapax_conformance::suite!(fixture; any);
 
 /// Scenarios at a time where they share a server.
@@ -243,4 +249,36 @@ impl Link for Frozen {
         self.0.thaw();
         Box::pin(async {})
     }
+}
+
+/// What an upstream says before its answer, which no service of the scenarios can.
+#[tokio::test(flavor = "multi_thread")]
+async fn w22_informational_responses_are_never_stored() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let runs = Runs::new();
+    let count = runs.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let run = count.next();
+            // The whole request is one segment here: it is small.
+            let mut request = vec![0; 16 * 1024];
+            let _ = stream.read(&mut request).await;
+            let informational = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\n\
+                                 link: </early>; rel=preload\r\n\r\n";
+            let answer = format!("HTTP/1.1 201 Created\r\ncontent-length: 1\r\n\r\n{run}");
+            for part in [informational, &answer] {
+                stream.write_all(part.as_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+            }
+        }
+    });
+    let gateway = start(in_memory(format!("http://{address}").parse().unwrap())).await;
+    for replayed in ["false", "true"] {
+        let answer = post(gateway.local_addr(), "/pay", "k", "x").await;
+        assert_eq!((answer.status, answer.text().as_str()), (201, "1"));
+        assert_eq!(answer.header("idempotency-replayed"), replayed);
+        assert_eq!(answer.header("link"), "");
+    }
+    assert_eq!(runs.count(), 1);
 }

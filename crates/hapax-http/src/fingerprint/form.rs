@@ -1,11 +1,12 @@
 //! `multipart/form-data` (RFC 7578, RFC 2046) without its boundary.
 //!
 //! 1. A body has parts if it is nothing but delimiters and what is between them, each line break
-//!    of a delimiter written as CR LF; a last one, after the closing delimiter, may be left out.
+//!    of a delimiter written as CR LF; a last one, after the closing delimiter, may be left out, and
+//!    one before the first delimiter may be there, which some clients write.
 //! 2. A part counts byte for byte, its head included.
 //! 3. Whatever else there is makes it odd, and an odd body has no parts: a preamble, an epilogue,
 //!    white space after a delimiter, a part that begins with a delimiter, more than [`MAX_PARTS`];
-//!    a boundary that RFC 2046 does not allow, or more than one. Two readers could read it in two
+//!    a boundary of characters that neither RFC 2046 nor a token allows, or more than one. Two readers could read it in two
 //!    ways.
 
 use std::borrow::Cow;
@@ -28,7 +29,8 @@ pub(super) fn content_type(headers: &HeaderMap) -> &str {
 /// The parts of a body of this content type.
 pub(super) fn parts<'a>(kind: &str, body: &'a [u8]) -> Option<Vec<Cow<'a, [u8]>>> {
     let delimiter = format!("\r\n--{}", boundary(kind)?).into_bytes();
-    // The first delimiter has no line before it.
+    // The first delimiter has no line before it, or an empty one.
+    let body = body.strip_prefix(b"\r\n").unwrap_or(body);
     let mut rest = body.strip_prefix(&delimiter[2..])?;
     let mut parts = Vec::new();
     loop {
@@ -63,9 +65,11 @@ fn boundary(kind: &str) -> Option<String> {
     boundary.filter(|boundary| is_boundary(boundary))
 }
 
-/// RFC 2046, 5.1.1: 1 to 70 characters, the last of them no space.
+/// RFC 2046, 5.1.1: 1 to 70 characters, the last of them no space. What any token may hold (RFC
+/// 9110, 5.6.2) is taken as well: boundaries of asterisks are widespread.
 fn is_boundary(text: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=? ".contains(&byte);
+    let others = b"'()+_,-./:=? !#$%&*^`|~";
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
     (1..=70).contains(&text.len()) && text.bytes().all(allowed) && !text.ends_with(' ')
 }
 

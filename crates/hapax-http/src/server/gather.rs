@@ -9,6 +9,7 @@ use http_body_util::BodyExt;
 
 use super::memory::{Pool, SMALL, Share};
 use crate::body::{BoxError, Erased};
+use crate::length::Announced;
 
 /// What was read of a body.
 pub(super) enum Gathered {
@@ -18,22 +19,29 @@ pub(super) enum Gathered {
     TooLarge { read: Bytes, share: Share },
     /// There was no room for it in time.
     NoRoom,
-    /// It broke off.
+    /// It broke off, or is not as long as its message says.
     Broken(BoxError),
 }
 
 /// Holds at most `limit` bytes and one frame, however small the frames are, with a share of `pool`
-/// for what is more than [`SMALL`]; `patience` is how long it may wait for that.
+/// for what is more than [`SMALL`]; `patience` is how long it may wait for that. `headers` are those
+/// of the message, where a length among them is that of its body.
 ///
 /// The share is of the whole body, or of the limit where the length is unknown, and it is taken
 /// once: what waits for it holds nothing that others wait for.
 pub(super) async fn gather(
     body: &mut Erased,
+    headers: Option<&HeaderMap>,
     limit: usize,
     pool: &Pool,
     patience: Option<Duration>,
 ) -> Gathered {
     let mut share = Share::none();
+    let announced = headers.map(|headers| Announced::new(headers, &body.size_hint()));
+    let announced = match announced.transpose() {
+        Ok(announced) => announced.unwrap_or_default(),
+        Err(contradicted) => return Gathered::Broken(contradicted.into()),
+    };
     if body.size_hint().lower() > limit as u64 {
         return Gathered::TooLarge { read: Bytes::new(), share };
     }
@@ -58,12 +66,18 @@ pub(super) async fn gather(
         match frame.into_data() {
             Ok(data) => {
                 read.push(data);
+                if let Err(contradicted) = announced.check_so_far(read.len()) {
+                    return Gathered::Broken(contradicted.into());
+                }
                 if read.len() > limit {
                     return Gathered::TooLarge { read: read.finish(), share };
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
         }
+    }
+    if let Err(contradicted) = announced.check_end(read.len()) {
+        return Gathered::Broken(contradicted.into());
     }
     share.trim(read.len());
     Gathered::Whole { body: read.finish(), trailers, share }

@@ -11,8 +11,10 @@ use bytes::Bytes;
 use hapax::exchange::Replay;
 use hapax::machine::Verdict;
 use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, Version};
+use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -26,11 +28,13 @@ use super::quota::Place;
 use super::service::{Ticket, draining};
 use super::work::{Named, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
+use crate::classify::is_grpc;
 use crate::fingerprint::Asked;
 use crate::header::{
-    self, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_FENCE, IDEMPOTENCY_PROTECTED,
-    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours,
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+    is_ours, is_told, retain,
 };
+use crate::length::{self, Announced};
 use crate::manner::Manner;
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
@@ -38,6 +42,10 @@ use crate::stored::{Stored, Whole};
 /// How long a request may wait for room for its body. What holds the room may be handlers that
 /// hang, and whoever waits behind them takes up a connection.
 const ROOM: Duration = Duration::from_secs(30);
+
+/// What a refusal says that is for now. Only of this attempt: another one with the same key may have
+/// been executed.
+const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
 
 pub(super) async fn guard<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
@@ -56,13 +64,16 @@ where
     B::Error: Into<BoxError>,
 {
     let Ticket { policy, manner, key, scope, pass } = ticket;
-    // A client's word for these would be taken for ours.
-    parts.headers.remove(IDEMPOTENCY_FENCE);
-    parts.headers.remove(IDEMPOTENCY_ATTEMPT);
 
     let claimed = {
         let claiming = async {
-            let (body, trailers) = read(&layer, &policy, body).await?;
+            let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
+            if parts.version == Version::HTTP_2 {
+                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as a
+                // whole one does. The server drops the request of a stream that was reset once that
+                // waits: it gets to, before anything is claimed for half a request.
+                tokio::task::yield_now().await;
+            }
             let place = take_place(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = Asked {
@@ -95,6 +106,10 @@ where
         Some(place) => pass.with(place),
         None => pass,
     };
+    if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
+        // After a length HTTP/1.1 would forward no trailers.
+        parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
+    }
     let request = Request::from_parts(parts, Body::whole(body, trailers));
     match settle(&layer, &policy, manner, claim) {
         Settled::Answer(response) => Ok(response),
@@ -127,6 +142,7 @@ where
 async fn read<Q>(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
+    headers: &HeaderMap,
     body: Q,
 ) -> Result<(Bytes, Option<HeaderMap>), Problem>
 where
@@ -134,13 +150,12 @@ where
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
-    // A client's word for these would be taken for ours.
-    let ours = |name: &HeaderName| [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name);
-    let mut body = erase(WithoutTrailers { body, drop: ours });
-    match gather(&mut body, limit, &layer.memory.requests, Some(ROOM)).await {
+    let mut body = erase(WithoutTrailers { body, drop: is_told });
+    let requests = &layer.memory.requests;
+    match gather(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
         Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
         Gathered::NoRoom => {
-            let detail = "There is no room for the request's body now. Nothing was executed.";
+            let detail = format!("There is no room for the request's body now. {NOTHING}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
         }
         Gathered::TooLarge { .. } => {
@@ -165,7 +180,7 @@ fn take_place(
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
     let place = layer.quotas.enter((name, scope), key, limit).map(Some);
     place.ok_or_else(|| {
-        let detail = format!("This caller has {limit} keys in flight. Nothing was executed.");
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(COME_BACK)
     })
 }
@@ -186,7 +201,9 @@ async fn ask(
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Reconciled::Happened(response))) => Verdict::Happened(keep(policy, &response, None)),
+        Ok(Ok(Reconciled::Happened(response, trailers))) => {
+            happened(policy, parts, response, trailers)
+        }
         Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
         Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
@@ -195,6 +212,29 @@ async fn ask(
         }
     };
     question.answer(verdict, asked).await
+}
+
+/// What the hook's answer makes of the key. One that is not as long as it says is no answer.
+fn happened(
+    policy: &RoutePolicy,
+    retry: &Parts,
+    response: Response<Bytes>,
+    trailers: Option<HeaderMap>,
+) -> Verdict {
+    if length::is_of_the_body(&retry.method, response.status()) {
+        let hint = SizeHint::new();
+        let announced = Announced::new(response.headers(), &hint);
+        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
+        if let Err(error) = checked {
+            tracing::warn!(%error, "the reconcile hook's answer is none");
+            return Verdict::CannotSay;
+        }
+    }
+    let mut whole = Whole::of(&response, trailers.as_ref(), policy.options.cookies);
+    if is_grpc(&retry.headers) {
+        whole = whole.for_grpc();
+    }
+    Verdict::Happened(keep(whole))
 }
 
 enum Settled {
@@ -252,7 +292,7 @@ fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     if away && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
-    let detail = "Whether this request was made before cannot be told now. Nothing was executed.";
+    let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
 }
 
@@ -279,7 +319,7 @@ fn replayed(
         }
     };
     let Some(body) = layer.memory.answers.hold_now(body) else {
-        let detail = "There is no room for the answer now. Nothing was executed.";
+        let detail = format!("There is no room for the answer now. {NOTHING}");
         return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
     };
     let mut response = Response::new(Body::whole(body, trailers));

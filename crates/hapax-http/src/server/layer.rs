@@ -102,6 +102,12 @@ impl IdempotencyLayer {
     /// Ends the layer's work: new requests get 503 `draining`; what is inside may end within
     /// `grace`; then it is cut off, and its outcomes are recorded as unknown.
     ///
+    /// Inside is a request with a key of a route, until its outcome is recorded or held back. What
+    /// this does not wait for is what the server does with its connections: requests without a
+    /// key that are under way, and the rest of answers that are recorded, be they on their way to a
+    /// client, streams, or too large to keep. That is for the server's own shutdown, and for its
+    /// bound: a client that does not read would hold it up for ever.
+    ///
     /// Resolves when nothing is inside, at the latest twice the engine's
     /// [`store_timeout`](Idempotency::store_timeout) after the grace: what is inside then is not
     /// recorded, and its leases lapse unless it ends after all. What is held back for a store that

@@ -10,7 +10,7 @@ use hapax::machine::Hook;
 use hapax::store::BoxFuture;
 use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError};
 use http::request::Parts;
-use http::{Method, Response, Uri};
+use http::{HeaderMap, Method, Response, Uri};
 
 use super::scope::ScopeSource;
 use crate::classify::{Class, Profile};
@@ -231,8 +231,10 @@ impl fmt::Debug for Doubt {
 
 /// What became of an execution. Its `Debug` form shows of a response only its status and length.
 pub enum Reconciled {
-    /// It happened, and this is its response.
-    Happened(Response<Bytes>),
+    /// It happened, and this is its response, with its trailers. A `Content-Length` that is not
+    /// its body's makes it *cannot say*. Where the retry is gRPC, its `grpc-*` headers become
+    /// trailers, and one without `grpc-status` is *ok* (0).
+    Happened(Response<Bytes>, Option<HeaderMap>),
     /// It did not happen, and never will under that fence: the retry executes.
     DidNotHappen,
     /// Nobody can say yet: the retry gets 409 `outcome-unknown`.
@@ -242,7 +244,7 @@ pub enum Reconciled {
 impl fmt::Debug for Reconciled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Happened(response) => {
+            Self::Happened(response, _) => {
                 write!(f, "Happened({}, {} bytes)", response.status(), response.body().len())
             }
             Self::DidNotHappen => f.write_str("DidNotHappen"),

@@ -15,8 +15,9 @@ use super::gate::Pass;
 use super::guard::guard;
 use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
-use crate::body::{Body, BoxError};
-use crate::header::{self, IDEMPOTENCY_KEY};
+use crate::body::{Body, BoxError, WithoutTrailers};
+use crate::fingerprint::METHOD_OVERRIDES;
+use crate::header::{self, IDEMPOTENCY_KEY, is_told, retain};
 use crate::manner::Manner;
 use crate::problem::{Code, Problem, sentence};
 use crate::stored::named_by_connection;
@@ -56,11 +57,19 @@ where
         // The one that is ready is called; a clone of it need not be.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
-        let (parts, body) = request.into_parts();
-        match admit(&self.layer, &parts) {
-            Admission::Pass => {
+        let (mut parts, body) = request.into_parts();
+        let admission = admit(&self.layer, &parts);
+        if !matches!(admission, Admission::Other) && parts.headers.keys().any(is_told) {
+            parts.headers = retain(&parts.headers, |name, _| !is_told(name));
+        }
+        match admission {
+            Admission::Other => {
                 let request = Request::from_parts(parts, Body::new(body));
                 ResponseFuture::passing(inner.call(request))
+            }
+            Admission::Pass => {
+                let body = Body::new(WithoutTrailers { body, drop: is_told });
+                ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
             }
             Admission::Refuse(response) => ResponseFuture::refused(response),
             Admission::Guard(ticket) => {
@@ -72,7 +81,9 @@ where
 }
 
 enum Admission {
-    /// Not ours: untouched and unmarked.
+    /// Of no route: untouched.
+    Other,
+    /// Not protected: unmarked, and untouched but for what only we say to handlers.
     Pass,
     Refuse(Response<Body>),
     Guard(Ticket),
@@ -89,7 +100,7 @@ pub(super) struct Ticket {
 
 fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let Some(policy) = layer.routes.policy(parts) else {
-        return Admission::Pass;
+        return Admission::Other;
     };
     let options = &policy.options;
     let manner = Manner::of(&parts.headers);
@@ -119,11 +130,16 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     }
 }
 
-/// A sender that has the key or its scope removed on the way would have it mean something else
-/// here than behind the next hop.
+/// A sender that has the key, its scope or what else counts of the request removed on the way would
+/// have it mean something else here than behind the next hop.
 fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
     let named = named_by_connection(&parts.headers);
-    let ours = |name: &HeaderName| *name == IDEMPOTENCY_KEY || policy.scope.names().contains(name);
+    let ours = |name: &HeaderName| {
+        *name == IDEMPOTENCY_KEY
+            || policy.scope.names().contains(name)
+            || policy.options.fingerprint.headers().contains(name)
+            || METHOD_OVERRIDES.contains(name)
+    };
     match named.iter().find(|name| ours(name)) {
         Some(name) => {
             let detail = format!("Connection must not name {name}.");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::{FinishError, Lease, Outcome, StoreKey, Timestamp};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -26,6 +26,7 @@ use crate::classify::{Class, Classified, Override, classify_grpc, is_grpc};
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
 };
+use crate::length;
 use crate::manner::Manner;
 use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
@@ -161,7 +162,10 @@ impl Work {
             });
         }
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
-        let (read, rest, share) = match gather(&mut body, limit, &memory.responses, None).await {
+        let headers = length::is_of_the_body(&self.named.method, head.status);
+        let headers = headers.then_some(&head.headers);
+        let gathered = gather(&mut body, headers, limit, &memory.responses, None).await;
+        let (read, rest, share) = match gathered {
             Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
             Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
             // It waits as long as it takes.
@@ -186,17 +190,16 @@ impl Work {
         let Given { mut head, read, rest, shares } = given;
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
-                // A length that is not the body's would break off this answer and every replay.
-                let length = read.len().to_string();
-                if head.status != StatusCode::NOT_MODIFIED {
-                    head.headers = retain(&head.headers, |name, value| {
-                        *name != CONTENT_LENGTH || value.as_bytes() == length.as_bytes()
-                    });
-                }
+                let no_length = length::must_go(head.status, trailers.as_ref());
+                // Read whole, it is framed anew: chunks would contradict the length it has now.
+                head.headers = retain(&head.headers, |name, _| {
+                    *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
+                });
                 let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
+                let cookies = self.policy.options.cookies;
                 let kept = (class != Class::Retryable)
-                    .then(|| keep(&self.policy, &response, trailers.as_ref()));
+                    .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
                 (Ending { class, retention, kept }, response.into_parts().0)
             }
             Rest::Coming(_) => {
@@ -209,6 +212,9 @@ impl Work {
             }
         };
         header::strip(&mut head.headers);
+        if let Some(Classified(class)) = head.extensions.get() {
+            self.manner.tell(&mut head.headers, *class);
+        }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
         (ending, Given { head, read, rest, shares })
     }
@@ -319,13 +325,15 @@ impl Work {
 fn no_room(class: Class, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (Class::Retryable, _) => {
-            Problem::new(Code::Overloaded, "There is no room for the answer now. The key is free.")
+            let detail = "There is no room now for the answer, which said that nothing happened: ask \
+                          again with the same key.";
+            Problem::new(Code::Overloaded, detail)
         }
         // A retry would hear the same.
         (Class::Final, Rest::Coming(_)) => Problem::new(
             Code::ResponseNotRetained,
-            "The request took effect. Its response is too large to keep, and there was no room to \
-             send it.",
+            "This request was executed just now, and will not be again. Its response is too large to \
+             keep, and there was no room to send it.",
         )
         .original_status(status),
         (Class::Final | Class::Unknown, _) => Problem::new(
@@ -349,17 +357,13 @@ impl Ending {
 }
 
 /// What is kept of a response that is at hand. A record holds no more than so much.
-pub(super) fn keep(
-    policy: &RoutePolicy,
-    response: &Response<Bytes>,
-    trailers: Option<&HeaderMap>,
-) -> Outcome {
-    let whole = Whole::of(response, trailers, policy.options.cookies);
+pub(super) fn keep(whole: Whole) -> Outcome {
+    let status = whole.status;
     let kept = Stored::Whole(whole).outcome();
     if kept.bytes().len() <= hapax::codec::MAX_OUTCOME {
         return kept;
     }
-    Stored::NotRetained { status: response.status() }.outcome()
+    Stored::NotRetained { status }.outcome()
 }
 
 /// What a client hears whose handler was stopped at the end of a drain.

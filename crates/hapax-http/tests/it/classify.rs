@@ -94,6 +94,9 @@ fn wire_16_grpc_goes_by_its_own_status() {
         assert_eq!(classify_grpc(&with(status), None), expected, "{status}");
     }
     assert_eq!(classify_grpc(&none, None), Class::Unknown);
+    for unreadable in ["", "00", "17", "-1", "99", "ok", "0, 0", "5 ", "256"] {
+        assert_eq!(classify_grpc(&none, Some(&with(unreadable))), Class::Unknown, "{unreadable}");
+    }
     for (kind, grpc) in [
         ("application/grpc", true),
         ("application/grpc+proto", true),

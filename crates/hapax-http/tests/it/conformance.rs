@@ -16,12 +16,14 @@ use hapax_conformance::{
     Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, Starting, Truth, perform,
     play_all, reply,
 };
+use hapax_embedded::{EmbeddedStore, OpenError, Options};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
     Doubt, IdempotencyLayer, Reconcile, Reconciled, RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::HeaderValue;
 use http::header::{LINK, RETRY_AFTER};
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -32,6 +34,19 @@ hapax_conformance::suite!(fixture; any, crashes, outages, several, partitions);
 async fn fixture() -> Arc<dyn Fixture> {
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     Arc::new(Memory(Arc::new(store)))
+}
+
+/// What a gateway on a file cannot show, having nothing between it and its file that could be cut.
+/// Crashes are for the program's tests, since a file is held by more than a runtime's tasks; two
+/// processes at a time a file has not.
+mod on_a_file {
+    use super::*;
+
+    hapax_conformance::suite!(fixture; outages);
+
+    async fn fixture() -> Arc<dyn Fixture> {
+        Arc::new(File(tempfile::tempdir().unwrap()))
+    }
 }
 
 /// Scenarios get on with each other on one store: where starting one is dear, that is how they
@@ -47,47 +62,73 @@ struct Memory(Arc<MemoryStore>);
 
 impl Fixture for Memory {
     fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+        start(Arc::clone(&self.0) as Arc<dyn Store>, policy, handler)
+    }
+}
+
+/// Services on one file, one after the other.
+struct File(TempDir);
+
+impl Fixture for File {
+    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
-            let store =
-                Arc::new(Linked { store: Arc::clone(&self.0), up: watch::Sender::new(true) });
-            // Of its own, so that it can end as a process does: with all its tasks at once.
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .map_err(|error| error.to_string())?;
-            let (grace, cors) = (policy.grace, policy.cors);
-            let entered = runtime.enter();
-            let layer = layer(policy, Arc::clone(&store));
-            drop(entered);
-            let layer = match layer {
-                Ok(layer) => layer,
-                Err(error) => {
-                    runtime.shutdown_background();
-                    return Err(error);
+            let path = self.0.path().join("hapax.db");
+            let opened = async {
+                loop {
+                    // The one before lets go of it when its last task has ended.
+                    match EmbeddedStore::open(Options::new(&path)) {
+                        Err(OpenError::InUse { .. }) => tokio::task::yield_now().await,
+                        opened => return opened.map_err(|error| error.to_string()),
+                    }
                 }
             };
-            let app = Router::new()
-                .fallback(move |request: axum::extract::Request| {
-                    let handler = Arc::clone(&handler);
-                    async move { perform(&handler, request).await }
-                })
-                .layer(layer.clone());
-            let app = match cors {
-                Some(origin) => app.layer(cors_of(origin)),
-                None => app,
-            };
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.set_nonblocking(true).unwrap();
-            let address = listener.local_addr().unwrap();
-            runtime.spawn(async move {
-                let listener = TcpListener::from_std(listener).unwrap();
-                axum::serve(listener, app).await
-            });
-            let runtime = Mutex::new(Some(runtime));
-            Ok(Box::new(Service { address, layer, grace, store, runtime }) as Box<dyn Instance>)
+            let store = tokio::time::timeout(hapax_conformance::PATIENCE, opened).await;
+            let store = store.expect("the file is still in use")?;
+            start(Arc::new(store), policy, handler).await
         })
     }
+}
+
+fn start<'a>(store: Arc<dyn Store>, policy: Policy, handler: Handler) -> Starting<'a> {
+    Box::pin(async move {
+        let store = Arc::new(Linked { store, up: watch::Sender::new(true) });
+        // Of its own, so that it can end as a process does: with all its tasks at once.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let (grace, cors) = (policy.grace, policy.cors);
+        let entered = runtime.enter();
+        let layer = layer(policy, Arc::clone(&store));
+        drop(entered);
+        let layer = match layer {
+            Ok(layer) => layer,
+            Err(error) => {
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
+        let app = Router::new()
+            .fallback(move |request: axum::extract::Request| {
+                let handler = Arc::clone(&handler);
+                async move { perform(&handler, request).await }
+            })
+            .layer(layer.clone());
+        let app = match cors {
+            Some(origin) => app.layer(cors_of(origin)),
+            None => app,
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, app).await
+        });
+        let runtime = Mutex::new(Some(runtime));
+        Ok(Box::new(Service { address, layer, grace, store, runtime }) as Box<dyn Instance>)
+    })
 }
 
 /// Whatever answers web pages is around the layer, as in any service.
@@ -133,7 +174,7 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
                     Truth::Happened(status, text) => {
                         let mut response = http::Response::new(text.into());
                         *response.status_mut() = reply(status, "").status();
-                        Reconciled::Happened(response)
+                        Reconciled::Happened(response, None)
                     }
                     Truth::DidNotHappen => Reconciled::DidNotHappen,
                     Truth::CannotSay => Reconciled::CannotSay,
@@ -208,7 +249,7 @@ impl Instance for Service {
 
 /// The way to a store: while it is cut, what is sent does not arrive, and nobody says so.
 struct Linked {
-    store: Arc<MemoryStore>,
+    store: Arc<dyn Store>,
     up: watch::Sender<bool>,
 }
 

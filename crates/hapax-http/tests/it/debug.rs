@@ -45,7 +45,7 @@ fn a_doubt_and_its_end() {
     let doubt = Doubt { fence: FencingToken::new(17), key, request: request() };
     assert_silent(&doubt);
     assert!(format!("{doubt:?}").contains("17"));
-    assert_silent(&Reconciled::Happened(response()));
+    assert_silent(&Reconciled::Happened(response(), None));
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use hapax_conformance::{Answer, Client, Protocol};
 use hapax_http::Body;
 use http::{HeaderName, Request};
-use tokio::net::TcpListener;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 
@@ -45,8 +46,11 @@ async fn axum() {
     let again = pay(Some("p-2"), "0").await;
     assert_eq!(again.header("idempotency-replayed"), "false");
     assert_ne!(again.text(), busy.text());
+    // Somebody who never says the rest does not hold up the end.
+    let mut half = TcpStream::connect(address).await.unwrap();
+    half.write_all(b"POST /payments HTTP/1.1\r\n").await.unwrap();
     end.send(()).unwrap();
-    server.await.unwrap().unwrap();
+    tokio::time::timeout(hapax_conformance::PATIENCE, server).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -75,6 +75,23 @@ fn wire_07_chosen_headers_count_with_all_their_values() {
     }
 }
 
+/// Two overrides under one key are two requests; without one nothing changes.
+#[test]
+fn wire_07_a_named_method_counts_wherever_it_is() {
+    for scheme in [HttpScheme::default(), scheme(BodyForm::Ignored, &["x-http-method"])] {
+        let of = |headers: &[(&'static str, &str)]| of(&scheme, Method::POST, "/", headers, b"x");
+        let mut found = vec![of(&[])];
+        for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
+            found.extend([of(&[(name, "PUT")]), of(&[(name, "DELETE")]), of(&[(name, "")])]);
+            found.push(of(&[(name, "PUT"), (name, "PUT")]));
+        }
+        found.push(of(&[("x-http-method", "PUT"), ("x-method-override", "PUT")]));
+        for (at, one) in found.iter().enumerate() {
+            assert!(!found[..at].contains(one), "{at}");
+        }
+    }
+}
+
 #[test]
 fn wire_07_json_counts_by_what_it_says() {
     let json = |body: &str| canonical("/", "application/json", body.as_bytes());
@@ -144,6 +161,28 @@ fn wire_07_form_data_counts_without_its_boundary() {
     }
 }
 
+/// Boundaries as clients write them: of asterisks around the time, as many Java programs have it;
+/// of characters that a token may hold; and with an empty line before the first delimiter.
+#[test]
+fn wire_07_form_data_counts_without_any_boundary_that_clients_use() {
+    let of = |edge: &str, quote: &str, head: &str| {
+        let kind = format!("multipart/form-data; boundary={quote}{edge}{quote}");
+        let body = [head.as_bytes(), &form(edge, &["1", "two"])].concat();
+        (canonical("/", &kind, &body), canonical("/", "text/plain", &body))
+    };
+    let (one, _) = of("X", "", "");
+    for edge in ["*****1763641234567*****", "*****", "!#$%&'*+-.^_`|~", "'()+_,-./:=?", "a b"] {
+        for head in ["", "\r\n"] {
+            assert_eq!(of(edge, "\"", head).0, one, "{edge} {head:?}");
+        }
+    }
+    assert_eq!(of("*****1763641234567*****", "", "\r\n").0, one);
+    for odd in ["\r\n\r\n", "\n", " \r\n", "x\r\n"] {
+        let (parts, raw) = of("X", "", odd);
+        assert_eq!(parts, raw, "{odd:?}");
+    }
+}
+
 #[test]
 fn wire_07_odd_form_data_counts_by_its_bytes() {
     let body = form("X", &["1"]);
@@ -160,7 +199,7 @@ fn wire_07_odd_form_data_counts_by_its_bytes() {
     for kind in kinds {
         assert_eq!(canonical("/", kind, &body), raw, "{kind}");
     }
-    for edge in ["a\"b", "a;b", "a b ", "ü", &"x".repeat(71)] {
+    for edge in ["a\"b", "a;b", "a b ", "a@b", "ü", &"x".repeat(71)] {
         let kind = format!("multipart/form-data; boundary=\"{}\"", edge.replace('"', "\\\""));
         let body = form(edge, &["1"]);
         assert_eq!(canonical("/", &kind, &body), canonical("/", "text/plain", &body), "{edge}");
@@ -301,7 +340,9 @@ fn cut(edge: &str, body: &[u8]) -> Option<Vec<Vec<u8>>> {
     let closed = last == b"--" || last == b"--\r\n";
     // A line that begins like the end of the form is the end of it.
     let early = pieces.iter().skip(1).any(|piece| piece.starts_with(b"--"));
-    if pieces.first() != Some(&Vec::new()) || !closed || early {
+    // Before the first delimiter is nothing, or an empty line.
+    let begins = pieces.first().is_some_and(|piece| piece.is_empty() || piece == b"\r\n");
+    if !begins || !closed || early {
         return None;
     }
     pieces[1..].iter().map(|piece| piece.strip_prefix(b"\r\n").map(<[u8]>::to_vec)).collect()
@@ -347,8 +388,8 @@ proptest! {
         if one == other {
             prop_assert!(same);
         } else if !json(&one) || !json(&other) {
-            // The closing line break of a form is optional; nothing else is.
-            let trimmed = |text: &str| text.trim_end_matches("\r\n").to_owned();
+            // The line breaks around a form are optional; nothing else is.
+            let trimmed = |text: &str| text.trim_matches(&['\r', '\n'][..]).to_owned();
             prop_assert!(!same || trimmed(&one) == trimmed(&other));
         }
     }

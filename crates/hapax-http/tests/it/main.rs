@@ -11,6 +11,7 @@ mod conformance;
 mod debug;
 mod examples;
 mod fingerprint;
+mod golden;
 mod header;
 mod manner;
 mod problem;

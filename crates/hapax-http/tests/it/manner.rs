@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use hapax_http::manner::{Manner, grpc_status};
+use hapax_http::classify::Class;
+use hapax_http::manner::{Manner, class, grpc_status};
 use hapax_http::problem::{Code, Problem};
 use http::HeaderMap;
 use proptest::prelude::*;
@@ -63,4 +64,28 @@ fn wire_16_only_grpc_is_answered_so() {
         assert_eq!(response.status(), 400, "{kind}");
         assert_eq!(response.headers()["content-type"], "application/problem+json");
     }
+}
+
+/// What keeps answers for clients of its own is told what a refusal means; nobody else is.
+#[test]
+fn wire_21_a_refusal_says_what_it_means_to_one_in_front() {
+    for kind in ["application/grpc", "application/json"] {
+        for code in Code::ALL {
+            let problem = Problem::new(code, "Why not.");
+            let said = |fields: &[_]| Manner::of(&asking(fields)).refuse(&problem, None);
+            let plain = said(&[("content-type", kind)]);
+            assert!(!plain.headers().contains_key("idempotency-outcome"));
+            let told = said(&[("content-type", kind), ("idempotency-fence", "7")]);
+            assert_eq!(told.headers()["idempotency-outcome"], class(code).as_str());
+            assert_eq!(told.body(), plain.body());
+        }
+    }
+    let of = |class_of| Code::ALL.into_iter().filter(move |code| class(*code) == class_of);
+    // What is kept for good is what nobody's retry could change.
+    assert!(of(Class::Final).all(|code| code.status() == 400 || code == Code::ResponseNotRetained));
+    // Nothing that may have taken effect is given free.
+    for may in [Code::OutcomeUnknown, Code::OutcomePending, Code::Superseded, Code::HandlerFailed] {
+        assert!(of(Class::Unknown).any(|code| code == may));
+    }
+    assert!(of(Class::Retryable).any(|code| code == Code::InFlight));
 }

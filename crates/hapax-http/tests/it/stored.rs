@@ -157,3 +157,31 @@ fn wire_16_trailers_for_the_layer_are_not_kept() {
     let kept = Whole::of(&response, Some(&trailers), Cookies::Drop).trailers.unwrap();
     assert_eq!((kept.len(), &kept["x-sum"]), (1, &HeaderValue::from_static("1")));
 }
+
+#[test]
+fn wire_15_an_answer_as_grpc_clients_read_it() {
+    let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
+        let line =
+            |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+        pairs.iter().map(line).collect()
+    };
+    let of = |head: &[(&'static str, &'static str)], trailers: Option<HeaderMap>| {
+        let mut response = Response::new(Bytes::new());
+        *response.headers_mut() = headers(head);
+        let whole = Whole::of(&response, trailers.as_ref(), Cookies::Drop).for_grpc();
+        (whole.headers, whole.trailers.unwrap())
+    };
+    let kind = ("content-type", "application/grpc");
+    assert_eq!(of(&[], None), (headers(&[kind]), headers(&[("grpc-status", "0")])));
+    let encoded = ("grpc-encoding", "gzip");
+    let (head, trailers) = of(
+        &[("grpc-message", "x"), encoded, ("content-length", "0"), ("grpc-status", "5")],
+        Some(headers(&[("x-sum", "1")])),
+    );
+    assert_eq!(head, headers(&[encoded, kind]));
+    assert_eq!(trailers, headers(&[("x-sum", "1"), ("grpc-message", "x"), ("grpc-status", "5")]));
+    // What is in the trailers already stays as it is.
+    let said = headers(&[("grpc-status", "9")]);
+    let (head, trailers) = of(&[("grpc-message", "x")], Some(said.clone()));
+    assert_eq!((head, trailers), (headers(&[("grpc-message", "x"), kind]), said));
+}

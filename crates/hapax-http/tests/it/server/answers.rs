@@ -121,17 +121,6 @@ async fn wire_17_cookies_and_dates_belong_to_the_first_answer() {
     assert_eq!(replay.headers.get_all("set-cookie").iter().count(), 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn wire_17_a_length_that_is_not_the_bodys_is_dropped() {
-    let (first, replay) = twice(RouteOptions::default(), || {
-        let mut response = respond(200, "four");
-        response.headers_mut().insert("content-length", HeaderValue::from_static("5"));
-        response
-    })
-    .await;
-    assert_eq!((first.header("content-length"), replay.header("content-length")), (None, None));
-}
-
 /// A handler that waits for a signal, and then answers with these statuses in turn.
 fn waiting(
     world: &World,

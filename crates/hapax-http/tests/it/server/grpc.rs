@@ -1,12 +1,15 @@
 //! A generated service and client of tonic's, over HTTP/2.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::examples::in_tonic::shop::payments_client::PaymentsClient;
 use crate::examples::in_tonic::shop::payments_server::{Payments, PaymentsServer};
 use crate::examples::in_tonic::shop::{ChargeReply, ChargeRequest};
+use bytes::Bytes;
 use hapax::OnUnknown;
-use hapax_http::server::{Execution, RouteOptions};
+use hapax::machine::Hook;
+use hapax_http::server::{Doubt, Execution, Reconciled, RouteOptions};
 use tonic::metadata::MetadataValue;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -165,4 +168,37 @@ async fn wire_16_what_a_status_means_for_a_generated_client() {
     let refused = stage.refused("open", "13", 1).await;
     assert_eq!(refused, (Code::FailedPrecondition, "outcome-unknown".into()));
     assert_eq!(stage.runs.count(), 3);
+}
+
+/// What a hook says of an execution whose client heard *internal*.
+async fn after_a_doubt(response: http::Response<Bytes>) -> Result<String, Status> {
+    let times = Duration::from_secs(5);
+    let options = with_policy(|policy| {
+        policy.terms.on_unknown = OnUnknown::Reconcile;
+        policy.hook = Some(Hook { after: times, timeout: times });
+    });
+    let hook = move |_: Doubt| {
+        let response = response.clone();
+        async move { Reconciled::Happened(response, None) }
+    };
+    let stage = Stage::new(RouteOptions { reconcile: Some(Arc::new(hook)), ..options }).await;
+    assert_eq!(stage.charge("k", "13", 1).await.unwrap_err().code(), Code::Internal);
+    let answer = stage.charge("k", "13", 1).await;
+    assert_eq!(stage.runs.count(), 1);
+    Ok(answer?.into_inner().id)
+}
+
+/// A hook speaks HTTP, where a gRPC answer's status has only the head to be in.
+#[tokio::test]
+async fn wire_15_a_generated_client_hears_what_happened() {
+    let reply = Bytes::from_static(b"\0\0\0\0\x05\x0a\x03o-1");
+    let said = http::Response::builder().header("content-type", "application/grpc");
+    let happened = said.header("content-length", "10").body(reply.clone()).unwrap();
+    assert_eq!(after_a_doubt(happened).await.unwrap(), "o-1");
+    let happened = http::Response::builder().header("grpc-status", "0").body(reply).unwrap();
+    assert_eq!(after_a_doubt(happened).await.unwrap(), "o-1");
+    let said = http::Response::builder().header("grpc-status", "5");
+    let happened = said.header("grpc-message", "no such order").body(Bytes::new()).unwrap();
+    let status = after_a_doubt(happened).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "no such order"));
 }

@@ -88,13 +88,17 @@ async fn wire_04_a_required_key_is_required() {
 async fn wire_04_without_an_optional_key_a_request_passes_untouched() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
-        assert_eq!(request.headers()["idempotency-fence"], "7");
+        assert_eq!(request.headers()["x-other"], "7");
+        assert_eq!(request.headers()["idempotency-made-up"], "8");
+        // Only ours to say.
+        assert!(!request.headers().contains_key("idempotency-fence"));
         let mut response = respond(500, "");
         response.headers_mut().insert("idempotency-outcome", HeaderValue::from_static("final"));
         response
     });
     for _ in 0..2 {
-        let request = Request::post("/").header("idempotency-fence", "7").body(Body::empty());
+        let request = Request::post("/").header("x-other", "7").header("idempotency-made-up", "8");
+        let request = request.header("idempotency-fence", "9").body(Body::empty());
         let answer = send(&app, request.unwrap()).await;
         assert_eq!(answer.replayed(), None);
         assert_eq!(answer.header("idempotency-outcome"), Some("final"));

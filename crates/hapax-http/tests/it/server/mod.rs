@@ -6,6 +6,7 @@ mod drain;
 mod execution;
 mod grpc;
 mod keys;
+mod lengths;
 mod options;
 mod outages;
 mod outcomes;

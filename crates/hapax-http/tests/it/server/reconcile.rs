@@ -51,7 +51,7 @@ async fn wire_15_happened_becomes_the_answer() {
                 .header("location", "/payments/1")
                 .header("idempotency-status", "201")
                 .body(Bytes::from(format!("under {}", doubt.fence)));
-            Reconciled::Happened(response.unwrap())
+            Reconciled::Happened(response.unwrap(), None)
         }
     };
     let (app, runs) = failing(&world, asking(hook));
@@ -77,7 +77,7 @@ async fn wire_20_open_does_not_run_what_the_hook_was_asked_about() {
             store.is(Mood::Down);
             async move {
                 match happened {
-                    true => Reconciled::Happened(Response::new(Bytes::new())),
+                    true => Reconciled::Happened(Response::new(Bytes::new()), None),
                     false => Reconciled::DidNotHappen,
                 }
             }
