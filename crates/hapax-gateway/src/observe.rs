@@ -36,6 +36,7 @@ use hapax_http::server::{
     Event, IdempotencyLayer, IdempotencyService, KeyRule, Observer, RouteOptions, RoutePolicy,
 };
 use hapax_http::{Body, BoxError};
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
@@ -327,6 +328,8 @@ impl Service<Request<Body>> for StandIn {
             let mut response = Response::new(Body::new(Ending(Some(told.ended))));
             *response.status_mut() = told.status;
             *response.headers_mut() = told.headers;
+            // It is of the content.
+            response.headers_mut().remove(CONTENT_LENGTH);
             if let Some(class) = told.class {
                 response.extensions_mut().insert(class);
             }
