@@ -187,8 +187,9 @@ impl Idempotency {
         task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
-    /// Resolves when nothing is held back any more and no conversation is under way. To be awaited before a process ends, with a
-    /// time-out: while the store is away it does not resolve.
+    /// Resolves when nothing is held back any more, no conversation is under way and no function
+    /// runs. To be awaited before a process ends, with a time-out: while the store is away, or a
+    /// function hangs, it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;
     }
