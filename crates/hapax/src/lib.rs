@@ -122,7 +122,7 @@ pub use fingerprint::{
 };
 #[cfg(feature = "serde")]
 pub use fingerprint::{NoCanonicalForm, canonicalize_value};
-pub use key::{Key, KeyError};
+pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey, NoBucket};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};

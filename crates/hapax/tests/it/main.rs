@@ -10,4 +10,5 @@ mod canonical_json;
 mod codec;
 mod engine;
 mod json_pointers;
+mod keys;
 mod machine;
