@@ -127,6 +127,16 @@ impl<T, E> Function<T, E> {
         }
     }
 
+    /// The outcome that answers calls with `value`: for a program by which operators say that it
+    /// happened ([`Idempotency::resolve`]).
+    #[must_use]
+    pub fn outcome(&self, value: &T) -> Outcome
+    where
+        T: Serialize,
+    {
+        of_value(value)
+    }
+
     /// What holds for it.
     #[must_use]
     pub fn policy(&self) -> &Policy {
