@@ -75,7 +75,7 @@
 //! - `tokio`: the engine, [`Idempotency`] and [`Lease`].
 //! - `function`: [`Idempotency::run`] and [`Function`]; brings `tokio` and `serde`.
 //! - `keys`: keys made from clock and dice ([`KeyMaker`]), and of payloads; brings `serde`.
-//! - `serde`: [`canonicalize_value`].
+//! - `serde`: [`canonicalize_value`], and [`value`], which keeps what serde can write.
 //!
 //! The [`manual`] gives the reasons: why each default is what it is, what can fail and what then
 //! happens, what is not promised, and how to choose a policy.
@@ -102,8 +102,8 @@ mod scope;
 mod seal;
 mod secret;
 pub mod store;
-#[cfg(feature = "function")]
-mod value;
+#[cfg(feature = "serde")]
+pub mod value;
 
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "function")]

@@ -1,4 +1,4 @@
-//! Values of functions as bytes: all that serde can say, kept exactly.
+//! Values as bytes: all that serde can say, kept exactly. It is what functions' values are kept in.
 //!
 //! JSON has no `NaN`, no map whose keys are not text, and no difference between `None` and
 //! `Some(None)`, which MessagePack and CBOR (as their crates write options) do not have either;
@@ -9,7 +9,17 @@
 //! names: fields may be added with a default, taken away, and change their order.
 //!
 //! What serde itself cannot buffer stays impossible: integers of more than 64 bits within
-//! `flatten`, `untagged` or `tag = ".."`.
+//! `flatten`, `untagged` or `tag = ".."`. Text forms of types that have two, such as addresses, are
+//! not used.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use hapax::value;
+//! let kept = BTreeMap::from([((1u8, 'a'), Some(None::<f64>)), ((2, 'b'), Some(Some(f64::INFINITY)))]);
+//! let bytes = value::write(&kept, 1024)?;
+//! assert_eq!(value::read::<BTreeMap<(u8, char), Option<Option<f64>>>>(&bytes)?, kept);
+//! # Ok::<(), value::ValueError>(())
+//! ```
 
 mod read;
 mod write;
@@ -21,7 +31,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The deepest nesting that is written, and so that is read.
-const MAX_DEPTH: u32 = 128;
+pub const MAX_DEPTH: u32 = 128;
 
 /// Tags. Integers are varints, little end first, seven bits in a byte.
 mod tag {
@@ -49,15 +59,21 @@ mod tag {
 }
 
 /// Writes `value` in at most `limit` bytes.
-pub(crate) fn write<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Bytes, ValueError> {
+///
+/// # Errors
+/// [`ValueError`]: it is too large or too deep, or its own `Serialize` failed.
+pub fn write<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Bytes, ValueError> {
     let mut writer = write::Writer::new(limit);
     value.serialize(&mut writer)?;
     Ok(writer.finish().into())
 }
 
-/// Reads what [`write`] wrote, or what an earlier type of the same shape did. Anything else is an
-/// error, never a panic and never memory beyond what the bytes themselves take.
-pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
+/// Reads what [`write()`] wrote, or what an earlier type of the same shape did. Anything else is an
+/// error, never a panic and never memory beyond a multiple of what the bytes themselves take.
+///
+/// # Errors
+/// [`ValueError`]: they are damaged, nested too deep, or not what the type takes.
+pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let mut reader = read::Reader::new(bytes);
     let value = T::deserialize(&mut reader)?;
     reader.end()?;
@@ -65,30 +81,22 @@ pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
 }
 
 /// Why a value was not written or read.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum ValueError {
-    /// More bytes than it may have.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ValueError {
+    /// It takes more bytes than it may.
+    #[error("it is larger than it may be")]
     TooLarge,
-    /// Nested deeper than [`MAX_DEPTH`].
+    /// It is nested deeper than [`MAX_DEPTH`].
+    #[error("it is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
     /// The bytes are none that were written here.
+    #[error("the bytes are damaged")]
     Damaged,
     /// What the value's own type says.
+    #[error("{0}")]
     Type(String),
 }
-
-impl fmt::Display for ValueError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLarge => f.write_str("it is larger than a record may be"),
-            Self::TooDeep => write!(f, "it is nested deeper than {MAX_DEPTH} levels"),
-            Self::Damaged => f.write_str("the bytes are damaged"),
-            Self::Type(said) => f.write_str(said),
-        }
-    }
-}
-
-impl std::error::Error for ValueError {}
 
 impl serde::ser::Error for ValueError {
     fn custom<T: fmt::Display>(said: T) -> Self {
