@@ -44,8 +44,6 @@ pub mod limits {}
 pub mod stores {}
 
 #[doc = include_str!("manual/functions.md")]
-// It speaks of functions, which are documented with the feature that has them.
-#[cfg_attr(not(feature = "function"), allow(rustdoc::broken_intra_doc_links))]
 pub mod functions {}
 
 #[doc = include_str!("manual/gateway.md")]

@@ -52,7 +52,8 @@ impl Idempotency {
     ///
     /// - `work` runs on a task of its own, under a lease that is renewed until it is done. Dropping
     ///   this future before that neither stops it nor loses what it answers; dropping it earlier,
-    ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it.
+    ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it. There are as many
+    ///   such tasks as calls: what bounds them is to be where the calls come in.
     /// - Equal requests are those of equal canonical JSON
     ///   ([`canonicalize_value`](crate::canonicalize_value)).
     /// - A value may be anything that serde writes and reads; it is kept exactly, in a format of

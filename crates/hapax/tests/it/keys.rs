@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::machine::{Resolution, Resolve};
 use hapax::{
     Clock, CompositeKey, Entropy, EntropyError, Idempotency, Key, KeyError, KeyMaker, MakeKeyError,
     MemoryCapacity, MemoryStore, NaturalKey, NoBucket, Scope, Timestamp,
@@ -236,4 +237,15 @@ async fn a_retry_across_the_boundary_is_found() {
     // Two stretches later it is meant anew.
     tokio::time::sleep(MINUTE).await;
     assert_eq!(call(Ok(3)).await, Some((3, false)));
+    // What was released did not happen.
+    let key = maker.composite(&parts, MINUTE).unwrap();
+    let record = idempotency.store_key(&scope, key.current());
+    let fence = idempotency.store().load(&record).await.unwrap().cell.unwrap().fence;
+    let resolution = Resolution::DidNotHappen;
+    let release = Resolve { expected: fence, force: false, forget: true, resolution };
+    idempotency.resolve(record, release).await.unwrap();
+    tokio::time::sleep(MINUTE).await;
+    let next = maker.composite(&parts, MINUTE).unwrap();
+    assert_eq!(next.previous(), key.current());
+    assert_eq!(&idempotency.choose(&scope, &next).await.unwrap(), next.current());
 }

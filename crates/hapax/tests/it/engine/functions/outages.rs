@@ -152,6 +152,26 @@ async fn a_record_of_another_door_is_not_executed_over() {
     assert!(matches!(ran, Err(RunError::Undecodable { format, .. }) if format == "text"));
 }
 
+#[tokio::test]
+async fn a_runtime_that_shuts_down_in_the_middle_leaves_it_in_doubt() {
+    let world = World::new();
+    let dying = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let _inside = dying.enter();
+    let charge = charge(&world.process(), OnUnknown::Block);
+    let begun = Arc::new(Notify::new());
+    let begin = Arc::clone(&begun);
+    let calling = call(&charge, |_| async move {
+        begin.notify_one();
+        std::future::pending().await
+    });
+    let shut = async {
+        begun.notified().await;
+        dying.shutdown_background();
+    };
+    let (answer, ()) = tokio::join!(calling, shut);
+    assert!(matches!(answer, Err(RunError::Interrupted)), "{answer:?}");
+}
+
 /// A request by its number alone.
 struct Numbered(u64);
 
