@@ -5,11 +5,14 @@
 //! - [`faults`]: a network and stores that fail on purpose.
 //! - [`history`]: whether what concurrent callers were told could have been told one by one.
 //! - [`storm`]: such callers, for a long time, while a test does harm to the store.
+//! - `functions` (a feature): whether functions keep what they promise, over a store.
 //! - `servers` (a feature): private Redis and PostgreSQL for tests.
 
 mod clock;
 mod entropy;
 pub mod faults;
+#[cfg(feature = "functions")]
+pub mod functions;
 pub mod history;
 #[cfg(feature = "servers")]
 pub mod servers;

@@ -3,10 +3,16 @@
 mod background;
 mod carry;
 mod claim;
+#[cfg(feature = "function")]
+mod function;
 mod idempotency;
 mod lease;
 mod waiters;
 
 pub use claim::{Claim, ClaimError, Question, Request};
+#[cfg(feature = "function")]
+pub use function::{
+    Answer, Doubt, ErrorClass, Function, FunctionBuilder, FunctionError, Reconciled, RunError,
+};
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};

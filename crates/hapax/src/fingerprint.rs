@@ -2,12 +2,16 @@
 
 mod canonical_json;
 mod pointers;
+#[cfg(feature = "serde")]
+mod value;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use canonical_json::{NotCanonical, canonicalize, canonicalize_except, canonicalize_only};
 pub use pointers::{BadPointer, JsonPointers};
+#[cfg(feature = "serde")]
+pub use value::{NoCanonicalForm, canonicalize_value};
 
 /// A hash of what was asked. Equal fingerprints: the same request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,6 +97,12 @@ impl Scheme {
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
         let name = name.into();
         if name.len() > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+    }
+
+    /// One of ours, which is short.
+    #[cfg(feature = "function")]
+    pub(crate) fn known(name: &'static str) -> Self {
+        Self(name.into())
     }
 
     /// The name.

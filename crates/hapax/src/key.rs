@@ -1,9 +1,26 @@
 //! The idempotency key: what the caller says is one operation.
 
+mod composite;
+mod make;
+mod natural;
+
 use std::fmt;
 use std::str::FromStr;
 
+pub use composite::{CompositeKey, NoBucket};
+pub use make::{KeyMaker, MakeKeyError};
+pub use natural::{KeyPart, NaturalKey};
+
 /// An idempotency key: 1 to 255 characters of printable ASCII.
+///
+/// Whoever asks makes it, before the first attempt, and keeps it until the outcome is known:
+///
+/// | key | it is the same when | beware |
+/// | --- | --- | --- |
+/// | `Key::uuid_v4`, `uuid_v7`, `ulid` | it was kept | it must be kept |
+/// | [`NaturalKey`] | the business identifiers are | the same twice on purpose is one |
+/// | `Key::of_payload` | all that is asked is | likewise, and any change is another |
+/// | [`Key::composite`] | it is asked about the same time | likewise; retries across a boundary |
 ///
 /// A key is compared as decoded text. Its `Debug` form never shows it, because keys may be
 /// guessable names of operations; [`Key::as_str`] does.
@@ -38,6 +55,11 @@ impl Key {
             return Err(KeyError::TooLong { length: text.len() });
         }
         Ok(Self(text.into()))
+    }
+
+    /// The hash as a key.
+    fn hash(hasher: &blake3::Hasher) -> Self {
+        Self(hasher.finalize().to_hex().as_str().into())
     }
 
     /// The key as text.

@@ -64,15 +64,26 @@
 //! # Ok(()) }
 //! ```
 //!
+//! What is claimed here by hand, [`Idempotency::run`] does around a function: see
+//! [`functions`](manual::functions).
+//!
 //! # Features
 //!
-//! - `tokio` (off by default): the engine, [`Idempotency`] and [`Lease`]. Without it the crate is
-//!   the state machine, the conversations and the [`Store`] seam, for stores and simulators.
+//! None is on by default: the crate is then the state machine, the conversations and the [`Store`]
+//! seam, for stores and simulators.
+//!
+//! - `tokio`: the engine, [`Idempotency`] and [`Lease`].
+//! - `function`: [`Idempotency::run`] and [`Function`]; brings `tokio` and `serde`.
+//! - `keys`: keys made from clock and dice ([`KeyMaker`]), and of payloads; brings `serde`.
+//! - `serde`: [`canonicalize_value`], and [`value`], which keeps what serde can write.
 //!
 //! The [`manual`] gives the reasons: why each default is what it is, what can fail and what then
 //! happens, what is not promised, and how to choose a policy.
-// The tour speaks of the engine, which is documented with the feature that has it.
-#![cfg_attr(not(feature = "tokio"), allow(rustdoc::broken_intra_doc_links))]
+// The tour speaks of features, which are documented where they are on.
+#![cfg_attr(
+    not(all(feature = "function", feature = "keys")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 mod clock;
 pub mod codec;
@@ -91,8 +102,14 @@ mod scope;
 mod seal;
 mod secret;
 pub mod store;
+#[cfg(feature = "serde")]
+pub mod value;
 
 pub use clock::{Clock, SystemClock, Timestamp};
+#[cfg(feature = "function")]
+pub use engine::{
+    Answer, Doubt, ErrorClass, Function, FunctionBuilder, FunctionError, Reconciled, RunError,
+};
 #[cfg(feature = "tokio")]
 pub use engine::{
     Claim, ClaimError, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle, Limits,
@@ -103,7 +120,9 @@ pub use fingerprint::{
     BadPointer, Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong,
     canonicalize, canonicalize_except, canonicalize_only,
 };
-pub use key::{Key, KeyError};
+#[cfg(feature = "serde")]
+pub use fingerprint::{NoCanonicalForm, canonicalize_value};
+pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey, NoBucket};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};

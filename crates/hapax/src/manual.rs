@@ -7,6 +7,7 @@
 //! | [`failures`] | what can fail, what is then true, and what to do |
 //! | [`limits`] | what is not promised |
 //! | [`stores`] | which store for what, its secrets, its cache, and what to watch |
+//! | [`functions`] | what a call of a function gets, what its errors mean, how its values are kept |
 //! | [`gateway`] | how the gateway is told what to do: file, routes, reload, observing |
 //!
 //! # Words
@@ -41,6 +42,9 @@ pub mod limits {}
 
 #[doc = include_str!("manual/stores.md")]
 pub mod stores {}
+
+#[doc = include_str!("manual/functions.md")]
+pub mod functions {}
 
 #[doc = include_str!("manual/gateway.md")]
 pub mod gateway {}

@@ -8,6 +8,7 @@
 
 mod faults;
 mod files;
+mod functions;
 mod histories;
 mod images;
 mod lock;

@@ -63,7 +63,7 @@ fn program(programs: &[&str]) -> PathBuf {
 }
 
 /// Sends `signal` to a child that runs.
-fn signal(child: &Child, signal: rustix::process::Signal) {
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     let id = child.id().and_then(|id| i32::try_from(id).ok()).expect("it was not awaited yet");
     let id = rustix::process::Pid::from_raw(id).expect("no process has the number zero");
     rustix::process::kill_process(id, signal).expect("our own child takes signals");

@@ -8,6 +8,7 @@
 
 mod caches;
 mod coherence;
+mod functions;
 #[cfg(feature = "redis")]
 mod redis;
 mod replays;

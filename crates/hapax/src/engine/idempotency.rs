@@ -14,8 +14,9 @@ use super::claim::ClaimError;
 use super::waiters::Waiters;
 use crate::entropy::{Entropy, SystemEntropy};
 use crate::exchange::{Resolved, Writing, Wrote};
-use crate::key::Key;
+use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
+use crate::record::State;
 use crate::scope::{Scope, StoreKey};
 use crate::secret::Secret;
 use crate::store::{Notify, Store, StoreError};
@@ -126,6 +127,30 @@ impl Idempotency {
         StoreKey::derive(self.inner.secret.as_ref(), scope, key)
     }
 
+    /// Which candidate of `key` to call with: the earlier one if there is a record of it that a
+    /// retry would find, else the current one. `scope` is that of the call; for a declared function
+    /// `Function::scope` of it. Safe to drop: it reads.
+    ///
+    /// # Errors
+    /// [`ClaimError::Store`]: it cannot be told, so do not call.
+    pub async fn choose(&self, scope: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
+        let inner = &self.inner;
+        let [previous, current] = key.candidates();
+        let record = self.store_key(scope, previous);
+        if inner.backlog.outcome(&record).is_some() {
+            return Ok(previous.clone());
+        }
+        let seen = match tokio::time::timeout(inner.patience, inner.store.load(&record)).await {
+            Ok(seen) => seen?,
+            Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
+        };
+        let found = seen.cell.is_some_and(|cell| {
+            let kept = cell.keep_until.is_none_or(|until| seen.now < until);
+            kept && cell.record.state != State::Released
+        });
+        Ok(if found { previous } else { current }.clone())
+    }
+
     /// The store underneath.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
@@ -187,8 +212,9 @@ impl Idempotency {
         task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
-    /// Resolves when nothing is held back any more and no conversation is under way. To be awaited before a process ends, with a
-    /// time-out: while the store is away it does not resolve.
+    /// Resolves when nothing is held back any more, no conversation is under way and no function
+    /// runs. To be awaited before a process ends, with a time-out: while the store is away, or a
+    /// function hangs, it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;
     }

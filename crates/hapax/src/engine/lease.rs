@@ -232,6 +232,12 @@ impl LeaseHandle {
         *self.shared.lost.borrow()
     }
 
+    /// The recovery point that an earlier execution left, if it left one.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<&Bytes> {
+        self.shared.checkpoint.as_ref()
+    }
+
     /// Saves a recovery point, which a later execution of this record finds.
     ///
     /// # Errors

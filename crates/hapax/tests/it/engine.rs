@@ -1,6 +1,7 @@
 //! The engine over a store that fails on command, on a clock that tests control.
 
 mod faults;
+mod functions;
 mod ghosts;
 mod leases;
 mod limits;

@@ -9,5 +9,7 @@
 mod canonical_json;
 mod codec;
 mod engine;
+mod examples;
 mod json_pointers;
+mod keys;
 mod machine;

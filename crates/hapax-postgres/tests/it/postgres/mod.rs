@@ -1,5 +1,6 @@
 mod connecting;
 mod faults;
+mod functions;
 mod halves;
 mod histories;
 mod locks;

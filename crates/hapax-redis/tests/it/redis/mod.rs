@@ -3,6 +3,7 @@ mod cluster;
 mod connecting;
 mod doctor;
 mod faults;
+mod functions;
 mod histories;
 mod secrets;
 #[cfg(feature = "sentinel")]

@@ -1,0 +1,84 @@
+//! Functions: the door for calls within a program. What each answer means is told to users in the
+//! manual's page, `manual/functions.md`.
+
+mod declared;
+mod error;
+mod execute;
+mod outcome;
+mod request;
+
+pub use declared::{Doubt, Function, FunctionBuilder, FunctionError, Reconciled};
+pub use error::{ErrorClass, RunError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::idempotency::Idempotency;
+use super::lease::LeaseHandle;
+use crate::key::Key;
+use crate::record::FencingToken;
+use crate::scope::Scope;
+
+/// What a function answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answer<T> {
+    /// Its value.
+    pub value: T,
+    /// Whether an earlier call executed it.
+    pub replayed: bool,
+    /// The fencing token of the execution that gave it.
+    pub fence: FencingToken,
+}
+
+impl Idempotency {
+    /// Executes `work` once for `key` of `scope`, and gives its value to every call that asks the
+    /// same: with the default [`Policy`](crate::Policy), and every error taken for one after which
+    /// nobody knows ([`ErrorClass::Unknown`]).
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use hapax::{Idempotency, Key, MemoryStore, Scope};
+    /// # async fn charge(cents: u64) -> Result<String, std::io::Error> { Ok(format!("ch_{cents}")) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+    /// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("order-17")?);
+    /// let first = idempotency.run(&customer, &key, &100, |_| charge(100)).await?;
+    /// let again = idempotency.run(&customer, &key, &100, |_| charge(100)).await?;
+    /// assert_eq!((first.value, first.replayed), ("ch_100".into(), false));
+    /// assert_eq!((again.value, again.replayed), ("ch_100".into(), true));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// - `work` runs on a task of its own, under a lease that is renewed until it is done. Dropping
+    ///   this future before that neither stops it nor loses what it answers; dropping it earlier,
+    ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it. There are as many
+    ///   such tasks as calls: what bounds them is to be where the calls come in.
+    /// - Equal requests are those of equal canonical JSON
+    ///   ([`canonicalize_value`](crate::canonicalize_value)).
+    /// - A value may be anything that serde writes and reads; it is kept exactly, in a format of
+    ///   its own, by the names of fields and variants: a type may change between two releases as
+    ///   serde allows it (`default`, `alias`). It has at most 64 MiB and 128 levels.
+    /// - The record does not know which function it is of. Two functions that are called with one
+    ///   key, scope and request would answer for each other: give them scopes of their own, or
+    ///   names, by [`Idempotency::function`].
+    ///
+    /// # Errors
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    pub async fn run<T, E, R, W, F>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &R,
+        work: W,
+    ) -> Result<Answer<T>, RunError<T, E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        R: Serialize + ?Sized,
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        Function::unnamed(self).run(scope, key, request, work).await
+    }
+}

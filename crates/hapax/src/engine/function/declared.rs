@@ -1,0 +1,313 @@
+//! Functions with a policy of their own.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::super::idempotency::Idempotency;
+use super::error::ErrorClass;
+use super::outcome::{of_error, of_value};
+use crate::key::Key;
+use crate::machine::{Hook, Verdict};
+use crate::policy::{InFlight, Policy, PolicyError};
+use crate::record::{FencingToken, OnUnknown, Outcome};
+use crate::scope::Scope;
+use crate::store::BoxFuture;
+use crate::value::{self, ValueError};
+
+/// A function that executes once for each key: its name, its policy, and what its errors mean.
+/// Cheap to clone.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use std::time::Duration;
+/// # use hapax::{Idempotency, Key, MemoryStore, OnUnknown, RunError, Scope};
+/// use hapax::{ErrorClass, Function};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+/// enum ChargeError {
+///     #[error("the card was declined")]
+///     Declined,
+///     #[error("the bank could not be reached")]
+///     NotReached,
+///     #[error("the bank did not answer")]
+///     NoAnswer,
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+/// let charge: Function<String, ChargeError> = idempotency
+///     .function("charge")
+///     .on_unknown(OnUnknown::Block)
+///     .wait(Duration::from_secs(10))
+///     .classify(|error| match error {
+///         ChargeError::Declined => ErrorClass::Final,
+///         ChargeError::NotReached => ErrorClass::Retryable,
+///         ChargeError::NoAnswer => ErrorClass::Unknown,
+///     })
+///     .build()?;
+///
+/// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("order-17")?);
+/// let declined = || async { Err(ChargeError::Declined) };
+/// for replay in [false, true] {
+///     let answer = charge.run(&customer, &key, &100, move |_| declined()).await;
+///     let Err(RunError::Failed { error, replayed, .. }) = answer else { panic!("{answer:?}") };
+///     assert!(matches!(error, ChargeError::Declined));
+///     assert_eq!(replayed, replay);
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Function<T, E> {
+    pub(super) declared: Arc<Declared<E>>,
+    value: PhantomData<fn() -> T>,
+}
+
+pub(super) struct Declared<E> {
+    pub(super) engine: Idempotency,
+    name: Option<Box<str>>,
+    pub(super) policy: Policy,
+    pub(super) errors: Option<Errors<E>>,
+    pub(super) hook: Option<(Hook, Box<AskFn>)>,
+}
+
+type AskFn = dyn Fn(Doubt) -> BoxFuture<'static, Verdict> + Send + Sync;
+
+/// How errors are classified and kept. What it takes to write and read them is asked for only of
+/// those that are.
+pub(super) struct Errors<E> {
+    pub(super) class: Box<dyn Fn(&E) -> ErrorClass + Send + Sync>,
+    pub(super) write: fn(&E) -> Outcome,
+    pub(super) read: fn(&[u8]) -> Result<E, ValueError>,
+}
+
+impl Idempotency {
+    /// Begins the declaration of a function called `name`.
+    ///
+    /// The name is part of the scope, so that functions which are called with the same key, as all
+    /// that one request brings about may be, do not answer for each other. It is for ever: under
+    /// another name nothing is found, and a retry executes again. The same goes for adding a name to
+    /// what was called by [`Idempotency::run`].
+    pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
+        let declared = Declared {
+            engine: self.clone(),
+            name: Some(name.into()),
+            policy: Policy::default(),
+            errors: None,
+            hook: None,
+        };
+        FunctionBuilder { declared, value: PhantomData }
+    }
+}
+
+impl<T, E> Function<T, E> {
+    pub(super) fn unnamed(engine: &Idempotency) -> Self {
+        let declared = Declared {
+            engine: engine.clone(),
+            name: None,
+            policy: Policy::default(),
+            errors: None,
+            hook: None,
+        };
+        Self { declared: Arc::new(declared), value: PhantomData }
+    }
+
+    /// The scope that a caller's becomes by this function's name. With it
+    /// [`Idempotency::store_key`] names the record of a call, as operators see it.
+    #[must_use]
+    pub fn scope(&self, caller: &Scope) -> Scope {
+        match &self.declared.name {
+            Some(name) => caller.within("function", name.as_bytes()),
+            None => caller.clone(),
+        }
+    }
+
+    /// The outcome that answers calls with `value`: for a program by which operators say that it
+    /// happened ([`Idempotency::resolve`]).
+    #[must_use]
+    pub fn outcome(&self, value: &T) -> Outcome
+    where
+        T: Serialize,
+    {
+        of_value(value)
+    }
+
+    /// What holds for it.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.declared.policy
+    }
+}
+
+impl<T, E> Clone for Function<T, E> {
+    fn clone(&self) -> Self {
+        Self { declared: Arc::clone(&self.declared), value: PhantomData }
+    }
+}
+
+impl<T, E> fmt::Debug for Function<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function")
+            .field("name", &self.declared.name)
+            .field("policy", &self.declared.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A function being declared.
+#[must_use]
+pub struct FunctionBuilder<T, E> {
+    declared: Declared<E>,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T, E> fmt::Debug for FunctionBuilder<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FunctionBuilder")
+            .field("name", &self.declared.name)
+            .field("policy", &self.declared.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T, E> FunctionBuilder<T, E> {
+    /// Lease, retention, what is unknown, copies in flight: all of it. Without this the default.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.declared.policy = policy;
+        self
+    }
+
+    /// What a call gets when nobody knows whether an earlier one took effect.
+    pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
+        self.declared.policy.terms.on_unknown = on_unknown;
+        self
+    }
+
+    /// Has calls wait this long for one that is in flight, instead of being told so at once.
+    pub fn wait(mut self, patience: Duration) -> Self {
+        self.declared.policy.in_flight = InFlight::Wait(patience);
+        self
+    }
+
+    /// Says what errors mean for the key. Without it each is [`ErrorClass::Unknown`].
+    ///
+    /// Errors that are final come back as they were, so that they are written and read like values.
+    /// A panic in it counts as one of the work.
+    pub fn classify(mut self, class: impl Fn(&E) -> ErrorClass + Send + Sync + 'static) -> Self
+    where
+        E: Serialize + DeserializeOwned,
+    {
+        let class = Box::new(class);
+        self.declared.errors =
+            Some(Errors { class, write: of_error, read: |bytes| value::read(bytes) });
+        self
+    }
+
+    /// Has `ask` asked what became of an execution that nobody knows the outcome of, at the times of
+    /// `hook`, and sets [`OnUnknown::Reconcile`].
+    ///
+    /// It is asked in the course of a later call. An answer that takes longer than `hook.timeout`,
+    /// or a panic, is *cannot say*.
+    pub fn reconcile<A>(
+        mut self,
+        hook: Hook,
+        ask: impl Fn(Doubt) -> A + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: Serialize,
+        A: Future<Output = Reconciled<T>> + Send + 'static,
+    {
+        let ask = move |doubt| -> BoxFuture<'static, Verdict> {
+            let answer = ask(doubt);
+            Box::pin(async move {
+                match answer.await {
+                    Reconciled::Happened(value) => Verdict::Happened(of_value(&value)),
+                    Reconciled::DidNotHappen => Verdict::DidNotHappen,
+                    Reconciled::CannotSay => Verdict::CannotSay,
+                }
+            })
+        };
+        self.declared.hook = Some((hook, Box::new(ask)));
+        self.on_unknown(OnUnknown::Reconcile)
+    }
+
+    /// The function.
+    ///
+    /// # Errors
+    /// [`FunctionError`] says what would break a promise in production.
+    pub fn build(mut self) -> Result<Function<T, E>, FunctionError> {
+        let Declared { name, policy, hook, .. } = &mut self.declared;
+        if name.as_ref().is_none_or(|name| name.is_empty()) {
+            return Err(FunctionError::NoName);
+        }
+        match hook {
+            Some((times, _)) => policy.hook = Some(*times),
+            None if policy.hook.is_some() => return Err(FunctionError::NoReconcile),
+            None => {}
+        }
+        policy.check()?;
+        Ok(Function { declared: Arc::new(self.declared), value: PhantomData })
+    }
+}
+
+/// Why a function is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FunctionError {
+    /// The engine's part of the policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// A name that is empty keeps nothing apart.
+    #[error("a function needs a name, to be told from others that are called with the same key")]
+    NoName,
+    /// There are times to ask at, but nobody to ask.
+    #[error("`policy.hook` needs somebody to ask: `reconcile`")]
+    NoReconcile,
+}
+
+/// An execution that nobody knows the outcome of. Its `Debug` form shows nothing of the request.
+#[derive(Clone)]
+pub struct Doubt {
+    /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
+    /// refused from then on.
+    pub fence: FencingToken,
+    /// The key it had.
+    pub key: Key,
+    pub(super) request: Arc<[u8]>,
+}
+
+impl Doubt {
+    /// What was asked: the request of the call that asks now, which has the same canonical JSON.
+    ///
+    /// # Errors
+    /// An error if `R` cannot be read from that, or the function was called by
+    /// [`run_request`](Function::run_request), which has none.
+    pub fn request<R: DeserializeOwned>(&self) -> Result<R, serde_json::Error> {
+        serde_json::from_slice(&self.request)
+    }
+}
+
+impl fmt::Debug for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doubt")
+            .field("fence", &self.fence)
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of an execution.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reconciled<T> {
+    /// It happened, and this is its value.
+    Happened(T),
+    /// It did not happen, and never will under that fence: the call executes.
+    DidNotHappen,
+    /// Nobody can say yet: the call gets [`RunError::OutcomeUnknown`](super::RunError).
+    CannotSay,
+}

@@ -1,0 +1,219 @@
+//! A call, from its claim to its answer.
+//!
+//! The caller's future may be dropped at any await. While it claims or asks, the engine releases
+//! what was claimed for nobody. From the moment there is a lease, the work is on a task of its own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+use tracing::Instrument;
+
+use super::super::claim::{Claim, ClaimError, Question, Request};
+use super::super::lease::{FinishError, Lease, LeaseHandle};
+use super::Answer;
+use super::declared::{Declared, Doubt, Function};
+use super::error::{ErrorClass, RunError};
+use super::outcome::{Ending, judge, replayed};
+use super::request::Canonical;
+use crate::exchange::Replay;
+use crate::fingerprint::canonicalize_value;
+use crate::key::Key;
+use crate::machine::Verdict;
+use crate::scope::Scope;
+
+impl<T, E> Function<T, E>
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Send + 'static,
+{
+    /// Executes `work` once for `key` of `scope`, and gives its value to every call that asks the
+    /// same. It is [`Idempotency::run`](crate::Idempotency::run) under this function's name and
+    /// policy.
+    ///
+    /// # Errors
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    pub async fn run<R, W, F>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &R,
+        work: W,
+    ) -> Result<Answer<T>, RunError<T, E>>
+    where
+        R: Serialize + ?Sized,
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let asked = Canonical(canonicalize_value(request)?);
+        self.call(scope, key, &asked, &asked.0, work).await
+    }
+
+    /// [`run`](Self::run) for a request that has a fingerprint of its own.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub async fn run_request<W, F>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &dyn Request,
+        work: W,
+    ) -> Result<Answer<T>, RunError<T, E>>
+    where
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        self.call(scope, key, request, &[], work).await
+    }
+
+    async fn call<W, F>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &dyn Request,
+        json: &[u8],
+        work: W,
+    ) -> Result<Answer<T>, RunError<T, E>>
+    where
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let Declared { engine, policy, .. } = &*self.declared;
+        let scope = self.scope(scope);
+        let mut claim = engine.claim(&scope, key, request, policy).await;
+        while let Ok(Claim::Ask(question)) = claim {
+            claim = self.ask(key, json, question, request).await;
+        }
+        match claim? {
+            // No await since the claim was granted: it cannot be dropped in between.
+            Claim::Execute(lease) => {
+                let answered = self.detach(lease, work);
+                // The task ends without an answer only when the runtime shuts down.
+                answered.await.unwrap_or(Err(RunError::Interrupted))
+            }
+            Claim::Replay(replay) => self.replay(&replay),
+            Claim::InFlight { elapsed, remaining } => {
+                let retry_after = elapsed.min(remaining).max(Duration::from_secs(1));
+                Err(RunError::InFlight { retry_after })
+            }
+            Claim::Mismatch => Err(RunError::KeyReused),
+            Claim::Unknown | Claim::Ask(_) => Err(RunError::OutcomeUnknown),
+        }
+    }
+
+    /// Asks the hook. Dropped, the question lapses, and a later call asks again.
+    async fn ask(
+        &self,
+        key: &Key,
+        json: &[u8],
+        question: Question,
+        request: &dyn Request,
+    ) -> Result<Claim, ClaimError> {
+        let Some((hook, ask)) = &self.declared.hook else {
+            return question.answer(Verdict::CannotSay, request).await;
+        };
+        let doubt = Doubt { fence: question.fence(), key: key.clone(), request: json.into() };
+        // In one future, so that a panic in making the answer counts like one in awaiting it.
+        let answer = catch(async { ask(doubt).await });
+        let verdict = match tokio::time::timeout(hook.timeout, answer).await {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
+                Verdict::CannotSay
+            }
+        };
+        question.answer(verdict, request).await
+    }
+
+    fn replay(&self, replay: &Replay) -> Result<Answer<T>, RunError<T, E>> {
+        let result = replayed(&replay.outcome, self.declared.errors.as_ref())?;
+        match result {
+            result if replay.held_back => Err(RunError::Pending { result }),
+            Ok(value) => Ok(Answer { value, replayed: true, fence: replay.fence }),
+            Err(error) => Err(RunError::Failed { error, class: ErrorClass::Final, replayed: true }),
+        }
+    }
+
+    /// Runs the work on a task that nobody cancels.
+    fn detach<W, F>(
+        &self,
+        lease: Lease,
+        work: W,
+    ) -> oneshot::Receiver<Result<Answer<T>, RunError<T, E>>>
+    where
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let declared = Arc::clone(&self.declared);
+        let inner = &self.declared.engine.inner;
+        // Counted from here on: a drain does not miss it.
+        let running = inner.backlog.talking();
+        let task = async move {
+            let _running = running;
+            let handle = lease.handle();
+            // In one future, so that a panic in `work`, in classifying or in writing what it answered
+            // counts like one in the work. Written under the lease, which is renewed meanwhile.
+            let work = catch(async {
+                let result = work(handle).await;
+                let (class, ending) = judge(&result, declared.errors.as_ref());
+                (result, class, ending)
+            });
+            let done = lease.keep_alive(work).await;
+            // Nobody listens any more: the outcome is recorded all the same.
+            drop(answer.send(record(lease, done).await));
+        };
+        inner.runtime.spawn(task.in_current_span());
+        answered
+    }
+}
+
+/// Records what came of the work; only then is there an answer.
+async fn record<T, E>(
+    lease: Lease,
+    done: Result<(Result<T, E>, ErrorClass, Ending), Panicked>,
+) -> Result<Answer<T>, RunError<T, E>> {
+    let fence = lease.fence();
+    let Ok((result, class, ending)) = done else {
+        // If that is not taken, the lease lapses: nobody knows either way.
+        let _ = lease.abandon(None).await;
+        return Err(RunError::Panicked);
+    };
+    let finished = match ending {
+        Ending::Kept(outcome) => lease.complete(outcome, None).await.map(drop),
+        Ending::Released => lease.release().await,
+        Ending::Doubtful(seen) => lease.abandon(seen).await,
+    };
+    match (finished, result) {
+        (Ok(()), Ok(value)) => Ok(Answer { value, replayed: false, fence }),
+        (Ok(()), Err(error)) => Err(RunError::Failed { error, class, replayed: false }),
+        // Nothing is lost if it is forgotten: the lease lapses, and that is no worse.
+        (Err(FinishError::Pending), Err(error)) if class != ErrorClass::Final => {
+            Err(RunError::Failed { error, class, replayed: false })
+        }
+        (Err(FinishError::Pending), result) => Err(RunError::Pending { result }),
+        // Nothing is larger than it may be: it was written within that limit.
+        (Err(FinishError::Lost | FinishError::Gone | FinishError::TooLarge), result) => {
+            Err(RunError::Superseded { result })
+        }
+    }
+}
+
+/// A future panicked. Its own message went to the panic hook.
+struct Panicked;
+
+/// Runs a future that may panic. After a panic it is not polled again, only dropped.
+async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(_) => Poll::Ready(Err(Panicked)),
+    })
+    .await
+}

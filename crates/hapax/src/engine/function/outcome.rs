@@ -1,0 +1,92 @@
+//! What is kept of a function's answer, and what becomes of it when it is asked for again.
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::declared::Errors;
+use super::error::{ErrorClass, RunError};
+use crate::codec::MAX_OUTCOME;
+use crate::record::Outcome;
+use crate::value::{self, ValueError};
+
+/// A value, in the bytes of `crate::value`. Another way of writing them is another name.
+const VALUE: &str = "function/1";
+/// Likewise an error that is an answer.
+const ERROR: &str = "function-error/1";
+/// Why nothing is kept, as text.
+const NOTHING: &str = "function-nothing/1";
+
+pub(super) fn of_value<T: Serialize>(value: &T) -> Outcome {
+    kept(VALUE, value::write(value, MAX_OUTCOME))
+}
+
+pub(super) fn of_error<E: Serialize>(error: &E) -> Outcome {
+    kept(ERROR, value::write(error, MAX_OUTCOME))
+}
+
+/// It happened, whether or not its answer can be kept: what is recorded then is that.
+fn kept(format: &'static str, written: Result<Bytes, ValueError>) -> Outcome {
+    match written {
+        Ok(bytes) => Outcome::new(format, bytes),
+        Err(error) => {
+            let why: String = error.to_string().chars().take(256).collect();
+            tracing::warn!(why, "what a function answered cannot be kept, nor replayed");
+            Outcome::new(NOTHING, why)
+        }
+    }
+}
+
+/// What was kept, as the call would have got it.
+pub(super) fn replayed<T: DeserializeOwned, E>(
+    outcome: &Outcome,
+    errors: Option<&Errors<E>>,
+) -> Result<Result<T, E>, RunError<T, E>> {
+    let undecodable = |why: String| {
+        tracing::error!(format = outcome.format(), why, "what was kept cannot be replayed");
+        RunError::Undecodable { format: outcome.format().to_owned(), why }
+    };
+    match (outcome.format(), errors) {
+        (VALUE, _) => {
+            let value = value::read(outcome.bytes());
+            value.map(Ok).map_err(|error| undecodable(error.to_string()))
+        }
+        (ERROR, Some(errors)) => {
+            let error = (errors.read)(outcome.bytes());
+            error.map(Err).map_err(|error| undecodable(error.to_string()))
+        }
+        (ERROR, None) => Err(undecodable("it is an error, and errors are not kept here".into())),
+        (NOTHING, _) => Err(RunError::NotRetained {
+            why: String::from_utf8_lossy(outcome.bytes()).into_owned(),
+        }),
+        _ => {
+            Err(undecodable("it was kept by something that is no function of this version".into()))
+        }
+    }
+}
+
+/// How an execution ends.
+pub(super) enum Ending {
+    Kept(Outcome),
+    Released,
+    /// With what operators may see of it.
+    Doubtful(Option<Outcome>),
+}
+
+/// What an execution's result means for its key.
+pub(super) fn judge<T: Serialize, E>(
+    result: &Result<T, E>,
+    errors: Option<&Errors<E>>,
+) -> (ErrorClass, Ending) {
+    match (result, errors) {
+        (Ok(value), _) => (ErrorClass::Final, Ending::Kept(of_value(value))),
+        (Err(_), None) => (ErrorClass::Unknown, Ending::Doubtful(None)),
+        (Err(error), Some(errors)) => match (errors.class)(error) {
+            ErrorClass::Final => (ErrorClass::Final, Ending::Kept((errors.write)(error))),
+            ErrorClass::Retryable => (ErrorClass::Retryable, Ending::Released),
+            ErrorClass::Unknown => {
+                (ErrorClass::Unknown, Ending::Doubtful(Some((errors.write)(error))))
+            }
+        },
+    }
+}

@@ -1,0 +1,251 @@
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use proptest::prelude::*;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::*;
+
+const LIMIT: usize = 1 << 20;
+
+fn kept<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
+    let bytes = write(&value, LIMIT).unwrap();
+    assert_eq!(read::<T>(&bytes).unwrap(), value);
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+struct Unit;
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+struct New(Option<u8>);
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+enum Plain {
+    #[serde(rename = "not found")]
+    A,
+    B(Option<()>),
+    #[serde(rename = "")]
+    C(u8, String),
+    D {
+        #[serde(rename = "@id")]
+        x: Option<Option<u8>>,
+    },
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+enum Tagged {
+    A,
+    B { x: Option<Option<u8>>, c: char, f: f32 },
+    C(BTreeMap<String, Plain>),
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "of")]
+enum Adjacent {
+    A,
+    B(u128),
+    C(u8, char),
+    D { x: Option<Option<u8>> },
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Untagged {
+    Bool(bool),
+    Integer(i64),
+    Float(f64),
+    Character(char),
+    Text(String),
+    Nested(Option<Option<bool>>),
+    Bytes(Raw),
+    List(Vec<Untagged>),
+    Fields { x: u8 },
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Flat {
+    a: u8,
+    #[serde(flatten)]
+    plain: Plain,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Option<Option<u8>>>,
+}
+
+/// Bytes as such, not as a list of numbers.
+#[derive(Clone, PartialEq, Debug)]
+struct Raw(Vec<u8>);
+
+impl Serialize for Raw {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Raw;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Raw, E> {
+                Ok(Raw(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+#[test]
+fn options_are_kept_whatever_is_in_them() {
+    kept::<Option<Option<u8>>>(Some(None));
+    kept::<Vec<Option<Option<()>>>>(vec![None, Some(None), Some(Some(()))]);
+    kept(Some(Unit));
+    kept(Some(New(None)));
+    kept((Some(Plain::D { x: Some(None) }), Plain::D { x: None }, Plain::B(Some(()))));
+    let flat = Flat {
+        a: 1,
+        plain: Plain::D { x: Some(None) },
+        rest: BTreeMap::from([("y".into(), Some(None)), ("z".into(), None)]),
+    };
+    kept(flat);
+}
+
+#[test]
+fn numbers_are_kept_to_the_bit() {
+    kept((u128::MAX, u128::from(u64::MAX) + 1, i128::MIN, i128::MAX, i64::MIN, -1i8, 0u8));
+    kept((f64::MIN_POSITIVE, f64::INFINITY, f32::MAX, 0.1f32));
+    for bits in [0x7ff8_0000_0000_0000, 0xfff8_0000_0000_0123, 0x8000_0000_0000_0000, 1] {
+        let bytes = write(&f64::from_bits(bits), LIMIT).unwrap();
+        assert_eq!(read::<f64>(&bytes).unwrap().to_bits(), bits);
+    }
+}
+
+#[test]
+fn maps_may_have_any_keys() {
+    kept(BTreeMap::from([((1u8, "a".to_owned()), 1u8), ((1, "b".to_owned()), 2)]));
+    kept(BTreeMap::from([(Some(true), 1u8), (None, 2)]));
+    kept(BTreeMap::from([(u128::MAX, ()), (0, ())]));
+    let plain = [Plain::A, Plain::B(None), Plain::C(1, "x".into()), Plain::D { x: Some(None) }];
+    kept(plain.into_iter().zip(0u8..).collect::<BTreeMap<_, _>>());
+}
+
+#[test]
+fn every_kind_of_enum_is_kept() {
+    kept(vec![Plain::A, Plain::B(None), Plain::C(0, String::new()), Plain::D { x: None }]);
+    kept(Tagged::A);
+    kept(Tagged::B { x: Some(None), c: 'é', f: 0.1 });
+    kept(Tagged::C(BTreeMap::from([("q".into(), Plain::C(1, "x".into()))])));
+    kept([Adjacent::A, Adjacent::B(u128::MAX), Adjacent::C(1, 'x')]);
+    kept(Adjacent::D { x: Some(None) });
+    kept(vec![
+        Untagged::Bool(true),
+        Untagged::Integer(-3),
+        Untagged::Float(1.0),
+        Untagged::Character('x'),
+        Untagged::Text("xy".into()),
+        Untagged::Nested(Some(None)),
+        Untagged::Nested(None),
+        Untagged::Bytes(Raw(vec![1, 255])),
+        Untagged::List(vec![Untagged::Fields { x: 1 }]),
+    ]);
+    kept::<Result<u8, String>>(Err("no".into()));
+}
+
+#[test]
+fn values_of_other_crates_and_of_std_are_kept() {
+    kept(serde_json::json!({"a": [1, 2.5, null, "x", {"b": -1}]}));
+    kept(std::time::Duration::from_nanos(5));
+    kept("127.0.0.1".parse::<std::net::IpAddr>().unwrap());
+    kept((Raw((0..=255).collect()), 'é', "\0\u{10ffff}".to_owned(), ()));
+}
+
+#[test]
+fn a_type_may_change_as_types_do() {
+    #[derive(Serialize)]
+    struct Old {
+        a: u8,
+        gone: Vec<Plain>,
+        b: u8,
+    }
+    #[derive(PartialEq, Debug, Deserialize)]
+    struct New {
+        b: Option<u64>,
+        #[serde(default)]
+        c: u8,
+        a: i32,
+    }
+    let bytes = write(&Old { a: 1, gone: vec![Plain::A, Plain::D { x: None }], b: 2 }, LIMIT);
+    assert_eq!(read::<New>(&bytes.unwrap()).unwrap(), New { b: Some(2), c: 0, a: 1 });
+    // Another type is an error, not another value.
+    let bytes = write(&(1u8, "x"), LIMIT).unwrap();
+    assert!(matches!(read::<(u8, u8)>(&bytes), Err(ValueError::Type(_))));
+    assert!(matches!(read::<(u8,)>(&bytes), Err(ValueError::Type(_))));
+    assert!(matches!(read::<Plain>(&bytes), Err(ValueError::Type(_))));
+}
+
+#[test]
+fn what_is_too_deep_or_too_large_is_refused() {
+    #[derive(PartialEq, Debug, Serialize, Deserialize)]
+    struct Deep(Option<Box<Deep>>);
+    let deep = |levels| (0..levels).fold(Deep(None), |deep, _| Deep(Some(Box::new(deep))));
+    kept(deep(MAX_DEPTH));
+    assert_eq!(write(&deep(MAX_DEPTH + 1), LIMIT), Err(ValueError::TooDeep));
+    let bytes = [vec![tag::SOME; 1 << 20], vec![tag::NONE]].concat();
+    assert_eq!(read::<Deep>(&bytes), Err(ValueError::TooDeep));
+    assert_eq!(read::<serde::de::IgnoredAny>(&bytes).map(drop), Err(ValueError::TooDeep));
+
+    let text = "x".repeat(100);
+    let length = write(&text, LIMIT).unwrap().len();
+    assert!(write(&text, length).is_ok());
+    assert_eq!(write(&text, length - 1), Err(ValueError::TooLarge));
+}
+
+#[test]
+fn the_bytes_are_what_they_were_in_earlier_versions() {
+    let value = (1u8, -2i8, 'a', Some(None::<()>), Plain::C(9, "x".into()), Plain::A, true, 1.0f64);
+    let expected = "0d 0601 0701 0a61 0201 0e 0b00 0d 0609 0b0178 00 00 0b096e6f7420666f756e64 05 \
+                    09000000000000f03f 00";
+    let hex: String = expected.split_whitespace().collect();
+    let bytes = write(&value, LIMIT).unwrap();
+    assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), hex);
+}
+
+type Anything = (
+    Vec<(Option<Option<u64>>, i128, char, bool)>,
+    BTreeMap<String, Result<Vec<u16>, f32>>,
+    Option<(String, u128)>,
+);
+
+proptest! {
+    #[test]
+    fn anything_is_kept(value: Anything) {
+        let bytes = write(&value, LIMIT).unwrap();
+        prop_assert_eq!(read::<Anything>(&bytes).unwrap(), value);
+    }
+
+    #[test]
+    fn damage_is_an_error_or_another_value_never_a_panic(
+        value: Anything,
+        at: prop::sample::Index,
+        byte: u8,
+        cut: prop::sample::Index,
+    ) {
+        let mut bytes = write(&value, LIMIT).unwrap().to_vec();
+        prop_assert!(read::<Anything>(&bytes[..cut.index(bytes.len())]).is_err());
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        drop(read::<Anything>(&bytes));
+        drop(read::<Untagged>(&bytes));
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+        drop(read::<Anything>(&bytes));
+        drop(read::<Untagged>(&bytes));
+        drop(read::<serde_json::Value>(&bytes));
+    }
+}

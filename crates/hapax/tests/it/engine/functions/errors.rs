@@ -1,0 +1,185 @@
+//! Errors and panics of the work.
+
+use std::time::Duration;
+
+use hapax::{ErrorClass, OnUnknown, RunError, Scope};
+use serde::{Deserialize, Serialize, Serializer};
+use tokio::task::JoinSet;
+
+use super::super::{World, key, settle};
+use super::{
+    Charge, Count, LEASE, Refused, call, charge, declare, declined, executed, failed, never,
+    receipt, run,
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_final_error_comes_back_as_it_was() {
+    let world = World::new();
+    let first = charge(&world.process(), OnUnknown::Reexecute);
+    let count = Count::default();
+    let answer = call(&first, count.then(Err(declined()))).await;
+    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, false));
+    let second = charge(&world.process(), OnUnknown::Reexecute);
+    let answer = call(&second, never).await;
+    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, true));
+    assert_eq!(answer.unwrap_err().to_string(), "declined: too poor");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retryable_error_frees_the_key_whatever_the_policy() {
+    let world = World::new();
+    let count = Count::default();
+    let charge = charge(&world.process(), OnUnknown::Block);
+    for _ in 0..3 {
+        let answer = call(&charge, count.then(Err(Refused::Busy))).await;
+        assert_eq!(failed(&answer), (&Refused::Busy, ErrorClass::Retryable, false));
+    }
+    executed(&call(&charge, count.then(Ok(receipt("r-1")))).await);
+    assert_eq!(count.get(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_waits_is_promoted_when_the_first_fails_retryably() {
+    let world = World::new();
+    let charge = declare(&world.process()).wait(LEASE).build().unwrap();
+    let count = Count::default();
+    let mut copies = JoinSet::new();
+    let (first, counted) = (charge.clone(), count.clone());
+    let first = tokio::spawn(async move {
+        let work = |_| async move {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            counted.then(Err(Refused::Busy))(lease_of_nobody().await).await
+        };
+        call(&first, work).await
+    });
+    settle().await;
+    for _ in 0..20 {
+        let (charge, work) = (charge.clone(), count.slowly(Duration::from_secs(1)));
+        copies.spawn(async move { call(&charge, work).await.unwrap() });
+    }
+    assert_eq!(failed(&first.await.unwrap()).0, &Refused::Busy);
+    let copies = copies.join_all().await;
+    assert_eq!(copies.iter().filter(|answer| !answer.replayed).count(), 1);
+    assert_eq!(count.get(), 2);
+}
+
+/// A handle of a lease that plays no part.
+async fn lease_of_nobody() -> hapax::LeaseHandle {
+    let process = World::new().process();
+    super::super::own(&process, &hapax::Policy::default()).await.handle()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_error_follows_the_policy() {
+    let world = World::new();
+    let count = Count::default();
+    let again = charge(&world.process(), OnUnknown::Reexecute);
+    let answer = call(&again, count.then(Err(Refused::NoAnswer))).await;
+    assert_eq!(failed(&answer), (&Refused::NoAnswer, ErrorClass::Unknown, false));
+    executed(&call(&again, count.then(Ok(receipt("r-1")))).await);
+    assert_eq!(count.get(), 2);
+
+    let world = World::new();
+    let block = charge(&world.process(), OnUnknown::Block);
+    call(&block, count.then(Err(Refused::NoAnswer))).await.unwrap_err();
+    assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_nobody_classified_is_unknown() {
+    let world = World::new();
+    let block: Charge =
+        world.process().function("charge").on_unknown(OnUnknown::Block).build().unwrap();
+    let answer = call(&block, Count::default().then(Err(declined()))).await;
+    assert_eq!(failed(&answer), (&declined(), ErrorClass::Unknown, false));
+    assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
+    // It need not be one that can be kept.
+    struct Anything;
+    let process = World::new().process();
+    let failed = run(&process, "r", |_| async { Err::<u8, _>(Anything) }).await;
+    assert!(matches!(failed, Err(RunError::Failed { class: ErrorClass::Unknown, .. })));
+    let again = run(&process, "r", |_| async { Ok::<u8, Anything>(1) }).await;
+    assert!(again.is_ok_and(|answer| !answer.replayed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_follows_the_policy() {
+    let world = World::new();
+    let again = charge(&world.process(), OnUnknown::Reexecute);
+    assert!(matches!(call(&again, never).await, Err(RunError::Panicked)));
+    // At once: the lease need not lapse.
+    executed(&call(&again, Count::default().then(Ok(receipt("r-1")))).await);
+
+    let world = World::new();
+    let block = charge(&world.process(), OnUnknown::Block);
+    // Before there is a future, too.
+    let panicked = call(&block, |_| -> std::future::Ready<_> { panic!("at once") }).await;
+    assert!(matches!(panicked, Err(RunError::Panicked)));
+    assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
+    assert_eq!(world.process().stats().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_after_the_work_counts_like_one_in_it() {
+    let world = World::new();
+    let process = world.process();
+    let charge: Charge = process
+        .function("charge")
+        .on_unknown(OnUnknown::Block)
+        .classify(|_| panic!("while classifying"))
+        .build()
+        .unwrap();
+    let answer = call(&charge, Count::default().then(Err(Refused::Busy))).await;
+    assert!(matches!(answer, Err(RunError::Panicked)));
+    assert!(matches!(call(&charge, never).await, Err(RunError::OutcomeUnknown)));
+}
+
+/// A value that cannot be written.
+#[derive(Debug, Deserialize)]
+struct Stubborn;
+
+impl Serialize for Stubborn {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("I will not be written"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
+    let world = World::new();
+    let process = world.process();
+    let stubborn = |_| async { Ok::<_, ()>(Stubborn) };
+    assert!(run(&process, "r", stubborn).await.is_ok_and(|answer| !answer.replayed));
+    let Err(RunError::NotRetained { why }) = run(&process, "r", stubborn).await else { panic!() };
+    assert_eq!(why, "I will not be written");
+
+    let process = World::new().process();
+    let large = |_| async { Ok::<_, ()>("x".repeat(hapax::codec::MAX_OUTCOME)) };
+    assert!(run(&process, "r", large).await.is_ok_and(|answer| !answer.replayed));
+    let Err(RunError::NotRetained { why }) = run(&process, "r", large).await else { panic!() };
+    assert_eq!(why, "it is larger than it may be");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
+    let world = World::new();
+    let process = world.process();
+    let first = charge(&process, OnUnknown::Reexecute);
+    call(&first, Count::default().then(Ok(receipt("r-1")))).await.unwrap();
+    // The same function by another release.
+    let later = process.function::<Vec<u8>, Refused>("charge").build().unwrap();
+    let (scope, key) = (Scope::shared(), key());
+    let read = later.run(&scope, &key, &("order", 17), |_| async { panic!("executed") });
+    let Err(RunError::Undecodable { format, why }) = read.await else { panic!() };
+    assert_eq!((&*format, &*why), ("function/1", "invalid type: map, expected a sequence"));
+
+    // An error where errors are not kept.
+    let scope = Scope::of([("customer", "c-1")]);
+    let failing = first.run(&scope, &key, "r", Count::default().then(Err(declined())));
+    failing.await.unwrap_err();
+    let plain: Charge = process.function("charge").build().unwrap();
+    let read = plain.run(&scope, &key, "r", never).await;
+    assert!(
+        matches!(read, Err(RunError::Undecodable { format, .. }) if format == "function-error/1")
+    );
+}

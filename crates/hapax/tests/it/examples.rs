@@ -1,0 +1,79 @@
+//! The examples, as they are, run.
+
+#[allow(dead_code, reason = "its `main` is for people")]
+#[path = "../../examples/email.rs"]
+mod email;
+#[allow(dead_code, reason = "its `main` is for people")]
+#[path = "../../examples/order.rs"]
+mod order;
+#[allow(dead_code, reason = "its `main` is for people")]
+#[path = "../../examples/payment.rs"]
+mod payment;
+#[allow(dead_code, reason = "its `main` is for people")]
+#[path = "../../examples/resource.rs"]
+mod resource;
+
+use std::cell::RefCell;
+
+/// What an example says, line by line.
+macro_rules! said {
+    ($example:ident) => {{
+        let said = RefCell::new(Vec::new());
+        $example::run(|line| said.borrow_mut().push(line)).await.unwrap();
+        said.into_inner()
+    }};
+}
+
+#[tokio::test]
+async fn a_payment() {
+    let expected = [
+        "o-1: charged ch_1 for o-1",
+        "o-1: charged before: ch_1 for o-1",
+        "o-2: the card was declined: Final",
+        "o-2: the card was declined, as before",
+        "o-3: charged ch_2 for o-3",
+        "o-4: the provider did not answer",
+        "o-4: ch_3 for o-4, replayed: true",
+        "the provider charged 3 times",
+    ];
+    assert_eq!(said!(payment), expected);
+}
+
+#[tokio::test]
+async fn an_email() {
+    let expected = [
+        "reset: sent as 2, replayed: false",
+        "reset: sent as 2, replayed: true",
+        "the server sent 2 mails: at least one",
+        "invoice: nobody knows",
+        "the server sent 3 mails: one more",
+        "invoice: sent as 3, replayed: true",
+    ];
+    assert_eq!(said!(email), expected);
+}
+
+#[tokio::test]
+async fn a_resource() {
+    let expected = [
+        "at first: the database is busy",
+        "telephone: 1, browser: 1",
+        "another plan: the key was used for another request",
+        "nobody is no address, replayed: false",
+        "nobody is no address, replayed: true",
+        "there is 1 account",
+    ];
+    assert_eq!(said!(resource), expected);
+}
+
+#[tokio::test]
+async fn an_order() {
+    let expected = [
+        "tap 1: the till is locked",
+        "tap 2: ch_1 (7 left), false",
+        "tap 3: ch_1 (7 left), true",
+        "large: only 7 apples are left",
+        "large: only 7 apples are left",
+        "7 apples left, 1 charge",
+    ];
+    assert_eq!(said!(order), expected);
+}
