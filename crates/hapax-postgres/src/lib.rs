@@ -96,6 +96,7 @@ mod sql;
 mod store;
 mod tls;
 mod transactional;
+mod transactions;
 mod upkeep;
 mod writer;
 
@@ -107,3 +108,6 @@ pub use store::{PostgresStats, PostgresStore};
 #[cfg(feature = "tls")]
 pub use tls::rustls::{Certificates, Rustls};
 pub use tls::{Connector, Tls};
+#[cfg(feature = "sqlx")]
+pub use transactions::sqlx::SqlxTransactions;
+pub use transactions::{PgTransactions, PgTx};

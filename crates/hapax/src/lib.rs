@@ -91,6 +91,7 @@ mod scope;
 mod seal;
 mod secret;
 pub mod store;
+pub mod transaction;
 
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
