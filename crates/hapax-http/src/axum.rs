@@ -107,7 +107,8 @@ impl IntoResponse for Failed {
 }
 
 fn retryable(problem: &Problem) -> Response {
-    let mut response = problem.response(None).map(|body| axum_core::body::Body::new(Body::from(body)));
+    let mut response =
+        problem.response(None).map(|body| axum_core::body::Body::new(Body::from(body)));
     response.extensions_mut().insert(Classified(Class::Retryable));
     response
 }

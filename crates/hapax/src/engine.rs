@@ -11,4 +11,6 @@ mod waiters;
 pub use claim::{Claim, ClaimError, Question, Request};
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};
-pub use transact::{Ended, Ending, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms};
+#[cfg(feature = "function")]
+pub use transact::{Answer, Fault, TransactError};
+pub use transact::{Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms};

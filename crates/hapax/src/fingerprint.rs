@@ -95,6 +95,12 @@ impl Scheme {
         if name.len() > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
     }
 
+    /// One of ours, which is short.
+    #[cfg(feature = "function")]
+    pub(crate) fn known(name: &'static str) -> Self {
+        Self(name.into())
+    }
+
     /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -40,8 +40,12 @@ use std::fmt;
 
 use crate::store::{BoxFuture, Swap, Swapped};
 
+#[cfg(feature = "function")]
+pub use crate::engine::{Answer, Fault, TransactError};
 #[cfg(feature = "tokio")]
-pub use crate::engine::{Ended, Ending, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms};
+pub use crate::engine::{
+    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms,
+};
 
 /// Whatever a database has to say of a failure.
 pub type Source = Box<dyn StdError + Send + Sync>;

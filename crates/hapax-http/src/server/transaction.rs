@@ -33,7 +33,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hapax::transaction::{AnyTransactions, Ended, Ending as End, Transacting, TxTerms};
+use hapax::transaction::{Ended, Ending as End, Transacting};
 use hapax::{FinishError, Lease};
 use http::{Request, Response};
 use tokio::time::Instant;
@@ -47,23 +47,7 @@ use crate::body::{Body, BoxError};
 use crate::classify::Class;
 use crate::problem::{Code, Problem};
 
-pub use hapax::transaction::{TakeError, Tx, TxHandle};
-
-/// The database that a route's transactions are in: the one with the engine's records.
-#[derive(Clone, Debug)]
-pub struct InDatabase {
-    /// Where they come from, such as `hapax_postgres::PgTransactions`.
-    pub database: Arc<dyn AnyTransactions>,
-    /// How long they may take.
-    pub terms: TxTerms,
-}
-
-impl InDatabase {
-    /// Transactions of `database`, under the usual terms.
-    pub fn new(database: Arc<dyn AnyTransactions>) -> Self {
-        Self { database, terms: TxTerms::default() }
-    }
-}
+pub use hapax::transaction::{InDatabase, TakeError, Tx, TxHandle, TxTerms};
 
 /// A response extension: the error that a handler failed by. If it says that the handler's
 /// transaction lost against another, the response is dropped, and the handler called again.
@@ -92,7 +76,7 @@ impl Work {
     {
         let number = lease.attempt();
         let began = Instant::now();
-        let mut transacting = Transacting::new(lease, Arc::clone(&route.database), route.terms);
+        let mut transacting = Transacting::new(lease, route.clone());
         loop {
             let run = transacting.run();
             let mut request = received.copy();

@@ -1,6 +1,8 @@
 //! Leases whose work is in a transaction.
 
 mod commit;
+#[cfg(feature = "function")]
+mod function;
 mod slot;
 mod work;
 
@@ -13,9 +15,11 @@ use super::lease::{FinishError, Lease};
 use crate::clock::Timestamp;
 use crate::codec::MAX_OUTCOME;
 use crate::record::Outcome;
-use crate::transaction::{AnyTransactions, Source};
+use crate::transaction::{AnyTransactions, Source, Transactions};
 
 use self::commit::{Committed, commit, roll_back};
+#[cfg(feature = "function")]
+pub use self::function::{Answer, Fault, TransactError};
 use self::slot::Closed;
 pub use self::slot::{TakeError, Tx, TxHandle};
 pub use self::work::Ran;
@@ -37,6 +41,37 @@ impl Default for TxTerms {
     fn default() -> Self {
         let (timeout, doubt) = (Duration::from_secs(30), Duration::from_secs(10));
         Self { timeout, reruns: 3, doubt }
+    }
+}
+
+/// The database that transactions are in, which must be the one with the engine's records, and how
+/// long they may take. Cheap to clone.
+#[derive(Debug)]
+pub struct InDatabase<D: ?Sized = dyn AnyTransactions> {
+    /// Where they come from, such as `hapax_postgres::PgTransactions`.
+    pub database: Arc<D>,
+    /// How long they may take.
+    pub terms: TxTerms,
+}
+
+impl<D: ?Sized> InDatabase<D> {
+    /// Transactions of `database`, under the usual terms.
+    pub fn new(database: Arc<D>) -> Self {
+        Self { database, terms: TxTerms::default() }
+    }
+}
+
+impl<D: ?Sized> Clone for InDatabase<D> {
+    fn clone(&self) -> Self {
+        Self { database: Arc::clone(&self.database), terms: self.terms }
+    }
+}
+
+impl<D: Transactions> InDatabase<D> {
+    /// The same, for doors that do not know which database it is.
+    #[must_use]
+    pub fn any(&self) -> InDatabase {
+        InDatabase { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }
     }
 }
 
@@ -104,15 +139,14 @@ pub enum Ended {
 #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
 pub struct Transacting {
     lease: Lease,
-    database: Arc<dyn AnyTransactions>,
-    terms: TxTerms,
+    within: InDatabase,
     reruns: u32,
 }
 
 impl Transacting {
-    /// Transactions in `database`, which must be the one with the engine's records.
-    pub fn new(lease: Lease, database: Arc<dyn AnyTransactions>, terms: TxTerms) -> Self {
-        Self { lease, database, terms, reruns: 0 }
+    /// For work under `lease`.
+    pub const fn new(lease: Lease, within: InDatabase) -> Self {
+        Self { lease, within, reruns: 0 }
     }
 
     /// The lease, to keep alive what is not in the transaction.
@@ -131,7 +165,7 @@ impl Transacting {
     /// For one run of the work. Every run has its own.
     pub fn run(&self) -> TxHandle {
         let shared = Arc::clone(&self.lease.shared);
-        TxHandle::new(shared, Arc::clone(&self.database), self.terms.timeout)
+        TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms.timeout)
     }
 
     /// Ends a run. From here on the work can not get at the transaction of `run`.
@@ -164,7 +198,7 @@ impl Transacting {
             {
                 let retention = retention.filter(|retention| !retention.is_zero());
                 let completing = (outcome.clone(), retention);
-                let committed = commit(shared, &self.database, tx, completing, self.terms).await;
+                let committed = commit(shared, &self.within, tx, completing).await;
                 shared.moving();
                 return match committed {
                     Committed::Yes(until) => Ended::Recorded(until),
@@ -182,7 +216,7 @@ impl Transacting {
         };
         let written = tx.is_some();
         if let Some(tx) = tx {
-            roll_back(shared, &self.database, tx).await;
+            roll_back(shared, &self.within, tx).await;
         }
         shared.moving();
         let done = match ending {
@@ -202,7 +236,7 @@ impl Transacting {
     }
 
     async fn again(mut self) -> Ended {
-        if self.reruns >= self.terms.reruns {
+        if self.reruns >= self.within.terms.reruns {
             let _ = self.lease.release().await;
             return Ended::Exhausted;
         }

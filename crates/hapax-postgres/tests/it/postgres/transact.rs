@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use hapax::transaction::{Ended, Ending, Ran, Tx, TxTerms};
+use hapax::transaction::{Ended, Ending, InDatabase, Ran, Tx, TxTerms};
 use hapax::{Claim, FinishError, Idempotency, InFlight, Lease, OnUnknown, Outcome, Policy, Store};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -50,6 +50,10 @@ impl World {
         Self { store, engine, pool, database }
     }
 
+    fn within(&self) -> InDatabase<PgTransactions> {
+        InDatabase::new(Arc::clone(&self.database))
+    }
+
     async fn own(&self, of: u64, policy: &Policy) -> Lease {
         own(&self.engine, of, policy).await
     }
@@ -63,7 +67,10 @@ impl World {
                 (ending, ())
             }
         };
-        match lease.transact(Arc::clone(&self.database), terms, work).await {
+        match lease
+            .transact(&InDatabase { database: Arc::clone(&self.database), terms }, work)
+            .await
+        {
             Ran::Ended(ended, ()) => ended,
             other => panic!("{other:?}"),
         }
@@ -183,7 +190,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
         };
         let lease = world.own(of, &Policy::default()).await;
         let fence = lease.fence();
-        let ran_so = lease.transact(Arc::clone(&world.database), TxTerms::default(), work).await;
+        let ran_so = lease.transact(&world.within(), work).await;
         assert_eq!(ran.load(Ordering::SeqCst), runs);
         match ran_so {
             Ran::Ended(Ended::Recorded(_), None) if often < 4 => {
@@ -257,7 +264,7 @@ async fn deadlocks_and_write_skew_end_well() {
                         }
                     }
                 };
-                lease.transact(database, TxTerms::default(), work).await
+                lease.transact(&InDatabase::new(database), work).await
             });
         }
         let ended = timeout(LIMIT, both.join_all()).await.unwrap();
@@ -309,7 +316,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
                 }
             }
         };
-        let ran = lease.transact(Arc::clone(&world.database), terms, work).await;
+        let ran = lease.transact(&InDatabase { terms, ..world.within() }, work).await;
         match ran {
             Ran::Ended(Ended::Failed(FinishError::Lost), Some(other)) if taken_over => {
                 assert!(other.fence() > fence);
@@ -345,7 +352,8 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
                 (done("yes"), ())
             }
         };
-        owners.spawn(lease.transact(Arc::clone(&world.database), TxTerms::default(), work));
+        let within = world.within();
+        owners.spawn(async move { lease.transact(&within, work).await });
     }
     begun.wait().await;
     assert_eq!(world.pool.status().available, 0);
@@ -389,7 +397,10 @@ async fn waiting_for_a_connection_costs_no_lease() {
         tx.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
         (done("yes"), ())
     };
-    let ran = tokio::spawn(lease.transact(Arc::clone(&world.database), TxTerms::default(), work));
+    let ran = tokio::spawn({
+        let within = world.within();
+        async move { lease.transact(&within, work).await }
+    });
     sleep(Duration::from_millis(900)).await;
     assert!(matches!(ask(&world.engine, 1, &short).await, Claim::InFlight { .. }));
     drop(taken);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::TxTerms;
+use super::{InDatabase, TxTerms};
 use crate::clock::Timestamp;
 use crate::engine::carry::{self, Stuck};
 use crate::engine::idempotency::after;
@@ -17,7 +17,7 @@ use crate::exchange::{Completion, Holding, Next, Told, Wrote};
 use crate::machine::Act;
 use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
-use crate::transaction::{AnyTransactions, AnyTx, Source, TxError};
+use crate::transaction::{AnyTx, Source, TxError};
 
 /// How often it is asked what became of a COMMIT.
 const ASK: Duration = Duration::from_millis(100);
@@ -38,19 +38,19 @@ pub(super) enum Committed {
 
 /// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
 /// rolled back all the same.
-pub(super) async fn roll_back(shared: &Shared, database: &Arc<dyn AnyTransactions>, tx: AnyTx) {
-    if timeout(shared.inner.patience, database.any_rollback(tx)).await.is_err() {
+pub(super) async fn roll_back(shared: &Shared, within: &InDatabase, tx: AnyTx) {
+    if timeout(shared.inner.patience, within.database.any_rollback(tx)).await.is_err() {
         tracing::debug!(key = ?shared.key, "no answer to a rollback");
     }
 }
 
 pub(super) async fn commit(
     shared: &Shared,
-    database: &Arc<dyn AnyTransactions>,
+    within: &InDatabase,
     mut tx: AnyTx,
     (outcome, retention): (Outcome, Option<Duration>),
-    terms: TxTerms,
 ) -> Committed {
+    let InDatabase { database, terms } = within;
     let mut held = shared.holding.lock().await;
     let inner = &shared.inner;
     let completion = match held.as_ref() {
@@ -58,7 +58,7 @@ pub(super) async fn commit(
         None => Ok(None),
     };
     let (Some(holding), Ok(Some(completion))) = (held.as_mut(), &completion) else {
-        roll_back(shared, database, tx).await;
+        roll_back(shared, within, tx).await;
         return match completion {
             Err(error) => Committed::Refused(error.into()),
             Ok(_) => Committed::Not(shared.lose(FinishError::Gone)),
@@ -71,7 +71,7 @@ pub(super) async fn commit(
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
         // COMMIT was not sent, and will not be.
         not_stored => {
-            roll_back(shared, database, tx).await;
+            roll_back(shared, within, tx).await;
             let seen = match not_stored {
                 Ok(Ok(Swapped::Conflict(seen))) => seen,
                 Ok(Err(TxError::Conflict(_))) => return Committed::Again,
@@ -97,7 +97,7 @@ pub(super) async fn commit(
             if let Ok(Ok(Err(error))) = doubt {
                 tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
             }
-            settle(shared, holding, completion, terms).await
+            settle(shared, holding, completion, *terms).await
         }
     };
     shared.conclude(&mut held, known)

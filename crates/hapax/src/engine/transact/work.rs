@@ -1,9 +1,8 @@
 //! Work as a function.
 
 use std::future::Future;
-use std::sync::Arc;
 
-use super::{Ended, Ending, TakeError, Transacting, Tx, TxTerms};
+use super::{Ended, Ending, InDatabase, TakeError, Transacting, Tx};
 use crate::engine::lease::{Lease, LeaseHandle};
 use crate::transaction::Transactions;
 
@@ -25,7 +24,7 @@ impl Lease {
     /// whose transaction lost against another runs again.
     ///
     /// All of it is on a task of its own: it goes on when its caller is dropped.
-    pub async fn transact<D, W, F, X>(self, database: Arc<D>, terms: TxTerms, work: W) -> Ran<X>
+    pub async fn transact<D, W, F, X>(self, within: &InDatabase<D>, work: W) -> Ran<X>
     where
         D: Transactions,
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
@@ -33,7 +32,7 @@ impl Lease {
         X: Send + 'static,
     {
         let runtime = self.shared.inner.runtime.clone();
-        let transacting = Transacting::new(self, database, terms);
+        let transacting = Transacting::new(self, within.any());
         runtime.spawn(run(transacting, work)).await.unwrap_or(Ran::Panicked)
     }
 }

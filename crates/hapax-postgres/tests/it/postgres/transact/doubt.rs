@@ -44,7 +44,7 @@ async fn a_commit_without_a_reply_is_settled() {
                 }
             };
             let database = Arc::clone(&world.database);
-            let ran_so = lease.transact(database, TxTerms::default(), work).await;
+            let ran_so = lease.transact(&InDatabase::new(database), work).await;
             assert!(matches!(ran_so, Ran::Ended(Ended::Recorded(_), ())), "{kind}: {ran_so:?}");
             expected += 1;
             if let Some(runs) = runs {

@@ -17,7 +17,7 @@ where
             (done("yes"), ())
         }
     };
-    match lease.transact(Arc::clone(&world.database), TxTerms::default(), work).await {
+    match lease.transact(&world.within(), work).await {
         Ran::Ended(ended, ()) => ended,
         other => panic!("{other:?}"),
     }
@@ -94,7 +94,7 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
                 (done("yes"), ())
             }
         };
-        let ran = lease.transact(Arc::clone(&world.database), TxTerms::default(), work).await;
+        let ran = lease.transact(&world.within(), work).await;
         assert!(matches!(ran, Ran::Panicked), "{ran:?}");
         assert_eq!(lines(&server).await, "0");
         assert!(matches!(ask(&world.engine, of, &policy(OnUnknown::Block)).await, Claim::Unknown));
@@ -109,9 +109,7 @@ async fn without_a_connection_nothing_runs_and_the_key_is_free() {
     let lease = world.own(1, &Policy::default()).await;
     let nowhere = transactions(&world.store, &pool(hapax_testkit::servers::free_port()));
     let ran = lease
-        .transact(Arc::new(nowhere), TxTerms::default(), |_: Tx<PgTx>, _| async {
-            (done("yes"), ())
-        })
+        .transact(&InDatabase::new(Arc::new(nowhere)), |_: Tx<PgTx>, _| async { (done("yes"), ()) })
         .await;
     assert!(matches!(ran, Ran::NotBegun(_)), "{ran:?}");
     assert_eq!(world.own(1, &Policy::default()).await.attempt(), 2);
