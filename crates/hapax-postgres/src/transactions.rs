@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use hapax::StoreError;
 use hapax::store::{BoxFuture, Swap, Swapped};
@@ -44,7 +45,36 @@ use crate::store::PostgresStore;
 pub struct PgTransactions {
     store: Arc<PostgresStore>,
     connect: Box<Connect>,
-    begin: String,
+    manner: Manner,
+}
+
+/// How transactions begin.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    isolation: Option<IsolationLevel>,
+    idle: Duration,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self { isolation: None, idle: Duration::from_secs(30) }
+    }
+}
+
+impl Manner {
+    /// Isolates and marks. Reads nothing, and so takes no snapshot.
+    fn begin(&self) -> String {
+        let level = match self.isolation {
+            None => "",
+            Some(IsolationLevel::Serializable) => " ISOLATION LEVEL SERIALIZABLE",
+            Some(IsolationLevel::RepeatableRead) => " ISOLATION LEVEL REPEATABLE READ",
+            // The server has no other: what is read uncommitted is not.
+            Some(_) => " ISOLATION LEVEL READ COMMITTED",
+        };
+        // The server keeps it as a positive number of 32 bits, and zero is for ever.
+        let idle = self.idle.as_millis().clamp(1, i32::MAX as u128);
+        format!("BEGIN{level}; SET LOCAL idle_in_transaction_session_timeout = {idle}; {MARK}")
+    }
 }
 
 type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Connection>, Source>> + Send + Sync;
@@ -84,28 +114,25 @@ impl PgTransactions {
             };
             Box::pin(connected) as BoxFuture<'static, _>
         };
-        Self { store, connect: Box::new(connect), begin: begin(None) }
+        Self { store, connect: Box::new(connect), manner: Manner::default() }
     }
 
     /// The isolation of the transactions; by default as the connections have it.
     #[must_use]
-    pub fn isolation(mut self, level: IsolationLevel) -> Self {
-        self.begin = begin(Some(level));
+    pub const fn isolation(mut self, level: IsolationLevel) -> Self {
+        self.manner.isolation = Some(level);
         self
     }
-}
 
-/// How a transaction begins: isolated as `level`, and marked. Reads nothing, and so takes no
-/// snapshot.
-fn begin(level: Option<IsolationLevel>) -> String {
-    let level = match level {
-        None => "",
-        Some(IsolationLevel::Serializable) => " ISOLATION LEVEL SERIALIZABLE",
-        Some(IsolationLevel::RepeatableRead) => " ISOLATION LEVEL REPEATABLE READ",
-        // The server has no other: what is read uncommitted is not.
-        Some(_) => " ISOLATION LEVEL READ COMMITTED",
-    };
-    format!("BEGIN{level}; {MARK}")
+    /// After which the server ends a transaction that nothing is heard of, so that what it has
+    /// locked is free again when the network between is gone, or a machine; by default 30 s. For
+    /// the same reason give the pool's connections `keepalives_idle` and `tcp_user_timeout`: one on
+    /// which a COMMIT was sent is not given up before it breaks.
+    #[must_use]
+    pub const fn idle(mut self, idle: Duration) -> Self {
+        self.manner.idle = idle;
+        self
+    }
 }
 
 /// A transaction of [`PgTransactions`]: a [`Client`] that is in one. It is committed or rolled back
@@ -158,7 +185,7 @@ impl Transactions for PgTransactions {
     fn begin<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Result<(), TxError>> {
         Box::pin(async move {
             tx.open = true;
-            tx.batch_execute(&self.begin).await.map_err(TxError::failed)
+            tx.batch_execute(&self.manner.begin()).await.map_err(TxError::failed)
         })
     }
 
@@ -213,7 +240,7 @@ impl fmt::Debug for PgTransactions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgTransactions")
             .field("store", &self.store)
-            .field("begin", &self.begin)
+            .field("manner", &self.manner)
             .finish_non_exhaustive()
     }
 }

@@ -81,6 +81,29 @@ impl TxError {
     }
 }
 
+/// The transaction of some work lost against another, as the work itself has found: a row that it
+/// read is no longer of the version that it was. Returned as an error, or as the source of one, it
+/// has the work run again from the beginning, as the database's own errors to that effect do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LostRace;
+
+impl fmt::Display for LostRace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("another transaction was in the way")
+    }
+}
+
+impl StdError for LostRace {
+    /// An error that is transparent to this one shows nothing of it but its source.
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&Race)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the transaction is to run again")]
+struct Race;
+
 /// A database whose transactions carry records, and the pool that its connections come from. For
 /// implementors.
 ///
@@ -151,7 +174,7 @@ pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
     /// [`Transactions::rollback`].
     fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, ()>;
 
-    /// [`Transactions::is_conflict`].
+    /// [`Transactions::is_conflict`], or a [`LostRace`].
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
 }
 
@@ -186,7 +209,8 @@ impl<D: Transactions> AnyTransactions for D {
     }
 
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool {
-        self.is_conflict(error)
+        let mut causes = std::iter::successors(Some(error), |error| (**error).source());
+        causes.any(<dyn StdError>::is::<Race>) || self.is_conflict(error)
     }
 }
 

@@ -47,7 +47,7 @@ use crate::body::{Body, BoxError};
 use crate::classify::Class;
 use crate::problem::{Code, Problem};
 
-pub use hapax::transaction::{InDatabase, TakeError, Tx, TxHandle, TxTerms};
+pub use hapax::transaction::{InDatabase, LostRace, TakeError, Tx, TxHandle, TxTerms};
 
 /// A response extension: the error that a handler failed by. If it says that the handler's
 /// transaction lost against another, the response is dropped, and the handler called again.

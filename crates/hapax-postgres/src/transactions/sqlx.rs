@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgSeverity, Postgres
 use sqlx::{Executor, Transaction};
 use tokio_postgres::IsolationLevel;
 
-use super::{Arc, asking, begin, is_conflict, is_old, lost_race, sort};
+use super::{Arc, Duration, Manner, asking, is_conflict, is_old, lost_race, sort};
 use crate::error::PostgresError;
 use crate::store::PostgresStore;
 use crate::transactional::sqlx::swap_by;
@@ -21,20 +21,27 @@ use crate::transactional::sqlx::swap_by;
 pub struct SqlxTransactions {
     store: Arc<PostgresStore>,
     pool: PgPool,
-    begin: String,
+    manner: Manner,
 }
 
 impl SqlxTransactions {
     /// Transactions on connections of `pool`.
     #[must_use]
     pub fn new(store: Arc<PostgresStore>, pool: PgPool) -> Self {
-        Self { store, pool, begin: begin(None) }
+        Self { store, pool, manner: Manner::default() }
     }
 
     /// The isolation of the transactions; by default as the connections have it.
     #[must_use]
-    pub fn isolation(mut self, level: IsolationLevel) -> Self {
-        self.begin = begin(Some(level));
+    pub const fn isolation(mut self, level: IsolationLevel) -> Self {
+        self.manner.isolation = Some(level);
+        self
+    }
+
+    /// As [`PgTransactions::idle`](crate::PgTransactions::idle).
+    #[must_use]
+    pub const fn idle(mut self, idle: Duration) -> Self {
+        self.manner.idle = idle;
         self
     }
 }
@@ -45,7 +52,7 @@ impl Transactions for SqlxTransactions {
     fn connect(&self) -> BoxFuture<'_, Result<Self::Tx, TxError>> {
         Box::pin(async move {
             // BEGIN with it, which takes no snapshot: that comes with the first statement.
-            self.pool.begin_with(self.begin.clone()).await.map_err(TxError::failed)
+            self.pool.begin_with(self.manner.begin()).await.map_err(TxError::failed)
         })
     }
 

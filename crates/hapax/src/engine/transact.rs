@@ -150,7 +150,6 @@ impl Transacting {
     }
 
     /// The lease, to keep alive what is not in the transaction.
-    #[must_use]
     pub const fn lease(&self) -> &Lease {
         &self.lease
     }
@@ -163,6 +162,7 @@ impl Transacting {
     }
 
     /// For one run of the work. Every run has its own.
+    #[must_use]
     pub fn run(&self) -> TxHandle {
         let shared = Arc::clone(&self.lease.shared);
         TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms.timeout)
