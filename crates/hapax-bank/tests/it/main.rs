@@ -9,6 +9,7 @@
 /// Whoever leaves PostgreSQL out leaves out what is in here: `--skip postgres::`.
 mod postgres {
     mod client;
+    mod handlers;
     mod kills;
     mod ledger;
     mod process;

@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Transactions, TxError};
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgSeverity, Postgres};
 use sqlx::{Executor, Transaction};
 use tokio_postgres::IsolationLevel;
@@ -108,8 +109,11 @@ fn refused(error: &sqlx::Error) -> Option<&str> {
     known.then_some(code)
 }
 
-/// The code of one of sqlx's errors.
+/// The code of one of sqlx's errors, or of what an error that is transparent to one shows of it.
 pub(super) fn code<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a str> {
-    let db = error.downcast_ref::<sqlx::Error>()?.as_database_error()?;
+    let db: &dyn DatabaseError = match error.downcast_ref::<sqlx::Error>() {
+        Some(error) => error.as_database_error()?,
+        None => &**error.downcast_ref::<Box<dyn DatabaseError>>()?,
+    };
     Some(db.try_downcast_ref::<PgDatabaseError>()?.code())
 }

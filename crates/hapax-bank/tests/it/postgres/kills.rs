@@ -41,7 +41,7 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
     server.sql("postgres", &accounts).await;
     let dice = Arc::new(SeededEntropy::new(seed));
     let proxy = Proxy::before(server.address(), seed).await.unwrap();
-    proxy.only(b"COMMIT");
+    proxy.only(b"COMMIT\0");
     let harm = ProxyRates { silence: 1, ..ProxyRates::all(8, Duration::from_millis(200)) };
     proxy.set(harm);
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +170,7 @@ async fn the_ledger_says_what_clients_were_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_planted_bug_is_found() {
     for (bug, seed) in [("outside", 11), ("early", 12)] {
-        let Seen { ledger, kills, deaths, .. } = torture(300, seed, Some(bug)).await;
+        let Seen { ledger, kills, deaths, .. } = torture(100, seed, Some(bug)).await;
         let deaths: u64 = deaths.values().sum();
         println!("{bug}: {:?} after {} kills", ledger.violations.first(), kills + deaths);
         assert!(!ledger.violations.is_empty(), "{bug} was not found");

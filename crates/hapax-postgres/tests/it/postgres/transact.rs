@@ -1,5 +1,7 @@
 //! Work in one transaction with its record.
 
+#[cfg(feature = "sqlx")]
+mod by_sqlx;
 mod doubt;
 mod misuse;
 

@@ -18,7 +18,7 @@ async fn a_commit_without_a_reply_is_settled() {
     server.sql("postgres", TABLES).await;
     let proxy = Arc::new(Proxy::before(server.address(), 7).await.unwrap());
     let world = World::by(&server, proxy.address().port()).await;
-    proxy.only(b"COMMIT");
+    proxy.only(b"COMMIT\0");
     let kinds: [(fn(&mut ProxyRates), _); 4] = [
         (|rates| rates.lose_reply = 1_000, Some(1)),
         (|rates| rates.tear_reply = 1_000, Some(1)),
@@ -66,7 +66,7 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     server.sql("postgres", TABLES).await;
     let proxy = Proxy::before(server.address(), 7).await.unwrap();
     let world = World::by(&server, proxy.address().port()).await;
-    proxy.only(b"COMMIT");
+    proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
     let terms = TxTerms { timeout: second * 4, doubt: second, ..TxTerms::default() };
