@@ -186,4 +186,8 @@ impl Transactions for Deadly {
     fn is_conflict(&self, error: &(dyn Error + 'static)) -> bool {
         self.inner.is_conflict(error)
     }
+
+    fn committed(&self, key: &StoreKey) {
+        self.inner.committed(key);
+    }
 }

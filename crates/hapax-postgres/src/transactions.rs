@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use hapax::StoreError;
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Source, Transactions, TxError};
+use hapax::{StoreError, StoreKey};
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 
@@ -233,6 +233,10 @@ impl Transactions for PgTransactions {
 
     fn is_conflict(&self, error: &(dyn StdError + 'static)) -> bool {
         is_conflict(error)
+    }
+
+    fn committed(&self, key: &StoreKey) {
+        self.store.tell(key);
     }
 }
 

@@ -38,6 +38,7 @@ use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::scope::StoreKey;
 use crate::store::{BoxFuture, Swap, Swapped};
 
 #[cfg(feature = "function")]
@@ -147,6 +148,10 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
 
     /// Whether the work failed because its transaction lost against another.
     fn is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
+
+    /// The record of `key` was committed by a transaction: a store that tells of writes
+    /// ([`Notify`](crate::Notify)) tells of this one.
+    fn committed(&self, _key: &StoreKey) {}
 }
 
 /// A transaction of some database.
@@ -176,6 +181,9 @@ pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
 
     /// [`Transactions::is_conflict`], or a [`LostRace`].
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
+
+    /// [`Transactions::committed`].
+    fn any_committed(&self, key: &StoreKey);
 }
 
 impl<D: Transactions> AnyTransactions for D {
@@ -211,6 +219,10 @@ impl<D: Transactions> AnyTransactions for D {
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool {
         let mut causes = std::iter::successors(Some(error), |error| (**error).source());
         causes.any(<dyn StdError>::is::<Race>) || self.is_conflict(error)
+    }
+
+    fn any_committed(&self, key: &StoreKey) {
+        self.committed(key);
     }
 }
 

@@ -102,8 +102,11 @@ impl Work {
                         let _ = again.into_lease().release().await;
                         return Ok(self.layer.refuse(&self.policy, self.manner, &draining()));
                     }
+                    if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
+                        let _ = again.into_lease().release().await;
+                        return Err(error);
+                    }
                     transacting = again;
-                    poll_fn(|cx| inner.poll_ready(cx)).await?;
                     continue;
                 }
                 Ended::Recorded(until) => (class, Recorded::Stored, until, None),

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 
+use hapax::StoreKey;
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Transactions, TxError};
 use sqlx::error::DatabaseError;
@@ -95,6 +96,10 @@ impl Transactions for SqlxTransactions {
 
     fn is_conflict(&self, error: &(dyn StdError + 'static)) -> bool {
         is_conflict(error)
+    }
+
+    fn committed(&self, key: &StoreKey) {
+        self.store.tell(key);
     }
 }
 

@@ -201,7 +201,10 @@ impl Transacting {
                 let committed = commit(shared, &self.within, tx, completing).await;
                 shared.moving();
                 return match committed {
-                    Committed::Yes(until) => Ended::Recorded(until),
+                    Committed::Yes(until) => {
+                        self.within.database.any_committed(&shared.key);
+                        Ended::Recorded(until)
+                    }
                     Committed::Again => self.again().await,
                     Committed::Refused(source) => {
                         let _ = self.lease.release().await;

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Config, IsolationLevel, NoTls};
 
-use super::support::{ask, at, own, policy};
+use super::support::{ask, own, policy};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -45,7 +45,7 @@ impl World {
 
     /// Transactions by way of `port`.
     async fn by(server: &PostgresServer, port: u16) -> Self {
-        let store = Arc::new(PostgresStore::connect(at(server)).await.unwrap());
+        let store = Arc::new(PostgresStore::connect(super::support::at(server)).await.unwrap());
         let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
         let pool = pool(port);
         let database = Arc::new(transactions(&store, &pool));
@@ -94,6 +94,11 @@ fn transactions(store: &Arc<PostgresStore>, pool: &Pool) -> PgTransactions {
         async move { pool.get().await }
     };
     PgTransactions::new(Arc::clone(store), get, |connection| connection)
+}
+
+/// Transactions on `server`, by a pool of their own.
+pub(crate) fn at(store: &Arc<PostgresStore>, server: &PostgresServer) -> PgTransactions {
+    transactions(store, &pool(server.port()))
 }
 
 fn outcome(text: &'static str) -> Outcome {

@@ -1,6 +1,9 @@
 //! Work as a function.
 
 use std::future::Future;
+use std::sync::Arc;
+
+use tracing::Instrument;
 
 use super::{Ended, Ending, InDatabase, TakeError, Transacting, Tx};
 use crate::engine::lease::{Lease, LeaseHandle};
@@ -31,9 +34,15 @@ impl Lease {
         F: Future<Output = (Ending, X)> + Send + 'static,
         X: Send + 'static,
     {
-        let runtime = self.shared.inner.runtime.clone();
+        let inner = Arc::clone(&self.shared.inner);
+        // Counted from here on: a drain does not miss it.
+        let running = inner.backlog.talking();
         let transacting = Transacting::new(self, within.any());
-        runtime.spawn(run(transacting, work)).await.unwrap_or(Ran::Panicked)
+        let task = async move {
+            let _running = running;
+            run(transacting, work).await
+        };
+        inner.runtime.spawn(task.in_current_span()).await.unwrap_or(Ran::Panicked)
     }
 }
 
@@ -59,10 +68,11 @@ where
         let handle = lease.handle();
         let runtime = lease.shared.inner.runtime.clone();
         // On a task, so that a panic ends that and not this one.
-        let working = runtime.spawn(async move {
+        let working = async move {
             let given = work(tx, handle).await;
             (work, given)
-        });
+        };
+        let working = runtime.spawn(working.in_current_span());
         let Ok((back, (ending, given))) = working.await else {
             let _ = transacting.end(run, Ending::Abandon { seen: None }).await;
             return Ran::Panicked;

@@ -29,7 +29,8 @@ struct Sqlx {
 impl Sqlx {
     async fn by(server: PostgresServer, port: u16, level: IsolationLevel) -> Self {
         server.sql("postgres", TABLES).await;
-        let store = Arc::new(PostgresStore::connect(at(&server)).await.unwrap());
+        let store =
+            Arc::new(PostgresStore::connect(super::super::support::at(&server)).await.unwrap());
         let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).unwrap();
