@@ -18,11 +18,18 @@ use crate::server::transaction::{FailedBy, TakeError, Tx, TxHandle};
 /// An extractor: the handler's transaction, which begins here and commits with the response. `T` is
 /// as the route's database has it, such as `hapax_postgres::PgTx`.
 ///
-/// ```ignore
-/// async fn transfer(InTransaction(tx): InTransaction<PgTx>) -> Result<String, Failed> {
-///     tx.execute("UPDATE accounts SET …", &[]).await?;
-///     Ok("transferred".into())
+/// ```
+/// # struct PgTx;
+/// # impl PgTx {
+/// #     async fn execute(&self, _: &str, _: &[u8]) -> std::io::Result<()> { Ok(()) }
+/// # }
+/// use hapax_http::axum::{Failed, InTransaction};
+/// async fn close(InTransaction(tx): InTransaction<PgTx>) -> Result<&'static str, Failed> {
+///     tx.execute("UPDATE accounts SET open = false WHERE id = 1", &[]).await?;
+///     Ok("closed")
 /// }
+/// let app: axum::Router = axum::Router::new().route("/close", axum::routing::post(close));
+/// # drop(app);
 /// ```
 #[derive(Debug)]
 pub struct InTransaction<T: Send + 'static>(pub Tx<T>);

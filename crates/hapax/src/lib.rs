@@ -18,6 +18,8 @@
 //!    ([`Lease::abandon`], a crash, a lapse). [`OnUnknown`] says what a retry gets then.
 //! 5. A [`Store`] keeps the records. It is one compare-and-swap; every decision is taken by
 //!    [`machine::step`], which is pure, and carried out by [`exchange`], which does no I/O.
+//! 6. Where an operation writes in the database that keeps the records, both commit in one
+//!    [`transaction`].
 //!
 //! ```
 //! # #[derive(Clone)] struct Order;
@@ -66,6 +68,7 @@
 //!
 //! # Features
 //!
+//! - `function` (off by default): `Idempotency::transact`; brings `tokio`, and serde.
 //! - `tokio` (off by default): the engine, [`Idempotency`] and [`Lease`]. Without it the crate is
 //!   the state machine, the conversations and the [`Store`] seam, for stores and simulators.
 //!
