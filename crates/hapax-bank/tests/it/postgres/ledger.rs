@@ -122,7 +122,7 @@ impl Ledger {
         let done = "SELECT count(*) FROM hapax_cells WHERE state = 'done'";
         let done = server.sql("postgres", done).await;
         if done != self.answers.len().to_string() {
-            self.violations.push(format!("{} were answered, {done} are recorded", self.len()));
+            self.violations.push(format!("{} were asked for, {done} are recorded", self.len()));
         }
     }
 }
