@@ -8,6 +8,8 @@
 //! - [`classify`]: what a response means for its key.
 //! - [`stored`]: responses as outcomes.
 
+#[cfg(feature = "axum")]
+pub mod axum;
 mod body;
 pub mod classify;
 pub mod fingerprint;

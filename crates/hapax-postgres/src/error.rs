@@ -141,6 +141,9 @@ pub enum PostgresError {
     /// transaction had begun, which under REPEATABLE READ or SERIALIZABLE does not see it.
     #[error("the transaction began before the record was last written, and does not see it")]
     OldTransaction,
+    /// In a transaction that was begun here: whoever had it committed it or rolled it back.
+    #[error("the work has ended its transaction by itself")]
+    EndedEarly,
 }
 
 /// What became of a transaction that did not get to its end.

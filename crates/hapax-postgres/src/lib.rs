@@ -5,7 +5,9 @@
 //! 2. Any number of processes use the same tables: gateways, services, workers. The server's clock
 //!    is the only one that counts.
 //! 3. [`Transactional`](hapax::Transactional): a record can commit with the caller's own writes, in
-//!    one transaction, by tokio-postgres or (feature `sqlx`) sqlx.
+//!    one transaction, by tokio-postgres or (feature `sqlx`) sqlx. [`PgTransactions`] and
+//!    `SqlxTransactions` are all of that for functions and HTTP handlers: see
+//!    [`hapax::transaction`].
 //! 4. Nothing waits for ever. A server that is frozen, gone or in the way of a lock is an error
 //!    within [`Options::timeout`], which says whether it may have happened all the same; and it is
 //!    found again by itself.
@@ -96,6 +98,7 @@ mod sql;
 mod store;
 mod tls;
 mod transactional;
+mod transactions;
 mod upkeep;
 mod writer;
 
@@ -107,3 +110,6 @@ pub use store::{PostgresStats, PostgresStore};
 #[cfg(feature = "tls")]
 pub use tls::rustls::{Certificates, Rustls};
 pub use tls::{Connector, Tls};
+#[cfg(feature = "sqlx")]
+pub use transactions::sqlx::SqlxTransactions;
+pub use transactions::{PgTransactions, PgTx};

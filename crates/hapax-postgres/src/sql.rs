@@ -29,7 +29,15 @@ pub(crate) struct Statements {
     texts: [String; VERBS.len()],
     /// A swap within a transaction of a caller's.
     pub(crate) swap_in: String,
+    /// The same, unless the transaction is another one than was begun with [`MARK`].
+    pub(crate) swap_marked: String,
 }
+
+/// Marks a transaction until it ends: the setting goes with it.
+pub(crate) const MARK: &str = "SET LOCAL hapax.transaction = 'begun'";
+
+/// Whether the session is in a transaction that was marked.
+pub(crate) const MARKED: &str = "current_setting('hapax.transaction', true) = 'begun'";
 
 impl Statements {
     pub(crate) fn new(schema: Option<&str>) -> Self {
@@ -41,7 +49,9 @@ impl Statements {
             Verb::Reap => reap(&cells),
         });
         let swap_in = call(&qualified(schema, "hapax_swap_in_1"), SWAP_IN_TYPES.len());
-        Self { texts, swap_in }
+        // Without what it expects it writes nothing, and fails.
+        let swap_marked = swap_in.replace("$9", &format!("CASE WHEN {MARKED} THEN $9 END"));
+        Self { texts, swap_in, swap_marked }
     }
 
     pub(crate) fn text(&self, verb: Verb) -> &str {
@@ -167,7 +177,8 @@ mod tests {
     fn every_statement_is_filled_in_and_names_what_it_uses_in_its_schema() {
         let statements = Statements::new(Some("o'\"x"));
         let texts = VERBS.map(|verb| (statements.text(verb), types(verb).len()));
-        for (text, parameters) in texts.into_iter().chain([(&statements.swap_in[..], 10)]) {
+        let in_transactions = [(&statements.swap_in[..], 10), (&statements.swap_marked[..], 10)];
+        for (text, parameters) in texts.into_iter().chain(in_transactions) {
             assert!(text.contains("\"o'\"\"x\".hapax_"), "{text}");
             assert!(!text.contains(['{', '}']), "{text}");
             assert!(text.contains(&format!("${parameters}")), "{text}");

@@ -149,6 +149,13 @@ impl PostgresStore {
         Ok(Write::new(swap, sealed))
     }
 
+    /// Tells those who wait for `key` in other processes that it was written, but not by us.
+    pub(crate) fn tell(&self, key: &StoreKey) {
+        if let Some(bell) = &self.shared.bell {
+            bell.ring(key);
+        }
+    }
+
     /// Queues a job and waits for its answer, for as long as an answer may take.
     async fn ask<J: Item, T>(
         &self,

@@ -1,12 +1,12 @@
 //! Records that commit with a caller's own writes.
 
 #[cfg(feature = "sqlx")]
-mod sqlx;
+pub(crate) mod sqlx;
 
 use hapax::store::{BoxFuture, Stamped, Swap, Swapped, Transactional};
 use hapax::{FencingToken, Store, StoreError, Timestamp};
-use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Transaction};
 
 use crate::cell::Write;
 use crate::error::{PostgresError, refused};
@@ -24,44 +24,9 @@ impl Transactional<Transaction<'_>> for PostgresStore {
         tx: &'a mut Transaction<'_>,
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, StoreError>> {
-        let write = self.seal_for_transaction(&swap);
         // Borrowed as shared: that is what a statement needs, and it names no lifetime of `tx`.
-        let tx: &'a Transaction<'_> = tx;
-        Box::pin(async move {
-            let write = match write {
-                Ok(write) => write,
-                Err(error) => {
-                    tx.batch_execute(SPOIL).await.ok();
-                    return Err(error);
-                }
-            };
-            let columns = Columns::of(&[&write]);
-            let parameters: Vec<_> =
-                columns.parameters().into_iter().zip(SWAP_IN_TYPES.iter().cloned()).collect();
-            let text = &self.shared.setup.statements.swap_in;
-            match tx.query_typed(text, &parameters).await {
-                Ok(rows) => {
-                    let number = |at| rows.first().and_then(|row| row.try_get::<_, i64>(at).ok());
-                    let answer = stored([number(0), number(1), number(2)]);
-                    if answer.is_err() {
-                        tx.batch_execute(SPOIL).await.ok();
-                    }
-                    answer
-                }
-                Err(error) => match error.as_db_error() {
-                    Some(db) if *db.code() == SqlState::from_code(CONFLICT) => {
-                        self.conflict(&swap).await
-                    }
-                    Some(db) if *db.code() == SqlState::from_code(SAVEPOINT) => {
-                        Err(StoreError::unavailable(PostgresError::Savepoint))
-                    }
-                    // The transaction has failed: nothing of it can be committed.
-                    Some(db) => Err(refused(Box::new(db.clone()))),
-                    // Nor is it without its connection, for COMMIT was not sent.
-                    None => Err(StoreError::unavailable(PostgresError::Broken(error.into()))),
-                },
-            }
-        })
+        let client: &'a Client = tx.client();
+        Box::pin(self.swap_on(client, &self.shared.setup.statements.swap_in, swap))
     }
 }
 
@@ -69,6 +34,47 @@ impl Transactional<Transaction<'_>> for PostgresStore {
 const SPOIL: &str = "DO $$ BEGIN RAISE EXCEPTION 'the record was not written'; END $$";
 
 impl PostgresStore {
+    /// Swaps in the transaction that `client` is in, by the statement `text`.
+    pub(crate) async fn swap_on(
+        &self,
+        client: &Client,
+        text: &str,
+        swap: Swap,
+    ) -> Result<Swapped, StoreError> {
+        let write = match self.seal_for_transaction(&swap) {
+            Ok(write) => write,
+            Err(error) => {
+                client.batch_execute(SPOIL).await.ok();
+                return Err(error);
+            }
+        };
+        let columns = Columns::of(&[&write]);
+        let parameters: Vec<_> =
+            columns.parameters().into_iter().zip(SWAP_IN_TYPES.iter().cloned()).collect();
+        match client.query_typed(text, &parameters).await {
+            Ok(rows) => {
+                let number = |at| rows.first().and_then(|row| row.try_get::<_, i64>(at).ok());
+                let answer = stored([number(0), number(1), number(2)]);
+                if answer.is_err() {
+                    client.batch_execute(SPOIL).await.ok();
+                }
+                answer
+            }
+            Err(error) => match error.as_db_error() {
+                Some(db) if *db.code() == SqlState::from_code(CONFLICT) => {
+                    self.conflict(&swap).await
+                }
+                Some(db) if *db.code() == SqlState::from_code(SAVEPOINT) => {
+                    Err(StoreError::unavailable(PostgresError::Savepoint))
+                }
+                // The transaction has failed: nothing of it can be committed.
+                Some(db) => Err(refused(Box::new(db.clone()))),
+                // Nor is it without its connection, for COMMIT was not sent.
+                None => Err(StoreError::unavailable(PostgresError::Broken(error.into()))),
+            },
+        }
+    }
+
     fn seal_for_transaction(&self, swap: &Swap) -> Result<Write, StoreError> {
         // The key of a claim that is not committed would keep every other claim of it waiting, for
         // as long as the caller's transaction lasts.

@@ -7,6 +7,7 @@ mod claim;
 mod function;
 mod idempotency;
 mod lease;
+mod transact;
 mod waiters;
 
 pub use claim::{Claim, ClaimError, Question, Request};
@@ -16,3 +17,6 @@ pub use function::{
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};
+pub use transact::{Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms};
+#[cfg(feature = "function")]
+pub use transact::{Fault, TransactError};

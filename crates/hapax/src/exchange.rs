@@ -9,7 +9,11 @@
 //!
 //! [`StoreError::Ambiguous`]: crate::store::StoreError::Ambiguous
 
+mod completion;
+
 use std::time::Duration;
+
+pub use completion::{Completion, Told};
 
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};

@@ -18,6 +18,8 @@
 //!    ([`Lease::abandon`], a crash, a lapse). [`OnUnknown`] says what a retry gets then.
 //! 5. A [`Store`] keeps the records. It is one compare-and-swap; every decision is taken by
 //!    [`machine::step`], which is pure, and carried out by [`exchange`], which does no I/O.
+//! 6. Where an operation writes in the database that keeps the records, both commit in one
+//!    [`transaction`].
 //!
 //! ```
 //! # #[derive(Clone)] struct Order;
@@ -73,7 +75,8 @@
 //! seam, for stores and simulators.
 //!
 //! - `tokio`: the engine, [`Idempotency`] and [`Lease`].
-//! - `function`: [`Idempotency::run`] and [`Function`]; brings `tokio` and `serde`.
+//! - `function`: [`Idempotency::run`] and [`Function`], and [`Idempotency::transact`]; brings `tokio` and
+//!   `serde`.
 //! - `keys`: keys made from clock and dice ([`KeyMaker`]), and of payloads; brings `serde`.
 //! - `serde`: [`canonicalize_value`], and [`value`], which keeps what serde can write.
 //!
@@ -102,6 +105,7 @@ mod scope;
 mod seal;
 mod secret;
 pub mod store;
+pub mod transaction;
 #[cfg(feature = "serde")]
 pub mod value;
 

@@ -34,6 +34,7 @@ pub struct Execution {
 pub(super) struct Said {
     pub(super) class: Option<Class>,
     pub(super) retention: Option<Duration>,
+    pub(super) commits: bool,
 }
 
 impl Execution {
@@ -95,6 +96,12 @@ impl Execution {
         if !retention.is_zero() {
             self.lock().retention = Some(retention);
         }
+    }
+
+    /// Says that what was written in the [transaction](super::transaction) commits with the
+    /// response, if that is final, whatever its status: with a refusal it is rolled back else.
+    pub fn commit(&self) {
+        self.lock().commits = true;
     }
 
     pub(super) fn said(&self) -> Said {

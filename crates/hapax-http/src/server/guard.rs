@@ -26,7 +26,7 @@ use super::policy::{
 };
 use super::quota::Place;
 use super::service::{Ticket, draining};
-use super::work::{Named, Work, catch, cut_off, keep, pending};
+use super::work::{Named, Received, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
 use crate::fingerprint::Asked;
@@ -110,14 +110,14 @@ where
         // After a length HTTP/1.1 would forward no trailers.
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
-    let request = Request::from_parts(parts, Body::whole(body, trailers));
+    let received = Received { parts, body, trailers };
     match settle(&layer, &policy, manner, claim) {
         Settled::Answer(response) => Ok(response),
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => {
-            let named = Named::new(layer.engine.store_key(&scope, &key), &request);
+            let named = Named::new(layer.engine.store_key(&scope, &key), &received.parts);
             let work = Work { layer, policy, manner, pass, named };
-            detach(work, inner, request, lease).await
+            detach(work, inner, received, lease).await
         }
         Settled::Unprotected if pass.gate().is_stopping() => {
             Ok(layer.refuse(&policy, manner, &draining()))
@@ -126,7 +126,7 @@ where
             layer.observe(&policy, Event::Unprotected);
             let mut response = tokio::select! {
                 biased;
-                response = inner.call(request) => response?.map(|body| {
+                response = inner.call(received.request()) => response?.map(|body| {
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
@@ -340,7 +340,7 @@ fn replayed(
 async fn detach<S, B>(
     work: Work,
     inner: S,
-    request: Request<Body>,
+    received: Received,
     lease: Lease,
 ) -> Result<Response<Body>, S::Error>
 where
@@ -354,7 +354,7 @@ where
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
-        drop(answer.send(work.run(lease, inner, request).await));
+        drop(answer.send(work.run(lease, inner, received).await));
     };
     tokio::spawn(work.in_current_span());
     answered.await.unwrap_or_else(|_| {

@@ -11,6 +11,8 @@
 //!    then does the client get it. One that is too large, or a stream, is final without its body
 //!    before the client gets any of it; a client that hangs up after that does cancel the stream.
 //! 5. The handler's own errors are untouched. What they mean for the key is *unknown*.
+//! 6. Where a route has [`RouteOptions::transactions`], what the handler writes in its
+//!    [`transaction`] commits with its response.
 //!
 //! # Frameworks
 //!
@@ -71,6 +73,7 @@ mod policy;
 mod quota;
 mod scope;
 mod service;
+pub mod transaction;
 mod work;
 
 pub use execution::Execution;

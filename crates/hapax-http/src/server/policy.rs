@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Response, Uri};
 
 use super::scope::ScopeSource;
+use super::transaction::InDatabase;
 use crate::classify::{Class, Profile};
 use crate::fingerprint::HttpScheme;
 use crate::header::Grammar;
@@ -95,6 +96,9 @@ pub struct RouteOptions {
     /// How many keys of one caller may be in flight in this process, under all routes of this name
     /// together; a further one gets 429 `too-many-in-flight`. Default: any number.
     pub max_in_flight_per_scope: Option<NonZeroU32>,
+    /// Where handlers find transactions that commit with their responses: see
+    /// [`transaction`](super::transaction). Default: nowhere.
+    pub transactions: Option<InDatabase>,
     /// What becomes of a request while the store is away. Default: refused.
     pub store_outage: StoreOutage,
     /// What the client gets when the store goes away in between. Default: the answer.
@@ -125,6 +129,7 @@ impl Default for RouteOptions {
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
             max_in_flight_per_scope: None,
+            transactions: None,
             store_outage: StoreOutage::default(),
             completion_outage: CompletionOutage::default(),
         }
@@ -170,6 +175,17 @@ impl RoutePolicy {
         if options.max_response_body > RouteOptions::MAX_RESPONSE_BODY {
             return Err(RouteError::LargeResponses);
         }
+        if let Some(InDatabase { terms, .. }) = &options.transactions {
+            if options.store_outage == StoreOutage::Open {
+                return Err(RouteError::OpenTransactions);
+            }
+            if options.key == KeyRule::Optional {
+                return Err(RouteError::KeylessTransactions);
+            }
+            if terms.timeout < Policy::MIN_LEASE {
+                return Err(RouteError::ShortTransactions);
+            }
+        }
         if options.methods.is_empty() {
             return Err(RouteError::NoMethods);
         }
@@ -202,6 +218,15 @@ pub enum RouteError {
     /// Larger than a record may be.
     #[error("responses above 63 MiB cannot be kept")]
     LargeResponses,
+    /// Without a record there is nothing for a transaction to commit with.
+    #[error("`open` executes without a record, and transactions commit with one")]
+    OpenTransactions,
+    /// Likewise.
+    #[error("transactions commit with a record: the route needs `key = required`")]
+    KeylessTransactions,
+    /// The lease would lapse before the first statement.
+    #[error("the time-out of transactions is under 100ms")]
+    ShortTransactions,
     /// Nothing would be protected.
     #[error("no method is protected")]
     NoMethods,

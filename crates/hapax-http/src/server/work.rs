@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::{FinishError, Lease, Outcome, StoreKey, Timestamp};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -49,14 +50,14 @@ pub(super) struct Named {
 }
 
 impl Named {
-    pub(super) fn new(id: StoreKey, request: &Request<Body>) -> Self {
-        Self { id, method: request.method().clone(), uri: request.uri().clone() }
+    pub(super) fn new(id: StoreKey, request: &Parts) -> Self {
+        Self { id, method: request.method.clone(), uri: request.uri.clone() }
     }
 }
 
 /// What a handler gave.
-struct Given {
-    head: response::Parts,
+pub(super) struct Given {
+    pub(super) head: response::Parts,
     /// What is in memory of the body.
     read: Bytes,
     rest: Rest,
@@ -74,15 +75,45 @@ enum Rest {
 struct Broken;
 
 /// What is to be recorded.
-struct Ending {
-    class: Class,
-    retention: Option<Duration>,
-    kept: Option<Outcome>,
+pub(super) struct Ending {
+    pub(super) class: Class,
+    pub(super) retention: Option<Duration>,
+    pub(super) kept: Option<Outcome>,
+    /// Whether what the handler wrote in a transaction commits with it, if it is final.
+    pub(super) commits: bool,
 }
 
-enum Answer {
+pub(super) enum Answer {
     Given(Given),
     Problem(Problem),
+}
+
+/// What one call of the handler came to.
+pub(super) enum Attempt<E> {
+    Given(Ending, Given),
+    /// The service's own error.
+    Failed(E),
+    /// No response, or not all of one.
+    Problem(Problem),
+}
+
+/// A request, read to its end.
+pub(super) struct Received {
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
+    pub(super) trailers: Option<HeaderMap>,
+}
+
+impl Received {
+    pub(super) fn request(self) -> Request<Body> {
+        Request::from_parts(self.parts, Body::whole(self.body, self.trailers))
+    }
+
+    /// The same once more.
+    pub(super) fn copy(&self) -> Request<Body> {
+        let Self { parts, body, trailers } = self;
+        Request::from_parts(parts.clone(), Body::whole(body.clone(), trailers.clone()))
+    }
 }
 
 impl Work {
@@ -90,7 +121,7 @@ impl Work {
         self,
         lease: Lease,
         mut inner: S,
-        mut request: Request<Body>,
+        received: Received,
     ) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
@@ -102,9 +133,39 @@ impl Work {
             let _ = lease.release().await;
             return Ok(self.layer.refuse(&self.policy, self.manner, &draining()));
         }
+        if let Some(database) = self.policy.options.transactions.clone() {
+            return self.run_in(&database, lease, inner, received).await;
+        }
+        let began = Instant::now();
+        let attempt = self.attempt(&lease, &mut inner, received.request()).await;
+        let took = began.elapsed();
+        let (ending, answer) = match attempt {
+            Attempt::Given(ending, given) => (ending, Answer::Given(given)),
+            Attempt::Problem(problem) => (Ending::unknown(), Answer::Problem(problem)),
+            Attempt::Failed(error) => {
+                self.record(lease, Ending::unknown(), took).await;
+                return Err(error);
+            }
+        };
+        let class = ending.class;
+        let (recorded, until) = self.record(lease, ending, took).await;
+        Ok(self.answer(class, recorded, until, answer))
+    }
+
+    /// Calls the handler and reads its response, until time is up.
+    pub(super) async fn attempt<S, B>(
+        &self,
+        lease: &Lease,
+        inner: &mut S,
+        mut request: Request<Body>,
+    ) -> Attempt<S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<B>>,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
-        let began = Instant::now();
         // In one future, so that a panic in `call`, in a body or in a route's function counts like
         // one in a handler.
         let work = catch(async {
@@ -120,15 +181,9 @@ impl Work {
             given = lease.keep_alive(work) => Some(given),
             () = self.pass.gate().stopping() => None,
         };
-        let took = began.elapsed();
         let problem = match given {
-            Some(Ok(Ok(Ok((ending, given))))) => {
-                return Ok(self.answer(lease, ending, took, Answer::Given(given)).await);
-            }
-            Some(Ok(Err(error))) => {
-                self.record(lease, Ending::unknown(), took).await;
-                return Err(error);
-            }
+            Some(Ok(Ok(Ok((ending, given))))) => return Attempt::Given(ending, given),
+            Some(Ok(Err(error))) => return Attempt::Failed(error),
             Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
                 "The response broke off: the request may have taken effect.",
@@ -139,7 +194,7 @@ impl Work {
             ),
             None => cut_off(),
         };
-        Ok(self.answer(lease, Ending::unknown(), took, Answer::Problem(problem)).await)
+        Attempt::Problem(problem)
     }
 
     /// Reads a response as far as it is to be kept.
@@ -188,6 +243,7 @@ impl Work {
     /// What a response means for its key; and the response as the client gets it.
     fn judge(&self, said: Said, given: Given) -> (Ending, Given) {
         let Given { mut head, read, rest, shares } = given;
+        let commits = said.commits || head.status.is_success() || head.status.is_redirection();
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
                 let no_length = length::must_go(head.status, trailers.as_ref());
@@ -200,7 +256,7 @@ impl Work {
                 let cookies = self.policy.options.cookies;
                 let kept = (class != Class::Retryable)
                     .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
-                (Ending { class, retention, kept }, response.into_parts().0)
+                (Ending { class, retention, kept, commits }, response.into_parts().0)
             }
             Rest::Coming(_) => {
                 let (class, retention) = self.classify(said, &head, None);
@@ -208,7 +264,7 @@ impl Work {
                     self.layer.observe(&self.policy, Event::NotRetained);
                     Stored::NotRetained { status: head.status }.outcome()
                 });
-                (Ending { class, retention, kept }, head)
+                (Ending { class, retention, kept, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -254,7 +310,7 @@ impl Work {
         ending: Ending,
         took: Duration,
     ) -> (Recorded, Option<Timestamp>) {
-        let Ending { class, retention, kept } = ending;
+        let Ending { class, retention, kept, .. } = ending;
         let attempt = lease.attempt();
         let finished = match (class, kept) {
             (Class::Final, Some(outcome)) => lease.complete(outcome, retention).await,
@@ -271,18 +327,16 @@ impl Work {
         (recorded, until)
     }
 
-    /// Records the outcome; only then is there an answer.
-    async fn answer(
+    /// The answer, once its outcome is recorded, or known not to be.
+    pub(super) fn answer(
         &self,
-        lease: Lease,
-        ending: Ending,
-        took: Duration,
+        class: Class,
+        recorded: Recorded,
+        until: Option<Timestamp>,
         answer: Answer,
     ) -> Response<Body> {
-        let class = ending.class;
         let withhold = class == Class::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
-        let (recorded, until) = self.record(lease, ending, took).await;
         let problem = match (recorded, answer) {
             (Recorded::Lost, _) => Problem::new(
                 Code::Superseded,
@@ -351,8 +405,8 @@ pub(super) fn pending() -> Problem {
 }
 
 impl Ending {
-    const fn unknown() -> Self {
-        Self { class: Class::Unknown, retention: None, kept: None }
+    pub(super) const fn unknown() -> Self {
+        Self { class: Class::Unknown, retention: None, kept: None, commits: false }
     }
 }
 

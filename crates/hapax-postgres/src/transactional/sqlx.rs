@@ -31,35 +31,42 @@ impl Transactional<PgConnection> for PostgresStore {
         tx: &'a mut PgConnection,
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, StoreError>> {
-        Box::pin(async move {
-            if !tx.is_in_transaction() {
-                return Err(StoreError::unavailable(PostgresError::NoTransaction));
+        Box::pin(swap_by(self, tx, &self.shared.setup.statements.swap_in, swap))
+    }
+}
+
+/// Swaps in the transaction that the connection is in, by the statement `text`.
+pub(crate) async fn swap_by(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    text: &str,
+    swap: Swap,
+) -> Result<Swapped, StoreError> {
+    if !tx.is_in_transaction() {
+        return Err(StoreError::unavailable(PostgresError::NoTransaction));
+    }
+    let write = match store.seal_for_transaction(&swap) {
+        Ok(write) => write,
+        Err(error) => {
+            sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
+            return Err(error);
+        }
+    };
+    match bound(text, &write).fetch_one(&mut *tx).await {
+        Ok(row) => {
+            let answer = stored([0, 1, 2].map(|at| row.try_get(at).ok()));
+            if answer.is_err() {
+                sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
             }
-            let write = match self.seal_for_transaction(&swap) {
-                Ok(write) => write,
-                Err(error) => {
-                    sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
-                    return Err(error);
-                }
-            };
-            let text = &self.shared.setup.statements.swap_in;
-            match bound(text, &write).fetch_one(&mut *tx).await {
-                Ok(row) => {
-                    let answer = stored([0, 1, 2].map(|at| row.try_get(at).ok()));
-                    if answer.is_err() {
-                        sqlx::query(SPOIL).persistent(false).fetch_optional(&mut *tx).await.ok();
-                    }
-                    answer
-                }
-                Err(error) => match refusal(&error) {
-                    Some(CONFLICT) => self.conflict(&swap).await,
-                    Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),
-                    // The transaction has failed, or its connection is gone before COMMIT was sent:
-                    // nothing of it can be committed.
-                    _ => Err(StoreError::unavailable(error)),
-                },
-            }
-        })
+            answer
+        }
+        Err(error) => match refusal(&error) {
+            Some(CONFLICT) => store.conflict(&swap).await,
+            Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),
+            // The transaction has failed, or its connection is gone before COMMIT was sent:
+            // nothing of it can be committed.
+            _ => Err(StoreError::unavailable(error)),
+        },
     }
 }
 

@@ -1,6 +1,6 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -107,6 +107,7 @@ struct Shared {
     upstream: SocketAddr,
     dice: SeededEntropy,
     rates: Mutex<ProxyRates>,
+    only: Mutex<Option<Vec<u8>>>,
     counters: Counters,
     frozen: watch::Sender<bool>,
     /// Counts the calls of [`Proxy::cut`].
@@ -125,6 +126,7 @@ impl Proxy {
             upstream,
             dice: SeededEntropy::new(seed),
             rates: Mutex::default(),
+            only: Mutex::default(),
             counters: Counters::default(),
             frozen: watch::Sender::new(false),
             cut: watch::Sender::new(0),
@@ -142,6 +144,13 @@ impl Proxy {
     /// What goes wrong from now on.
     pub fn set(&self, rates: ProxyRates) {
         *self.shared.rates.lock().unwrap_or_else(PoisonError::into_inner) = rates;
+    }
+
+    /// Spares all but requests with these bytes in them, such as `COMMIT`, and their replies, from
+    /// what [`Proxy::set`] said. Of what is read at one time, which is about a request.
+    pub fn only(&self, requests: &[u8]) {
+        let only = (!requests.is_empty()).then(|| requests.to_vec());
+        *self.shared.only.lock().unwrap_or_else(PoisonError::into_inner) = only;
     }
 
     /// Cuts every connection.
@@ -201,14 +210,17 @@ async fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
+    // Whether the last request was one to do harm to.
+    let meant = AtomicBool::new(true);
     tokio::select! {
-        ended = requests(shared, from_client, to_server) => ended,
-        ended = replies(shared, from_server, to_client) => ended,
+        ended = requests(shared, &meant, from_client, to_server) => ended,
+        ended = replies(shared, &meant, from_server, to_client) => ended,
     }
 }
 
 async fn requests(
     shared: &Arc<Shared>,
+    meant: &AtomicBool,
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
 ) -> io::Result<()> {
@@ -218,7 +230,8 @@ async fn requests(
         if length == 0 {
             return Ok(());
         }
-        let rates = shared.rates();
+        meant.store(shared.means(&buffer[..length]), Ordering::Relaxed);
+        let rates = shared.rates(meant);
         if shared.hit(rates.lose_request) {
             count(&shared.counters.lost_requests);
             return Ok(());
@@ -242,6 +255,7 @@ async fn requests(
 
 async fn replies(
     shared: &Arc<Shared>,
+    meant: &AtomicBool,
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
 ) -> io::Result<()> {
@@ -251,7 +265,7 @@ async fn replies(
         if length == 0 {
             return Ok(());
         }
-        let rates = shared.rates();
+        let rates = shared.rates(meant);
         if shared.hit(rates.lose_reply) {
             count(&shared.counters.lost_replies);
             return Ok(());
@@ -266,8 +280,16 @@ async fn replies(
 }
 
 impl Shared {
-    fn rates(&self) -> ProxyRates {
+    fn rates(&self, meant: &AtomicBool) -> ProxyRates {
+        if !meant.load(Ordering::Relaxed) {
+            return ProxyRates::default();
+        }
         *self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn means(&self, request: &[u8]) -> bool {
+        let only = self.only.lock().unwrap_or_else(PoisonError::into_inner);
+        only.as_ref().is_none_or(|only| request.windows(only.len()).any(|window| window == only))
     }
 
     fn hit(&self, per_mille: u32) -> bool {

@@ -57,6 +57,21 @@ async fn a_proxy_passes_on_what_it_may() {
 }
 
 #[tokio::test]
+async fn only_what_a_proxy_is_told_of_is_harmed() {
+    let proxy = Proxy::before(echo().await, 1).await.unwrap();
+    proxy.set(ProxyRates { lose_reply: 1_000, ..Default::default() });
+    proxy.only(b"oom");
+    let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(exchange(&mut stream, *b"ping").await.unwrap(), *b"ping");
+    }
+    timeout(SOON, exchange(&mut stream, *b"boom")).await.unwrap().unwrap_err();
+    assert_eq!(proxy.counts().lost_replies, 1);
+    proxy.only(b"");
+    once(&proxy).await.unwrap_err();
+}
+
+#[tokio::test]
 async fn each_fault_of_a_proxy_fails_its_exchange() {
     let always = |set: fn(&mut ProxyRates)| {
         let mut rates =

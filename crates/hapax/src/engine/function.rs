@@ -5,7 +5,7 @@ mod declared;
 mod error;
 mod execute;
 mod outcome;
-mod request;
+pub(super) mod request;
 
 pub use declared::{Doubt, Function, FunctionBuilder, FunctionError, Reconciled};
 pub use error::{ErrorClass, RunError};

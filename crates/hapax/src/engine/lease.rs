@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,6 +41,10 @@ pub enum FinishError {
     /// [`crate::codec::MAX_CHECKPOINT`]).
     #[error("it is larger than a record may be")]
     TooLarge,
+    /// A recovery point is not saved while the work is in a transaction, which it would conflict
+    /// with: see [`crate::transaction`].
+    #[error("the work is in a transaction")]
+    InTransaction,
 }
 
 /// Ownership of a key while its operation runs.
@@ -51,7 +55,7 @@ pub enum FinishError {
 #[derive(Debug)]
 #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
 pub struct Lease {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// What the work under a lease may know and do. Cheap to clone.
@@ -60,16 +64,18 @@ pub struct LeaseHandle {
     shared: Arc<Shared>,
 }
 
-struct Shared {
-    inner: Arc<Inner>,
-    key: StoreKey,
+pub(super) struct Shared {
+    pub(super) inner: Arc<Inner>,
+    pub(super) key: StoreKey,
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
     checkpoint: Option<Bytes>,
     /// One write at a time: each bets on the tag that the last one left. The ending takes it, so
     /// that a renewal that comes to its turn late writes nothing.
-    holding: Mutex<Option<Holding>>,
+    pub(super) holding: Mutex<Option<Holding>>,
+    /// A transaction bets on the tag: nothing is renewed until it has ended. Changes under the lock.
+    still: AtomicBool,
     lost: watch::Sender<bool>,
 }
 
@@ -100,6 +106,7 @@ impl Lease {
             terms: holding.terms(),
             checkpoint: holding.checkpoint().cloned(),
             holding: Mutex::new(Some(holding)),
+            still: AtomicBool::new(false),
             lost: watch::Sender::new(false),
         };
         Self { shared: Arc::new(shared) }
@@ -140,7 +147,7 @@ impl Lease {
         loop {
             let tick = async {
                 sleep(pause).await;
-                self.shared.write(Act::Renew { lease: self.shared.terms.lease }).await
+                self.shared.renew().await
             };
             tokio::select! {
                 biased;
@@ -150,8 +157,8 @@ impl Lease {
                 renewed = tick => match renewed {
                     Ok(()) => pause = every,
                     // Sooner again: two of three renewals may fail before the lease lapses.
-                    Err(FinishError::Pending | FinishError::TooLarge) => pause = every / 4,
                     Err(FinishError::Lost | FinishError::Gone) => break,
+                    Err(_) => pause = every / 4,
                 },
             }
         }
@@ -247,20 +254,50 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(Act::Checkpoint(checkpoint)).await
+        self.shared.write(Act::Checkpoint(checkpoint), Motion::Moving).await
     }
 }
 
+/// Whether a write is of use while a transaction bets on the tag, and whether one does afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Motion {
+    /// Not while it does.
+    Moving,
+    /// Before it does.
+    Stilling,
+}
+
 impl Shared {
+    async fn renew(self: &Arc<Self>) -> Result<(), FinishError> {
+        match self.write(Act::Renew { lease: self.terms.lease }, Motion::Moving).await {
+            // It was renewed for as long as the transaction may take.
+            Err(FinishError::InTransaction) => Ok(()),
+            renewed => renewed,
+        }
+    }
+
+    /// Renews for `lease`, and then no more until [`Shared::moving`].
+    pub(super) async fn stilled(self: &Arc<Self>, lease: Duration) -> Result<(), FinishError> {
+        self.write(Act::Renew { lease }, Motion::Stilling).await
+    }
+
+    /// The transaction has ended.
+    pub(super) fn moving(&self) {
+        self.still.store(false, Ordering::Relaxed);
+    }
+
     /// A write that the lease outlives, on a task of its own. A copy of it that was given up is
     /// harmless: it expects a tag, and the next write learns which tag is there.
-    async fn write(self: &Arc<Self>, act: Act) -> Result<(), FinishError> {
+    async fn write(self: &Arc<Self>, act: Act, motion: Motion) -> Result<(), FinishError> {
         let shared = Arc::clone(self);
         let talking = self.inner.backlog.talking();
         let task = self.inner.runtime.spawn(async move {
             let _talking = talking;
             let mut held = shared.holding.lock().await;
             let Some(holding) = held.as_mut() else { return Err(FinishError::Gone) };
+            if motion == Motion::Moving && shared.still.load(Ordering::Relaxed) {
+                return Err(FinishError::InTransaction);
+            }
             let inner = &shared.inner;
             let Ok((mut writing, next)) = holding.act(act, &*inner.entropy) else {
                 return Err(FinishError::Pending);
@@ -270,6 +307,9 @@ impl Shared {
             match run.await {
                 Ok(Wrote::Recorded(seen)) => {
                     holding.wrote(seen);
+                    if motion == Motion::Stilling {
+                        shared.still.store(true, Ordering::Relaxed);
+                    }
                     Ok(())
                 }
                 Ok(Wrote::Lost) => Err(shared.lose(FinishError::Lost)),
@@ -344,7 +384,7 @@ impl Shared {
         Some(HeldOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
     }
 
-    fn lose(&self, how: FinishError) -> FinishError {
+    pub(super) fn lose(&self, how: FinishError) -> FinishError {
         self.lost.send_replace(true);
         self.inner.waiters.wake(&self.key, None);
         how

@@ -6,6 +6,7 @@ mod ghosts;
 mod leases;
 mod limits;
 mod operators;
+mod transactions;
 mod waiting;
 
 use std::sync::Arc;

@@ -13,5 +13,6 @@ mod suite;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
+mod transact;
 mod transactions;
 mod waking;

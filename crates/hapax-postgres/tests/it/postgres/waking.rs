@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use hapax::transaction::{Ended, Ending, InDatabase, Ran};
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
@@ -50,6 +51,26 @@ async fn a_write_by_another_process_is_heard_of() {
     // In flight as before, as far as those who wait are concerned.
     assert!(timeout(Duration::from_millis(300), &mut written).await.is_err());
     stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    timeout(SOON, written).await.expect("news");
+}
+
+/// What commits with a caller's writes is no write of the store's.
+#[tokio::test]
+async fn a_commit_by_another_process_is_heard_of() {
+    let server = PostgresServer::start().await;
+    let (here, there) = (listening(&server).await, listening(&server).await);
+    let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build();
+    let lease = own(&engine, 1, &policy(OnUnknown::Block)).await;
+    let key = engine.store_key(&hapax::Scope::shared(), &super::support::named(1));
+    let mut written = here.written(&key);
+    hears_of(&there, 1).await;
+    if timeout(Duration::from_millis(1), &mut written).await.is_ok() {
+        written = here.written(&key);
+    }
+    let within = InDatabase::new(Arc::new(super::transact::at(&there, &server)));
+    let done = Ending::Complete { outcome: Outcome::new("text", "yes"), retention: None };
+    let ran = lease.transact(&within, move |_, _| std::future::ready((done.clone(), ()))).await;
+    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
     timeout(SOON, written).await.expect("news");
 }
 

@@ -198,10 +198,9 @@ async fn record<T, E>(
             Err(RunError::Failed { error, class, replayed: false })
         }
         (Err(FinishError::Pending), result) => Err(RunError::Pending { result }),
-        // Nothing is larger than it may be: it was written within that limit.
-        (Err(FinishError::Lost | FinishError::Gone | FinishError::TooLarge), result) => {
-            Err(RunError::Superseded { result })
-        }
+        // Nothing is larger than it may be: it was written within that limit. Nor is it in a
+        // transaction.
+        (Err(_), result) => Err(RunError::Superseded { result }),
     }
 }
 

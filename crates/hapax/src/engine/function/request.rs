@@ -7,7 +7,7 @@ use crate::fingerprint::{Fingerprint, Scheme};
 const SCHEME: &str = "function/1";
 
 /// The canonical JSON of a request.
-pub(super) struct Canonical(pub(super) Vec<u8>);
+pub(in crate::engine) struct Canonical(pub(in crate::engine) Vec<u8>);
 
 impl Request for Canonical {
     fn scheme(&self) -> Scheme {

@@ -1,0 +1,17 @@
+//! The bank, against a real server, which the tests start themselves.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+/// Whoever leaves PostgreSQL out leaves out what is in here: `--skip postgres::`.
+mod postgres {
+    mod client;
+    mod handlers;
+    mod kills;
+    mod ledger;
+    mod process;
+    mod transfers;
+}

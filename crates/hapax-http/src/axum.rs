@@ -1,0 +1,121 @@
+//! For handlers in axum, of routes with [transactions](crate::server::transaction).
+
+use std::error::Error;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum_core::extract::FromRequestParts;
+use axum_core::response::{IntoResponse, Response};
+use http::request::Parts;
+
+use crate::body::Body;
+use crate::classify::{Class, Classified};
+use crate::problem::{Code, Problem};
+use crate::server::transaction::{FailedBy, TakeError, Tx, TxHandle};
+
+/// An extractor: the handler's transaction, which begins here and commits with the response. `T` is
+/// as the route's database has it, such as `hapax_postgres::PgTx`.
+///
+/// ```
+/// # struct PgTx;
+/// # impl PgTx {
+/// #     async fn execute(&self, _: &str, _: &[u8]) -> std::io::Result<()> { Ok(()) }
+/// # }
+/// use hapax_http::axum::{Failed, InTransaction};
+/// async fn close(InTransaction(tx): InTransaction<PgTx>) -> Result<&'static str, Failed> {
+///     tx.execute("UPDATE accounts SET open = false WHERE id = 1", &[]).await?;
+///     Ok("closed")
+/// }
+/// let app: axum::Router = axum::Router::new().route("/close", axum::routing::post(close));
+/// # drop(app);
+/// ```
+#[derive(Debug)]
+pub struct InTransaction<T: Send + 'static>(pub Tx<T>);
+
+impl<T: Send + 'static> Deref for InTransaction<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Send + 'static> DerefMut for InTransaction<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// Why a handler was given no transaction. Nothing was written, and the key is released.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoTransaction {
+    /// The request is none of a route with transactions, or has no key.
+    #[error("the request is in no route with transactions")]
+    NoRoute,
+    /// There is none to be had.
+    #[error(transparent)]
+    Take(#[from] TakeError),
+}
+
+impl<S: Send + Sync, T: Send + 'static> FromRequestParts<S> for InTransaction<T> {
+    type Rejection = NoTransaction;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoTransaction> {
+        let handle = parts.extensions.get::<TxHandle>().ok_or(NoTransaction::NoRoute)?;
+        Ok(Self(handle.take().await?))
+    }
+}
+
+impl IntoResponse for NoTransaction {
+    fn into_response(self) -> Response {
+        tracing::warn!(error = &self as &dyn Error, "a handler was given no transaction");
+        let detail = "There was no transaction to be had. Nothing was done.";
+        let problem = match self {
+            Self::Take(TakeError::Begin(_) | TakeError::Lease(_) | TakeError::Shutdown) => {
+                let soon = Duration::from_secs(1);
+                Problem::new(Code::StoreUnavailable, detail).retry_after(soon)
+            }
+            // The handler is at fault, and is again the next time.
+            Self::Take(_) | Self::NoRoute => Problem::new(Code::HandlerFailed, detail),
+        };
+        retryable(&problem)
+    }
+}
+
+/// What a handler in a transaction fails by, of any error: `?` makes one. Everything is rolled back
+/// and the key released. If another transaction was in the way, the handler is called again, and
+/// the client hears nothing of it; else the client gets 500 `handler-failed`, and the log the
+/// error.
+pub struct Failed(Arc<dyn Error + Send + Sync>);
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl fmt::Debug for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Failed").field(&self.0).finish()
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        tracing::debug!(error = &*self.0 as &dyn Error, "a handler failed in its transaction");
+        let detail = "The request failed, and all that it did was rolled back.";
+        let mut response = retryable(&Problem::new(Code::HandlerFailed, detail));
+        response.extensions_mut().insert(FailedBy(self.0));
+        response
+    }
+}
+
+fn retryable(problem: &Problem) -> Response {
+    let mut response =
+        problem.response(None).map(|body| axum_core::body::Body::new(Body::from(body)));
+    response.extensions_mut().insert(Classified(Class::Retryable));
+    response
+}

@@ -1,0 +1,258 @@
+//! Leases whose work is in a transaction.
+
+mod commit;
+#[cfg(feature = "function")]
+mod function;
+mod slot;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::lease::{FinishError, Lease};
+use crate::clock::Timestamp;
+use crate::codec::MAX_OUTCOME;
+use crate::record::Outcome;
+use crate::transaction::{AnyTransactions, Source, Transactions};
+
+use self::commit::{Committed, commit, roll_back};
+#[cfg(feature = "function")]
+pub use self::function::{Fault, TransactError};
+use self::slot::Closed;
+pub use self::slot::{TakeError, Tx, TxHandle};
+pub use self::work::Ran;
+
+/// How long transactions may take, and how often they are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TxTerms {
+    /// For how long the lease is renewed before a transaction begins; it is not renewed within. A
+    /// transaction that takes longer commits only if nobody took over. If the process dies, the key
+    /// is in flight for so long. Default 30 s.
+    pub timeout: Duration,
+    /// How often the work runs again whose transaction lost against another. Default 3.
+    pub reruns: u32,
+    /// For how long it is asked what became of a COMMIT without a reply. Default 10 s.
+    pub doubt: Duration,
+}
+
+impl Default for TxTerms {
+    fn default() -> Self {
+        let (timeout, doubt) = (Duration::from_secs(30), Duration::from_secs(10));
+        Self { timeout, reruns: 3, doubt }
+    }
+}
+
+/// The database that transactions are in, which must be the one with the engine's records, and how
+/// long they may take. Cheap to clone.
+#[derive(Debug)]
+pub struct InDatabase<D: ?Sized = dyn AnyTransactions> {
+    /// Where they come from, such as `hapax_postgres::PgTransactions`.
+    pub database: Arc<D>,
+    /// How long they may take.
+    pub terms: TxTerms,
+}
+
+impl<D: ?Sized> InDatabase<D> {
+    /// Transactions of `database`, under the usual terms.
+    pub fn new(database: Arc<D>) -> Self {
+        Self { database, terms: TxTerms::default() }
+    }
+}
+
+impl<D: ?Sized> Clone for InDatabase<D> {
+    fn clone(&self) -> Self {
+        Self { database: Arc::clone(&self.database), terms: self.terms }
+    }
+}
+
+impl<D: Transactions> InDatabase<D> {
+    /// The same, for doors that do not know which database it is.
+    #[must_use]
+    pub fn any(&self) -> InDatabase {
+        InDatabase { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }
+    }
+}
+
+/// What a run of the work came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// It happened: its writes and `outcome` commit together.
+    Complete {
+        /// The answer to replay.
+        outcome: Outcome,
+        /// For how long, if not as the terms say; zero counts as not said.
+        retention: Option<Duration>,
+    },
+    /// It was refused for good: its writes are rolled back, and then `outcome` is kept, by itself.
+    Refuse {
+        /// The answer to replay.
+        outcome: Outcome,
+        /// For how long, if not as the terms say; zero counts as not said.
+        retention: Option<Duration>,
+    },
+    /// It did not happen: it is rolled back, and the next claim executes.
+    Release,
+    /// It may have had effects outside of its transaction, which is rolled back: a retry goes by
+    /// the policy for what is unknown.
+    Abandon {
+        /// What was seen, for operators.
+        seen: Option<Outcome>,
+    },
+    /// The transaction lost against another: it is rolled back, and the work is to run again.
+    Again,
+}
+
+/// What became of it.
+#[derive(Debug)]
+#[must_use = "what is to run again blocks its key until it does, or its lease lapses"]
+pub enum Ended {
+    /// It is recorded as the [`Ending`] said; until when it is kept, `None` for ever.
+    Recorded(Option<Timestamp>),
+    /// Rolled back, whatever the ending was: run the work again, under the same lease.
+    Again(Transacting),
+    /// Rolled back in favour of others once too often, and released: the next claim executes.
+    Exhausted,
+    /// The database refused it. Rolled back and released.
+    RolledBack(Source),
+    /// The work still has its transaction, which can not be committed any more. Nothing of it will
+    /// be; the record says that the outcome is unknown.
+    Kept,
+    /// COMMIT was sent and nobody knows what became of it. It is not run again here, and nowhere
+    /// else before that is known.
+    Unsure,
+    /// Not recorded, or not yet; whatever it was, its writes were rolled back. After
+    /// [`FinishError::Pending`] there were none to commit.
+    Failed(FinishError),
+}
+
+/// A lease whose work may be in a transaction, in one run after the other.
+///
+/// 1. [`run`](Self::run) gives the [`TxHandle`] for one run of the work.
+/// 2. The work takes its [`Tx`] from that, and drops it when it has written.
+/// 3. [`end`](Self::end) commits or rolls back what came back, and records the outcome. It goes on
+///    when its caller is dropped.
+///
+/// Work that never takes a transaction is recorded as by [`Lease`] alone.
+#[derive(Debug)]
+#[must_use = "an execution that is not finished blocks its key until the lease lapses"]
+pub struct Transacting {
+    lease: Lease,
+    within: InDatabase,
+    reruns: u32,
+}
+
+impl Transacting {
+    /// For work under `lease`.
+    pub const fn new(lease: Lease, within: InDatabase) -> Self {
+        Self { lease, within, reruns: 0 }
+    }
+
+    /// The lease, to keep alive what is not in the transaction.
+    pub const fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// The lease again, without transactions; there must be none under way.
+    #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
+    pub fn into_lease(self) -> Lease {
+        self.lease.shared.moving();
+        self.lease
+    }
+
+    /// For one run of the work. Every run has its own.
+    #[must_use]
+    pub fn run(&self) -> TxHandle {
+        let shared = Arc::clone(&self.lease.shared);
+        TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms.timeout)
+    }
+
+    /// Ends a run. From here on the work can not get at the transaction of `run`.
+    ///
+    /// Dropping this future stops waiting, not what it does.
+    pub async fn end(self, run: TxHandle, ending: Ending) -> Ended {
+        // Before anything is awaited: what the work still has is not committed.
+        let closed = run.close();
+        let inner = Arc::clone(&self.lease.shared.inner);
+        let talking = inner.backlog.talking();
+        let task = inner.runtime.spawn(async move {
+            let _talking = talking;
+            self.end_here(closed, ending).await
+        });
+        // The task ends without an answer only when the runtime shuts down, perhaps after COMMIT.
+        task.await.unwrap_or(Ended::Unsure)
+    }
+
+    async fn end_here(self, closed: Closed, ending: Ending) -> Ended {
+        let shared = &self.lease.shared;
+        let tx = match (closed, &ending) {
+            (Closed::Kept, Ending::Complete { .. }) => {
+                shared.moving();
+                // Whatever becomes of the record: the writes are not there.
+                let _ = self.lease.abandon(None).await;
+                return Ended::Kept;
+            }
+            (Closed::Back(tx), Ending::Complete { outcome, retention })
+                if outcome.bytes().len() <= MAX_OUTCOME =>
+            {
+                let retention = retention.filter(|retention| !retention.is_zero());
+                let completing = (outcome.clone(), retention);
+                let committed = commit(shared, &self.within, tx, completing).await;
+                shared.moving();
+                return match committed {
+                    Committed::Yes(until) => {
+                        self.within.database.any_committed(&shared.key);
+                        Ended::Recorded(until)
+                    }
+                    Committed::Again => self.again().await,
+                    Committed::Refused(source) => {
+                        let _ = self.lease.release().await;
+                        Ended::RolledBack(source)
+                    }
+                    Committed::Not(how) => Ended::Failed(how),
+                    Committed::Unsure => Ended::Unsure,
+                };
+            }
+            (Closed::Back(tx), _) => Some(tx),
+            (Closed::Unused | Closed::Kept, _) => None,
+        };
+        let written = tx.is_some();
+        if let Some(tx) = tx {
+            roll_back(shared, &self.within, tx).await;
+        }
+        shared.moving();
+        let done = match ending {
+            Ending::Again => return self.again().await,
+            // Too large to be kept, with writes that nobody could be told of: they are gone.
+            Ending::Complete { .. } if written => {
+                let _ = self.lease.release().await;
+                Err(FinishError::TooLarge)
+            }
+            Ending::Complete { outcome, retention } | Ending::Refuse { outcome, retention } => {
+                self.lease.complete(outcome, retention).await
+            }
+            Ending::Release => self.lease.release().await.map(|()| None),
+            Ending::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
+        };
+        done.map_or_else(Ended::Failed, Ended::Recorded)
+    }
+
+    async fn again(mut self) -> Ended {
+        if self.reruns >= self.within.terms.reruns {
+            let _ = self.lease.release().await;
+            return Ended::Exhausted;
+        }
+        sleep(self.pause()).await;
+        self.reruns += 1;
+        Ended::Again(self)
+    }
+
+    /// So that those who met do not meet again: up to 10 ms, then 20, 40, at most 160.
+    fn pause(&self) -> Duration {
+        let mut dice = [0];
+        // Without dice there is no pause, which is as right.
+        let _ = self.lease.shared.inner.entropy.fill(&mut dice);
+        Duration::from_micros(u64::from(dice[0]) * (40 << self.reruns.min(4)))
+    }
+}

@@ -1,0 +1,181 @@
+//! The end of a transaction: the swap, COMMIT, and what became of a COMMIT without a reply.
+//!
+//! On a task of its own, from beginning to end. The lock on the holding is kept all the while, so
+//! that nothing else writes the record on behalf of this execution.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{InDatabase, TxTerms};
+use crate::clock::Timestamp;
+use crate::engine::carry::{self, Stuck};
+use crate::engine::idempotency::after;
+use crate::engine::lease::{FinishError, Shared};
+use crate::exchange::{Completion, Holding, Next, Told, Wrote};
+use crate::machine::Act;
+use crate::record::Outcome;
+use crate::store::{Snapshot, Swapped};
+use crate::transaction::{AnyTx, Source, TxError};
+
+/// How often it is asked what became of a COMMIT.
+const ASK: Duration = Duration::from_millis(100);
+
+/// What became of a transaction.
+pub(super) enum Committed {
+    /// With its record, which is kept until then.
+    Yes(Option<Timestamp>),
+    /// It was rolled back; the record is still ours.
+    Again,
+    /// Likewise, because the database refused it.
+    Refused(Source),
+    /// It was rolled back, and the record is not ours any more.
+    Not(FinishError),
+    /// Nobody knows.
+    Unsure,
+}
+
+/// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
+/// rolled back all the same.
+pub(super) async fn roll_back(shared: &Shared, within: &InDatabase, tx: AnyTx) {
+    if timeout(shared.inner.patience, within.database.any_rollback(tx)).await.is_err() {
+        tracing::debug!(key = ?shared.key, "no answer to a rollback");
+    }
+}
+
+pub(super) async fn commit(
+    shared: &Shared,
+    within: &InDatabase,
+    mut tx: AnyTx,
+    (outcome, retention): (Outcome, Option<Duration>),
+) -> Committed {
+    let InDatabase { database, terms } = within;
+    let mut held = shared.holding.lock().await;
+    let inner = &shared.inner;
+    let completion = match held.as_ref() {
+        Some(holding) => holding.completion(outcome, retention, &*inner.entropy),
+        None => Ok(None),
+    };
+    let (Some(holding), Ok(Some(completion))) = (held.as_mut(), &completion) else {
+        roll_back(shared, within, tx).await;
+        return match completion {
+            Err(error) => Committed::Refused(error.into()),
+            Ok(_) => Committed::Not(shared.lose(FinishError::Gone)),
+        };
+    };
+    // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
+    let limit = inner.patience.max(terms.doubt);
+    let swapped = timeout(limit, database.any_swap_in(&mut tx, completion.swap().clone())).await;
+    let stamped = match swapped {
+        Ok(Ok(Swapped::Stored(stamped))) => stamped,
+        // COMMIT was not sent, and will not be.
+        not_stored => {
+            roll_back(shared, within, tx).await;
+            let seen = match not_stored {
+                Ok(Ok(Swapped::Conflict(seen))) => seen,
+                Ok(Err(TxError::Conflict(_))) => return Committed::Again,
+                Ok(Err(TxError::Failed(source) | TxError::Doubt(source))) => {
+                    return Committed::Refused(source);
+                }
+                _ => return Committed::Refused("no answer to the last statement".into()),
+            };
+            let known = known(holding, completion.told(seen), FinishError::Gone);
+            return shared.conclude(&mut held, known);
+        }
+    };
+    // It is not cancelled: if we stop waiting for it, it goes on.
+    let committing = inner.runtime.spawn({
+        let database = Arc::clone(database);
+        async move { database.any_commit(tx).await }
+    });
+    let known = match timeout(limit, committing).await {
+        Ok(Ok(Ok(()))) => Known::Committed(completion.stored(stamped)),
+        Ok(Ok(Err(TxError::Conflict(_)))) => return Committed::Again,
+        Ok(Ok(Err(TxError::Failed(source)))) => return Committed::Refused(source),
+        doubt => {
+            if let Ok(Ok(Err(error))) = doubt {
+                tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
+            }
+            settle(shared, holding, completion, *terms).await
+        }
+    };
+    shared.conclude(&mut held, known)
+}
+
+/// What is known in the end.
+enum Known {
+    Committed(Snapshot),
+    Held,
+    Not(FinishError),
+    Nothing,
+}
+
+fn known(holding: &mut Holding, told: Told, gone: FinishError) -> Known {
+    match told {
+        Told::Committed(seen) => Known::Committed(seen),
+        Told::Held(seen) => {
+            holding.wrote(seen);
+            Known::Held
+        }
+        Told::Lost => Known::Not(FinishError::Lost),
+        Told::Gone => Known::Not(gone),
+    }
+}
+
+/// Renews with a bet on the cell as it was before the transaction: see [`crate::transaction`].
+///
+/// What was sent last may land after it was given up. Then the transaction was rolled back, and the
+/// record of a dead execution lasts a little longer.
+async fn settle(
+    shared: &Shared,
+    holding: &mut Holding,
+    completion: &Completion,
+    terms: TxTerms,
+) -> Known {
+    let inner = &shared.inner;
+    let deadline = after(terms.doubt);
+    let renew = Act::Renew { lease: terms.timeout };
+    let Ok((mut writing, mut next)) = holding.act(renew, &*inner.entropy) else {
+        return Known::Nothing;
+    };
+    loop {
+        let until = deadline.min(inner.deadline());
+        let run = carry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
+        match run.await {
+            Ok(Wrote::Recorded(seen)) => {
+                holding.wrote(seen);
+                return Known::Held;
+            }
+            Ok(_) => {
+                match known(holding, completion.told(writing.into_seen()), FinishError::Gone) {
+                    // It may have been committed, and forgotten since.
+                    Known::Not(FinishError::Gone) => return Known::Nothing,
+                    known => return known,
+                }
+            }
+            // Most likely the row is locked, by the transaction in doubt. The same again.
+            Err(Stuck::Store { swap, .. }) if Instant::now() + ASK < deadline => {
+                sleep(ASK).await;
+                next = Next::Send(*swap);
+            }
+            Err(_) => return Known::Nothing,
+        }
+    }
+}
+
+impl Shared {
+    fn conclude(&self, held: &mut Option<Holding>, known: Known) -> Committed {
+        match known {
+            Known::Committed(seen) => {
+                *held = None;
+                let until = seen.cell.as_ref().and_then(|cell| cell.keep_until);
+                self.inner.waiters.wake(&self.key, Some(seen));
+                Committed::Yes(until)
+            }
+            Known::Held => Committed::Again,
+            Known::Not(how) => Committed::Not(self.lose(how)),
+            Known::Nothing => Committed::Unsure,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Functions of which each call is in one transaction with its record.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
+use crate::codec::MAX_OUTCOME;
+use crate::engine::claim::{Claim, ClaimError};
+use crate::engine::function::Answer;
+use crate::engine::function::request::Canonical;
+use crate::engine::idempotency::Idempotency;
+use crate::engine::lease::{FinishError, LeaseHandle};
+use crate::fingerprint::{NoCanonicalForm, canonicalize_value};
+use crate::key::Key;
+use crate::machine::Verdict;
+use crate::policy::Policy;
+use crate::record::{FencingToken, Outcome};
+use crate::scope::Scope;
+use crate::transaction::{AnyTransactions, Source, Transactions};
+use crate::value::{self, ValueError};
+
+/// How values and refusals are kept, in the bytes of `crate::value`.
+const FORMAT: &str = "transact/1";
+
+/// Why work in a transaction has no value. In both cases what it wrote is rolled back.
+pub enum Fault<E> {
+    /// The answer is no, and stays so: it is kept, and replayed.
+    Refused(E),
+    /// It did not work out, and the next call executes; `?` makes one of any error. If it says that
+    /// the transaction lost against another, the work runs again, and the caller hears nothing.
+    Failed(Source),
+}
+
+impl<E, X: Error + Send + Sync + 'static> From<X> for Fault<E> {
+    fn from(error: X) -> Self {
+        Self::Failed(Box::new(error))
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for Fault<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => f.debug_tuple("Refused").field(error).finish(),
+            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        }
+    }
+}
+
+/// Why a call has no value.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactError<E> {
+    /// The work refused, now or in an earlier call: every call with this key gets this.
+    #[error("it was refused")]
+    Refused {
+        /// What it said.
+        error: E,
+        /// Whether an earlier call executed it.
+        replayed: bool,
+    },
+    /// It was rolled back: nothing was done. The next call executes.
+    #[error("it was rolled back: {0}")]
+    RolledBack(#[source] Source),
+    /// Other transactions were in the way each time: nothing was done. The next call executes.
+    #[error("other transactions were in the way")]
+    InTheWay,
+    /// There was no transaction to be had: nothing was done. The next call executes.
+    #[error(transparent)]
+    NotBegun(TakeError),
+    /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
+    #[error("whether it was committed is not known yet")]
+    Unsure,
+    /// The work panicked, or kept its transaction. Nothing of that is committed; the key goes by
+    /// its policy for what is unknown.
+    #[error("the work failed in the middle; its transaction was rolled back")]
+    Broken,
+    /// It was refused, and that is still on its way to the store.
+    #[error("it was refused, and that is on its way to the store")]
+    Pending,
+    /// Another execution took over; what this one wrote was rolled back.
+    #[error("another execution took over")]
+    Superseded,
+    /// The first call is still running.
+    #[error("the first call with this key has no outcome yet")]
+    InFlight {
+        /// When to call again.
+        retry_after: Duration,
+    },
+    /// The key belongs to another request.
+    #[error("another request was made with this key")]
+    KeyReused,
+    /// An earlier call may have happened, and must not run again by itself.
+    #[error("whether an earlier call took effect is not known")]
+    OutcomeUnknown,
+    /// What was kept is no value of this type, or the request or value can not be written.
+    #[error("it cannot be read or written: {0}")]
+    Unreadable(#[source] ValueError),
+    /// The request has no canonical form.
+    #[error(transparent)]
+    NotCanonical(#[from] NoCanonicalForm),
+    /// The store, while the key was claimed. Nothing was executed.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+}
+
+impl Idempotency {
+    /// Executes `work` once for `key` of `scope`, in a transaction that commits with the record of
+    /// its value, and gives that to every call that asks the same: see [`crate::transaction`].
+    ///
+    /// - `work` runs on a task of its own, again and from the beginning where its transaction lost
+    ///   against another. It drops its [`Tx`] when it has written, at the latest with its end, and
+    ///   does nothing outside of it.
+    /// - What it returns is kept, and requests are compared, as by [`Idempotency::run`].
+    /// - Dropping this future leaves nothing behind while it claims, and stops nothing afterwards.
+    ///
+    /// # Errors
+    /// [`TransactError`].
+    pub async fn transact<D, R, T, E, W, F>(
+        &self,
+        within: &InDatabase<D>,
+        (scope, key): (&Scope, &Key),
+        request: &R,
+        policy: &Policy,
+        mut work: W,
+    ) -> Result<Answer<T>, TransactError<E>>
+    where
+        D: Transactions,
+        R: Serialize + ?Sized,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Serialize + DeserializeOwned + Send + 'static,
+        W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, Fault<E>>> + Send + 'static,
+    {
+        let asked = Canonical(canonicalize_value(request)?);
+        let mut claim = self.claim(scope, key, &asked, policy).await;
+        while let Ok(Claim::Ask(question)) = claim {
+            claim = question.answer(Verdict::CannotSay, &asked).await;
+        }
+        let lease = match claim? {
+            // No await since the claim was granted: it cannot be dropped in between.
+            Claim::Execute(lease) => lease,
+            Claim::Replay(replay) => {
+                return match value::read(replay.outcome.bytes()) {
+                    Ok(Ok(value)) => Ok(Answer { value, replayed: true, fence: replay.fence }),
+                    Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
+                    Err(error) => Err(TransactError::Unreadable(error)),
+                };
+            }
+            Claim::InFlight { elapsed, remaining } => {
+                let retry_after = elapsed.min(remaining).max(Duration::from_secs(1));
+                return Err(TransactError::InFlight { retry_after });
+            }
+            Claim::Mismatch => return Err(TransactError::KeyReused),
+            Claim::Unknown | Claim::Ask(_) => return Err(TransactError::OutcomeUnknown),
+        };
+        let fence = lease.fence();
+        let judge: Arc<dyn AnyTransactions> = Arc::clone(&within.database) as _;
+        let ran = lease.transact(within, move |tx, lease| {
+            let (working, judge) = (work(tx, lease), Arc::clone(&judge));
+            async move {
+                let given = working.await;
+                match ending(&*judge, &given) {
+                    Ok(ending) => (ending, given),
+                    Err(error) => (Ending::Release, Err(Fault::Failed(Box::new(error)))),
+                }
+            }
+        });
+        answer(ran.await, fence)
+    }
+}
+
+fn ending<T: Serialize, E: Serialize>(
+    judge: &dyn AnyTransactions,
+    given: &Result<T, Fault<E>>,
+) -> Result<Ending, ValueError> {
+    let kept =
+        |result: Result<&T, &E>| Ok(Outcome::new(FORMAT, value::write(&result, MAX_OUTCOME)?));
+    Ok(match given {
+        Ok(value) => Ending::Complete { outcome: kept(Ok(value))?, retention: None },
+        Err(Fault::Refused(error)) => {
+            Ending::Refuse { outcome: kept(Err(error))?, retention: None }
+        }
+        Err(Fault::Failed(error)) if judge.any_is_conflict(&**error) => Ending::Again,
+        Err(Fault::Failed(_)) => Ending::Release,
+    })
+}
+
+fn answer<T, E>(
+    ran: Ran<Result<T, Fault<E>>>,
+    fence: FencingToken,
+) -> Result<Answer<T>, TransactError<E>> {
+    let (ended, given) = match ran {
+        Ran::Ended(ended, given) => (ended, given),
+        Ran::NotBegun(TakeError::Lease(FinishError::Lost | FinishError::Gone)) => {
+            return Err(TransactError::Superseded);
+        }
+        Ran::NotBegun(error) => return Err(TransactError::NotBegun(error)),
+        Ran::Panicked => return Err(TransactError::Broken),
+    };
+    match (ended, given) {
+        // What failed was rolled back, whatever became of the record since.
+        (Ended::Recorded(_) | Ended::Failed(_), Err(Fault::Failed(error)))
+        | (Ended::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
+        (Ended::Recorded(_), Ok(value)) => Ok(Answer { value, replayed: false, fence }),
+        (Ended::Recorded(_), Err(Fault::Refused(error))) => {
+            Err(TransactError::Refused { error, replayed: false })
+        }
+        (Ended::Exhausted, _) => Err(TransactError::InTheWay),
+        (Ended::Kept, _) => Err(TransactError::Broken),
+        (Ended::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
+        (Ended::Failed(FinishError::TooLarge), _) => {
+            Err(TransactError::RolledBack(FinishError::TooLarge.into()))
+        }
+        (Ended::Failed(_), _) => Err(TransactError::Superseded),
+        (Ended::Unsure | Ended::Again(_), _) => Err(TransactError::Unsure),
+    }
+}

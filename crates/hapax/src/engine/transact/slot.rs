@@ -1,0 +1,220 @@
+//! How work gets at its transaction, and how that comes back.
+
+use std::any::Any;
+use std::fmt;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::engine::lease::{FinishError, Shared};
+use crate::transaction::{AnyTransactions, AnyTx, TxError};
+
+/// Why there is no transaction. Nothing was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TakeError {
+    /// Somebody has it already.
+    #[error("the transaction is taken")]
+    Taken,
+    /// The run that it was for has ended.
+    #[error("the run of the transaction has ended")]
+    Ended,
+    /// It is of another type.
+    #[error("the transaction is of another type")]
+    OtherType,
+    /// The lease could not be renewed for it.
+    #[error("the lease could not be renewed: {0}")]
+    Lease(#[from] FinishError),
+    /// The database has none to give.
+    #[error(transparent)]
+    Begin(#[from] TxError),
+    /// The runtime is shutting down.
+    #[error("the runtime is shutting down")]
+    Shutdown,
+}
+
+/// Where one run of the work gets its transaction. Cheap to clone; nothing begins before it is
+/// taken.
+#[derive(Clone)]
+pub struct TxHandle {
+    slot: Arc<Slot>,
+}
+
+struct Slot {
+    lease: Arc<Shared>,
+    database: Arc<dyn AnyTransactions>,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+enum State {
+    Idle,
+    /// It is on its way to whoever took it.
+    Beginning,
+    Out,
+    Back(AnyTx),
+    /// The run has ended: what comes now is dropped, and so rolled back.
+    Closed,
+}
+
+/// What is there when a run ends.
+pub(super) enum Closed {
+    /// None was taken.
+    Unused,
+    Back(AnyTx),
+    /// The work still has it.
+    Kept,
+}
+
+/// A transaction, with its connection, in the hands of the work. Dropping it gives it back to
+/// whoever commits it; it can not be committed here.
+///
+/// Whoever keeps it after the work has ended keeps it from being committed: see [`Ended::Kept`].
+///
+/// [`Ended::Kept`]: super::Ended::Kept
+pub struct Tx<T: Send + 'static> {
+    tx: Option<Box<T>>,
+    slot: Arc<Slot>,
+}
+
+impl TxHandle {
+    pub(super) fn new(
+        lease: Arc<Shared>,
+        database: Arc<dyn AnyTransactions>,
+        timeout: Duration,
+    ) -> Self {
+        let state = Mutex::new(State::Idle);
+        Self { slot: Arc::new(Slot { lease, database, timeout, state }) }
+    }
+
+    /// Takes the run's transaction, which begins with the first call. It may be taken again once
+    /// it was dropped, and is the same then.
+    ///
+    /// Dropping this future takes none. One that is on its way then comes back by itself.
+    ///
+    /// # Errors
+    /// [`TakeError`].
+    pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeError> {
+        if let Some(there) = self.slot.reserve::<T>()? {
+            return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
+        }
+        let slot = Arc::clone(&self.slot);
+        let task = self.slot.lease.inner.runtime.spawn(async move {
+            let begun = slot.begin().await;
+            let begun = begun.and_then(|tx| tx.downcast().map_err(|_| TakeError::OtherType));
+            let mut state = slot.lock();
+            let open = matches!(*state, State::Beginning);
+            if open {
+                *state = if begun.is_ok() { State::Out } else { State::Idle };
+            }
+            drop(state);
+            if begun.is_err() {
+                slot.lease.moving();
+            }
+            // If nobody waits any more, the guard is dropped with the task's output, and gives it
+            // back.
+            begun.map(|tx| Tx { tx: Some(tx), slot })
+        });
+        task.await.unwrap_or(Err(TakeError::Shutdown))
+    }
+
+    /// Ends the run.
+    pub(super) fn close(&self) -> Closed {
+        match mem::replace(&mut *self.slot.lock(), State::Closed) {
+            // One that is still on its way was not used for anything.
+            State::Idle | State::Beginning | State::Closed => Closed::Unused,
+            State::Out => Closed::Kept,
+            State::Back(tx) => Closed::Back(tx),
+        }
+    }
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Held for an assignment only.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is there already, or `None` if it is for the caller to begin.
+    fn reserve<T: Send + 'static>(&self) -> Result<Option<Box<T>>, TakeError> {
+        let mut state = self.lock();
+        match mem::replace(&mut *state, State::Beginning) {
+            State::Idle => Ok(None),
+            State::Back(tx) => match tx.downcast() {
+                Ok(tx) => {
+                    *state = State::Out;
+                    Ok(Some(tx))
+                }
+                Err(tx) => {
+                    *state = State::Back(tx);
+                    Err(TakeError::OtherType)
+                }
+            },
+            State::Closed => {
+                *state = State::Closed;
+                Err(TakeError::Ended)
+            }
+            taken @ (State::Out | State::Beginning) => {
+                *state = taken;
+                Err(TakeError::Taken)
+            }
+        }
+    }
+
+    async fn begin(&self) -> Result<AnyTx, TakeError> {
+        // The connection first: while the pool makes us wait, the lease is renewed as ever.
+        let mut tx = self.database.any_connect().await?;
+        self.lease.stilled(self.timeout).await?;
+        self.database.any_begin(&mut tx).await?;
+        Ok(tx)
+    }
+}
+
+impl<T: Send + 'static> Drop for Tx<T> {
+    fn drop(&mut self) {
+        let Some(tx) = self.tx.take() else { return };
+        let mut state = self.slot.lock();
+        if matches!(*state, State::Out) {
+            *state = State::Back(tx);
+        } else {
+            // Rolling back is not done under the lock.
+            drop(state);
+            drop(tx as Box<dyn Any + Send>);
+        }
+    }
+}
+
+#[allow(clippy::unreachable, reason = "only `drop` takes it")]
+impl<T: Send + 'static> Deref for Tx<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match &self.tx {
+            Some(tx) => tx,
+            None => unreachable!("a transaction that was given back"),
+        }
+    }
+}
+
+#[allow(clippy::unreachable, reason = "only `drop` takes it")]
+impl<T: Send + 'static> DerefMut for Tx<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match &mut self.tx {
+            Some(tx) => tx,
+            None => unreachable!("a transaction that was given back"),
+        }
+    }
+}
+
+impl fmt::Debug for TxHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxHandle").field("lease", &self.slot.lease).finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Tx<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").field("lease", &self.slot.lease).finish_non_exhaustive()
+    }
+}
