@@ -334,6 +334,8 @@ fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOpt
         store_outage: told.store_outage,
         completion_outage: told.completion_outage,
         reconcile: None,
+        // What it protects writes elsewhere.
+        transactions: None,
         // It sees targets as clients know them, and responses say themselves what they mean.
         target: None,
         classify: None,
