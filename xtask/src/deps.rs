@@ -24,13 +24,14 @@ clock.rs and entropy.rs of the core read the time or roll dice.",
 };
 
 /// What each of our crates may depend on outside its tests.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("hapax", &[]),
     ("hapax-conformance", &["hapax", "hapax-http"]),
     ("hapax-testkit", &["hapax"]),
     ("hapax-embedded", &["hapax"]),
     ("hapax-http", &["hapax"]),
     ("hapax-postgres", &["hapax"]),
+    ("hapax-postgres-data", &["hapax"]),
     ("hapax-redis", &["hapax"]),
     ("hapax-tiered", &["hapax", "hapax-redis"]),
     (
@@ -69,10 +70,11 @@ const HTTP: [&str; 7] =
     ["axum", "http", "http-body", "http-body-util", "hyper", "hyper-util", "reqwest"];
 
 /// Crates whose default features must stay free of others.
-const FREE_OF: [(&str, &[&str]); 5] = [
+const FREE_OF: [(&str, &[&str]); 6] = [
     ("hapax", &HEAVY),
     ("hapax-embedded", &HTTP),
     ("hapax-postgres", &HTTP),
+    ("hapax-postgres-data", &HTTP),
     ("hapax-redis", &HTTP),
     ("hapax-tiered", &HTTP),
 ];

@@ -1,0 +1,17 @@
+//! Writes that happen once.
+//!
+//! # Values
+//! todo
+
+mod error;
+mod executor;
+mod insert;
+mod items;
+mod layout;
+mod sql;
+mod verified;
+
+pub use error::{BoxError, DataError, ItemError, ServerError};
+pub use executor::{Executor, Pooled};
+pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
+pub use layout::{Column, LayoutError, Limits, Table};

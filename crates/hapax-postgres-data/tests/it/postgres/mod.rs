@@ -1,0 +1,2 @@
+mod insert;
+mod support;
