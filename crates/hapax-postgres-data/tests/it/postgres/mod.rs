@@ -1,2 +1,3 @@
+mod events;
 mod insert;
 mod support;
