@@ -349,7 +349,7 @@ impl EventLogBuilder {
         self.table.check()?;
         check_columns([&self.stream, &self.sequence, &self.id].into_iter().chain(&self.fields))?;
         self.limits.check()?;
-        let (statements, planned) = Statements::new(&self);
+        let (statements, checks) = Statements::new(&self);
         let Self { stream, sequence, id, fields, limits, .. } = self;
         let columns = [id].into_iter().chain(fields).collect();
         Ok(EventLog {
@@ -357,7 +357,7 @@ impl EventLogBuilder {
             stream: stream.name,
             sequence: sequence.name,
             statements,
-            verified: Verified::new(planned),
+            verified: Verified::new(checks),
         })
     }
 }

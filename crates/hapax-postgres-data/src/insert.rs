@@ -8,7 +8,7 @@ use crate::executor::Executor;
 use crate::items::{Shape, array, number, row, text};
 use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
 use crate::sql;
-use crate::verified::{Planned, Verified};
+use crate::verified::{Check, Verified};
 
 /// What became of an item.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -306,14 +306,9 @@ impl InsertOrFetchBuilder {
         let hasty = insert(&table, &key, &columns, &all, "");
         let insist = insert(&table, &key, &columns, &all, &format!(" ({names})"));
         let fetched = fetch(&table, &key, &fields, &all);
-        let planned = |text: &String| Planned {
-            text: text.clone(),
-            parameters: &["[]"],
-            table: table.to_string(),
-            columns: names.clone(),
-        };
+        let check = |text: &String| Check::plan(text, ["[]"], &table, &key);
         Ok(InsertOrFetch {
-            verified: Verified::new(vec![planned(&insist), planned(&fetched)]),
+            verified: Verified::new(vec![check(&insist), check(&fetched)]),
             shape: Shape { columns, key: key.len(), limits },
             insert: hasty,
             insist,

@@ -38,6 +38,11 @@ impl Shape {
     }
 
     fn item<T: Serialize>(&self, item: &T) -> Result<String, ItemError> {
+        serde_json::to_string(&self.fields(item)?).map_err(ItemError::Json)
+    }
+
+    /// The fields of an item that fits.
+    pub(crate) fn fields<T: Serialize>(&self, item: &T) -> Result<Map<String, Value>, ItemError> {
         let fields = fields(item)?;
         for (at, Column { name, .. }) in self.columns.iter().enumerate() {
             match fields.get(name) {
@@ -53,12 +58,12 @@ impl Shape {
             let unknown = fields.keys().find(|name| !known(name));
             return Err(ItemError::Unknown(unknown.cloned().unwrap_or_default()));
         }
-        serde_json::to_string(&fields).map_err(ItemError::Json)
+        Ok(fields)
     }
 }
 
 /// The fields of a struct or a map.
-pub(crate) fn fields<T: Serialize>(item: &T) -> Result<Map<String, Value>, ItemError> {
+fn fields<T: Serialize>(item: &T) -> Result<Map<String, Value>, ItemError> {
     match serde_json::to_value(item).map_err(ItemError::Json)? {
         Value::Object(fields) => Ok(fields),
         _ => Err(ItemError::NotAnObject),

@@ -3,7 +3,7 @@
 use super::{EventLogBuilder, Ids};
 use crate::layout::Column;
 use crate::sql;
-use crate::verified::Planned;
+use crate::verified::Check;
 
 #[derive(Debug)]
 pub(super) struct Statements {
@@ -14,37 +14,25 @@ pub(super) struct Statements {
     pub(super) read: String,
 }
 
-/// Parameters with which statements are planned.
-const TWO: &[&str] = &["[]", "{}"];
-
 impl Statements {
-    /// The statements, and those to plan before the first append.
-    pub(super) fn new(layout: &EventLogBuilder) -> (Self, Vec<Planned>) {
+    /// The statements, and what to check before the first append.
+    pub(super) fn new(layout: &EventLogBuilder) -> (Self, Vec<Check>) {
         let EventLogBuilder { table, stream, sequence, id, ids, .. } = layout;
-        let place = sql::names([stream, sequence]);
+        let place = vec![stream, sequence];
         let identity = match ids {
-            Ids::UniqueInTable => sql::names([id]),
-            Ids::UniqueInStream => sql::names([stream, id]),
+            Ids::UniqueInTable => vec![id],
+            Ids::UniqueInStream => vec![stream, id],
         };
-        let insist = append(layout, &format!(" ({place})"));
+        let on = |key: &[&Column]| format!(" ({})", sql::names(key.iter().copied()));
+        let (insist, by_id) = (append(layout, &on(&place)), append(layout, &on(&identity)));
         let look = look(layout);
-        let planned = |text: &String, columns: &String| Planned {
-            text: text.clone(),
-            parameters: TWO,
-            table: table.to_string(),
-            columns: columns.clone(),
+        let check = |text: &str, key: &[&Column]| {
+            Check::plan(text, ["[]", "{}"], table, key.iter().copied())
         };
-        let by_id = append(layout, &format!(" ({identity})"));
-        let plans =
-            vec![planned(&insist, &place), planned(&by_id, &identity), planned(&look, &place)];
-        let statements = Self {
-            append: append(layout, ""),
-            insist,
-            look,
-            version: version(layout),
-            read: read(layout),
-        };
-        (statements, plans)
+        let checks = vec![check(&insist, &place), check(&by_id, &identity), check(&look, &place)];
+        let append = append(layout, "");
+        let (version, read) = (version(layout), read(layout));
+        (Self { append, insist, look, version, read }, checks)
     }
 }
 

@@ -1,3 +1,4 @@
 mod events;
 mod insert;
 mod support;
+mod versioned;
