@@ -9,11 +9,11 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::support::{are_waiting, client, deadlocks};
 
-const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
+pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
     id bigserial, customer text, cart bigint, amount numeric(12, 2) NOT NULL, note jsonb,
     reference text UNIQUE, PRIMARY KEY (id), UNIQUE (cart, customer))";
 
-fn orders() -> InsertOrFetch {
+pub(crate) fn orders() -> InsertOrFetch {
     InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
         .key("customer")
         .key("cart")
@@ -24,7 +24,7 @@ fn orders() -> InsertOrFetch {
         .unwrap()
 }
 
-fn order(cart: u64, amount: &str) -> Value {
+pub(crate) fn order(cart: u64, amount: &str) -> Value {
     json!({"customer": "c", "cart": cart, "amount": amount, "note": {"a": 1, "b": [2.0]}})
 }
 

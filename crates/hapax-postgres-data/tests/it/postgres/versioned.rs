@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_postgres_data::{
@@ -20,7 +19,8 @@ use tokio::time::timeout;
 
 use super::support::{are_waiting, client, connect};
 
-const COUNTERS: &str = "CREATE TABLE counters (name text, part int, value bigint NOT NULL,
+pub(crate) const COUNTERS: &str =
+    "CREATE TABLE counters (name text, part int, value bigint NOT NULL,
     version bigint NOT NULL, more int DEFAULT 7, PRIMARY KEY (name, part), CHECK (value < 1000));
     INSERT INTO counters VALUES ('a', 1, 0, 0), ('b', 1, 5, 3);
     CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL)";
@@ -38,15 +38,15 @@ fn operations() -> Operations {
     Operations::in_table(Table::new("done")).of(counters()).unwrap()
 }
 
-fn counter(name: &str, value: u64) -> Value {
+pub(crate) fn counter(name: &str, value: u64) -> Value {
     json!({"name": name, "part": 1, "value": value})
 }
 
-fn key() -> Value {
+pub(crate) fn key() -> Value {
     json!({"name": "a", "part": 1})
 }
 
-fn increment(mut row: Value) -> Result<Value, String> {
+pub(crate) fn increment(mut row: Value) -> Result<Value, String> {
     row["value"] = Value::from(row["value"].as_u64().unwrap() + 1);
     Ok(row)
 }
@@ -287,48 +287,72 @@ async fn a_lost_reply_to_a_commit_is_told_by_the_operation() {
     }
 }
 
-/// 64 increments at once of one counter, each asked for until it is known to be applied.
-async fn increments(server: &PostgresServer, url: &str) -> (u32, u32) {
-    let operations = Arc::new(operations());
-    let (again, already) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-    let barrier = Arc::new(Barrier::new(64));
+/// How a writer makes its one increment; whether it found that it had been made before.
+trait Increment: Send + Sync + 'static {
+    fn make(&self, url: String, writer: u64) -> impl Future<Output = bool> + Send;
+}
+
+/// 64 at once of one counter, each until it is known to be made. How many had been made before.
+async fn increments(url: &str, way: impl Increment) -> usize {
+    let (way, barrier) = (Arc::new(way), Arc::new(Barrier::new(64)));
     let mut writers = JoinSet::new();
     for writer in 0..64 {
-        let (operations, barrier) = (operations.clone(), barrier.clone());
-        let (again, already, url) = (again.clone(), already.clone(), url.to_owned());
+        let (way, barrier, url) = (way.clone(), barrier.clone(), url.to_owned());
         writers.spawn(async move {
-            let id = format!("increment-{writer}");
-            let dice = Arc::new(SeededEntropy::new(writer));
-            let retry = Retry::default().entropy(dice);
             barrier.wait().await;
-            loop {
-                let (connecting, key) = (|| connect(&url), key());
-                let one = operations.retrying(connecting, &retry, &id, &key, increment);
-                match timeout(Duration::from_secs(60), one).await.expect("its deadline is 10 s") {
-                    Ok(Retried::Applied { .. }) => break,
-                    Ok(Retried::AlreadyApplied { .. }) => {
-                        already.fetch_add(1, Ordering::Relaxed);
-                        break;
-                    }
-                    Err(RetryError::GaveUp { .. }) => {
-                        again.fetch_add(1, Ordering::Relaxed);
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
+            way.make(url, writer).await
         });
     }
-    writers.join_all().await;
-    assert_eq!(counted(server).await, "64|64|7|64");
-    (again.load(Ordering::Relaxed), already.load(Ordering::Relaxed))
+    writers.join_all().await.into_iter().filter(|already| *already).count()
+}
+
+impl Increment for Operations {
+    async fn make(&self, url: String, writer: u64) -> bool {
+        let (id, key) = (format!("increment-{writer}"), key());
+        let retry = Retry::default().entropy(Arc::new(SeededEntropy::new(writer)));
+        loop {
+            let one = self.retrying(|| connect(&url), &retry, &id, &key, increment);
+            match timeout(Duration::from_secs(60), one).await.expect("its deadline is 10 s") {
+                Ok(told) => return matches!(told, Retried::AlreadyApplied { .. }),
+                Err(RetryError::GaveUp { .. }) => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// As one would without ids: what is lost is sent again.
+impl Increment for VersionedRows {
+    async fn make(&self, url: String, _: u64) -> bool {
+        loop {
+            let Ok(client) = connect(&url).await else { continue };
+            let Ok(Some(Loaded { version, row })) = self.load(&client, &key()).await else {
+                continue;
+            };
+            let row: Value = increment(row).unwrap();
+            if let Ok(Update::Updated { .. }) =
+                self.update::<_, Value>(&client, version, &row).await
+            {
+                return false;
+            }
+        }
+    }
+}
+
+/// What was counted once nothing is under way any more.
+async fn counted_at_last(server: &PostgresServer) -> String {
+    let others = "SELECT count(*) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    while server.sql("postgres", others).await != "0" {}
+    counted(server).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixty_four_increments_add_sixty_four() {
     let server = PostgresServer::start().await;
     server.sql("postgres", COUNTERS).await;
-    let (_, already) = increments(&server, &server.url("postgres")).await;
-    assert_eq!(already, 0);
+    assert_eq!(increments(&server.url("postgres"), operations()).await, 0);
+    assert_eq!(counted_at_last(&server).await, "64|64|7|64");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -338,8 +362,14 @@ async fn sixty_four_increments_add_sixty_four_over_a_network_that_loses_replies(
     let proxy = Proxy::before(server.address(), 3).await.unwrap();
     proxy.set(ProxyRates::all(60, Duration::from_millis(20)));
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let (_, already) = increments(&server, &url).await;
+    let already = increments(&url, operations()).await;
     let counts = proxy.counts();
     assert!(already > 0, "no reply to a commit was lost: {counts:?}");
     assert!(counts.lost_replies > 10 && counts.late_requests > 10, "{counts:?}");
+    assert_eq!(counted_at_last(&server).await, "64|64|7|64");
+    // Without ids the same network makes more of them: the above is not for nothing.
+    increments(&url, counters()).await;
+    let value = counted_at_last(&server).await;
+    let value: u64 = value.split('|').next().unwrap().parse().unwrap();
+    assert!(value > 128, "{value}");
 }
