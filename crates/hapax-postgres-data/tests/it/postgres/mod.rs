@@ -1,6 +1,7 @@
 #[cfg(feature = "sqlx")]
 mod by_sqlx;
 mod events;
+mod examples;
 mod insert;
 mod network;
 mod properties;
