@@ -23,9 +23,10 @@ use crate::error::{Failure, ServerError};
 /// - sqlx (feature `sqlx`): `&mut PgConnection`, `&mut *transaction`, and owned ones:
 ///   `PoolConnection<Postgres>`, `PgConnection`.
 ///
-/// Nothing here leaves state in a session, and statements have no names, so that a pooler that hands
-/// out connections by transaction does no harm. A call that is dropped half-way leaves a statement
-/// that the server carries out; nothing here cancels one.
+/// Nothing here leaves state in a session, and statements have no names: with tokio-postgres, a pooler
+/// that hands out connections by transaction does no harm. Behind such a pooler sqlx needs a
+/// transaction, because it sends a statement in two trips. A call that is dropped half-way leaves a
+/// statement that the server carries out; nothing here cancels one.
 pub trait Executor: Query + Send {}
 
 impl<T: Query + Send> Executor for T {}

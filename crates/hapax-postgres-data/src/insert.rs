@@ -324,7 +324,7 @@ fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target
     let (names, key_given) = (sql::names(all), sql::list("(g.item)", key));
     let (values, key_first) = (sql::list("(f.item)", all), sql::list("(f.item)", key));
     let same = sql::equal("(f.item)", "t", key);
-    let row = sql::json("t", read);
+    let (returned, row) = (sql::list("t", read), sql::json("t", read));
     format!(
         "WITH {given}, firsts AS MATERIALIZED (
     SELECT DISTINCT ON ({key_given}) g.n, g.item
@@ -336,7 +336,7 @@ fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target
     FROM firsts AS f
     ORDER BY {key_first}
     ON CONFLICT{target} DO NOTHING
-    RETURNING t.*
+    RETURNING {returned}
 )
 SELECT f.n::text, {row}
 FROM created AS t LEFT JOIN firsts AS f ON {same}"

@@ -44,7 +44,18 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
             transaction.rollback().await.unwrap();
         }
     }
-    let told: Inserted<Value> = orders.insert(&mut connection, &order(1, "1.0")).await.unwrap();
+    // On a task, too.
+    let (told, mut connection, log) = tokio::spawn(async move {
+        let mut transaction = connection.begin().await.unwrap();
+        let item = order(1, "1.0");
+        let told: Inserted<Value> = orders.insert(&mut *transaction, &item).await.unwrap();
+        let again = log.append(&mut *transaction, "s", 9, &[event("a")]).await.unwrap();
+        assert_eq!(again, Append::AlreadyAppended { positions: 1..2 });
+        transaction.commit().await.unwrap();
+        (told, connection, log)
+    })
+    .await
+    .unwrap();
     assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
     let told = log.append(&mut connection, "s", 9, &[event("a")]).await.unwrap();
     assert_eq!(told, Append::AlreadyAppended { positions: 1..2 });

@@ -269,30 +269,6 @@ async fn deleters_are_no_match_for_the_loop() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_with_an_older_view_has_to_run_again() {
-    let server = PostgresServer::start().await;
-    server.sql("postgres", ORDERS).await;
-    let (orders, client, mut other) = (orders(), client(&server).await, client(&server).await);
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let cart = level.len() as u64;
-        let transaction = other.transaction().await.unwrap();
-        let begin =
-            format!("SET TRANSACTION ISOLATION LEVEL {level}; SELECT count(*) FROM shop.orders");
-        transaction.batch_execute(&begin).await.unwrap();
-        let _: Inserted<Value> = orders.insert(&client, &order(cart, "1")).await.unwrap();
-        let told = orders.insert::<_, Value>(&transaction, &order(cart, "1")).await;
-        let Err(DataError::Again(source)) = told else { panic!("{told:?}") };
-        assert_eq!(source.code, "40001");
-        transaction.rollback().await.unwrap();
-        // A plain connection with that default asks again by itself.
-        let set = format!("SET default_transaction_isolation = '{level}'");
-        other.batch_execute(&set).await.unwrap();
-        let told: Inserted<Value> = orders.insert(&other, &order(cart, "1")).await.unwrap();
-        assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
     let server = PostgresServer::start().await;
     let tables = "CREATE TABLE loose (k text, a int);

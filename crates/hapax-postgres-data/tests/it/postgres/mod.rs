@@ -3,6 +3,7 @@ mod by_sqlx;
 mod events;
 mod examples;
 mod insert;
+mod isolation;
 mod network;
 mod properties;
 mod support;

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_postgres_data::{Append, DataError, Ids, Inserted};
+use hapax_postgres_data::{
+    Append, DataError, Ids, Inserted, Operations, Retried, Retry, RetryError, Table,
+};
 use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
-use hapax_testkit::servers::PostgresServer;
+use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::events::{EVENTS, event, log};
 use super::insert::{ORDERS, order, orders};
 use super::support::connect;
+use super::versioned::{COUNTERS, counters, increment, key};
 
 /// Asks until there is an answer; how often that was more than once is added to `$again`.
 macro_rules! until_answered {
@@ -146,4 +149,47 @@ async fn an_ended_connection_is_lost_and_not_refused() {
     let told = orders.insert::<_, Value>(&client, &json!(item)).await;
     let Err(DataError::Refused(refused)) = told else { panic!("{told:?}") };
     assert_eq!(refused.code, "55P03");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
+    let server = PostgresServer::start().await;
+    for tables in [ORDERS, EVENTS, COUNTERS] {
+        server.sql("postgres", tables).await;
+    }
+    let pooler = PgBouncer::start(&server, 2).await;
+    let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInStream)));
+    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let operations = Arc::new(operations);
+    let mut callers = JoinSet::new();
+    for caller in 0..20 {
+        let (orders, log, operations) = (orders.clone(), log.clone(), operations.clone());
+        let url = pooler.url("postgres");
+        callers.spawn(async move {
+            let mut client = connect(&url).await.unwrap();
+            let transaction = client.transaction().await.unwrap();
+            let _: Inserted<Value> = orders.insert(&transaction, &order(1, "1")).await.unwrap();
+            transaction.commit().await.unwrap();
+            let told: Inserted<Value> = orders.insert(&client, &order(1, "2")).await.unwrap();
+            assert!(matches!(told, Inserted::ExistsWithDifferent { .. }), "{told:?}");
+            let mut append = Append::Conflict { current: 0 };
+            while let Append::Conflict { current } = append {
+                let events = [event(&format!("{caller}"))];
+                append = log.append(&client, "s", current, &events).await.unwrap();
+            }
+            let (id, retry, key) = (format!("{caller}"), Retry::default(), key());
+            loop {
+                let one = operations.retrying(|| connect(&url), &retry, &id, &key, increment);
+                match one.await {
+                    Ok(told) => break assert!(matches!(told, Retried::Applied { .. })),
+                    Err(RetryError::GaveUp { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+    let counts = "SELECT (SELECT count(*) FROM shop.orders), (SELECT max(sequence) FROM own_ids),
+        (SELECT value FROM counters WHERE name = 'a')";
+    assert_eq!(server.sql("postgres", counts).await, "1|20|20");
 }

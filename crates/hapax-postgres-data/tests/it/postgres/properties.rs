@@ -6,8 +6,8 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use hapax_postgres_data::{
-    Append, EventLog, Ids, InsertOrFetch, Inserted, Loaded, Operation, Operations, Table, Update,
-    VersionedRows,
+    Append, EventLog, Ids, InsertOrFetch, InsertOrFetchBuilder, Inserted, Loaded, Operation,
+    Operations, Table, Update, VersionedRows,
 };
 use hapax_testkit::servers::PostgresServer;
 use proptest::collection::{btree_set, vec};
@@ -147,8 +147,8 @@ fn insert_or_fetch_does_as_a_map_does() {
             );
             client.batch_execute(&create).await.unwrap();
             let layout = InsertOrFetch::into_table(Table::in_schema(schema, &table));
-            let layout = names[..keys].iter().fold(layout, |layout, name| layout.key(name));
-            let layout = names[keys..].iter().fold(layout, |layout, name| layout.field(name));
+            let layout = names[..keys].iter().fold(layout, InsertOrFetchBuilder::key);
+            let layout = names[keys..].iter().fold(layout, InsertOrFetchBuilder::field);
             let layout = layout.build().unwrap();
 
             let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
