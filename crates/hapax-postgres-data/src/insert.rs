@@ -39,7 +39,7 @@ impl<R> Inserted<R> {
 /// the row is about, such as an order's customer and cart.
 ///
 /// An item is any serde value with a field for each column of the key and each field, and a row
-/// is one with those and what is [also read](Self::also_read). How values are written, read and
+/// is one with those and what is [also read](InsertOrFetchBuilder::also_read). How values are written, read and
 /// compared: see [the crate](crate#values).
 ///
 /// # What happens
@@ -74,6 +74,9 @@ impl<R> Inserted<R> {
 /// Columns of the key may not be null. The constraint must not be deferrable, nor may any other
 /// unique constraint of the table. Triggers may change fields, not keys. What
 /// [`Inserted::Exists`] tells may be deleted the next moment: nothing is locked.
+///
+/// There is no upsert: a copy of it that comes late would overwrite what came after it. Rows that
+/// change have a version ([`VersionedRows`](crate::VersionedRows)).
 #[derive(Debug)]
 pub struct InsertOrFetch {
     shape: Shape,

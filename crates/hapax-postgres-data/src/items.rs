@@ -107,7 +107,7 @@ mod tests {
     fn problem(item: &Value) -> String {
         let columns = vec!["k".into(), "a".into()];
         let shape = Shape { columns, key: 1, limits: Limits::default() };
-        shape.item(item).map_or_else(|problem| problem.to_string(), |text| text)
+        shape.item(item).unwrap_or_else(|problem| problem.to_string())
     }
 
     #[test]

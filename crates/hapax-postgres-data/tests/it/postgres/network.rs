@@ -1,6 +1,7 @@
 //! Networks that lose requests and replies: whoever hears nothing asks again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_postgres_data::{
@@ -192,4 +193,45 @@ async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
     let counts = "SELECT (SELECT count(*) FROM shop.orders), (SELECT max(sequence) FROM own_ids),
         (SELECT value FROM counters WHERE name = 'a')";
     assert_eq!(server.sql("postgres", counts).await, "1|20|20");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_that_dies_loses_no_operation_and_makes_none_twice() {
+    const WORKERS: usize = 12;
+    let mut server = PostgresServer::start().await;
+    server.sql("postgres", COUNTERS).await;
+    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let (operations, url) = (Arc::new(operations), server.url("postgres"));
+    let enough = Arc::new(AtomicBool::default());
+    let mut workers = JoinSet::new();
+    for worker in 0..WORKERS {
+        let (operations, url, enough) = (operations.clone(), url.clone(), enough.clone());
+        workers.spawn(async move {
+            let (retry, key, mut made, mut gave_up) = (Retry::default(), key(), 0_u64, 0_u32);
+            while !enough.load(Ordering::Relaxed) {
+                let id = format!("{worker}-{made}");
+                loop {
+                    let connecting = || connect(&url);
+                    match operations.retrying(connecting, &retry, &id, &key, increment).await {
+                        Ok(_) => break,
+                        Err(RetryError::GaveUp { .. }) => gave_up += 1,
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+                made += 1;
+            }
+            (made, gave_up)
+        });
+    }
+    let counter = "SELECT value FROM counters WHERE name = 'a'";
+    for kill in 1..=4 {
+        while server.sql("postgres", counter).await.parse::<u64>().unwrap() < kill * 40 {}
+        server.kill().await;
+        server.restart().await;
+    }
+    enough.store(true, Ordering::Relaxed);
+    let told = workers.join_all().await;
+    let made: u64 = told.iter().map(|(made, _)| made).sum();
+    assert!(told.iter().any(|(_, gave_up)| *gave_up > 0), "nobody noticed");
+    assert_eq!(server.sql("postgres", counter).await, made.to_string());
 }

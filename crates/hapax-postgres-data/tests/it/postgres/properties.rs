@@ -259,7 +259,7 @@ fn append_does_as_a_list_does() {
         (0_u8..3, prop_oneof![6 => Just(None), 1 => (0_usize..6).prop_map(Some)], vec(event, 0..4));
     let layout = (names(4..5), name(), ids);
     let tally = Tally::default();
-    check(100, (layout, vec(call, 1..40)), async |client, schema, ((names, table, ids), calls)| {
+    check(60, (layout, vec(call, 1..40)), async |client, schema, ((names, table, ids), calls)| {
         let [stream, sequence, id, other] = &names[..] else { panic!("{names:?}") };
         // The field is named, and compared, as `body`.
         let body = if names.contains(&"body".to_owned()) { other } else { "body" };

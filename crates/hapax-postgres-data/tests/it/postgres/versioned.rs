@@ -137,7 +137,7 @@ async fn an_operation_is_applied_once_and_to_one_row() {
     assert_eq!(told, Operation::Applied { version: 1 });
     let told = update("o-2", 1, counter("a", 2)).await.unwrap();
     assert_eq!(told, Operation::Applied { version: 2 });
-    // At whatever version it is asked for again, also in a transaction, which goes on.
+    // At whatever version it is asked for again.
     for expected in [0, 1, 2, 3] {
         let again = update("o-1", expected, counter("a", 9)).await.unwrap();
         assert_eq!(again, Operation::AlreadyApplied { version: 1 });
@@ -151,7 +151,21 @@ async fn an_operation_is_applied_once_and_to_one_row() {
         let reused = update("o-1", expected, counter("b", 9)).await;
         assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
     }
-    assert_eq!(counted(&server).await, "2|2|7|2");
+    // In a transaction as well, which goes on.
+    let transaction = client.transaction().await.unwrap();
+    for (id, expected, told) in [
+        ("o-1", 2, Operation::AlreadyApplied { version: 1 }),
+        ("o-3", 2, Operation::Applied { version: 3 }),
+        ("o-3", 3, Operation::AlreadyApplied { version: 3 }),
+    ] {
+        let item = counter("a", 3);
+        let applied = operations.update::<_, Value>(&transaction, id, expected, &item).await;
+        assert_eq!(applied.unwrap(), told);
+    }
+    let reused = operations.update::<_, Value>(&transaction, "o-1", 3, &counter("b", 9)).await;
+    assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
+    transaction.commit().await.unwrap();
+    assert_eq!(counted(&server).await, "3|3|7|3");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
