@@ -95,7 +95,8 @@ pub struct Recorded<E> {
 /// Event append: a table of streams, each a sequence of events from 1 on without a gap, in which
 /// writers say which version they have seen.
 ///
-/// The table needs a unique constraint on stream and sequence, and one for [`Ids`]. An event is any
+/// The table needs a unique constraint on stream and sequence, in this order for the index to be of
+/// use, and one for [`Ids`]. An event is any
 /// serde value with a field for the id and each field of the layout; stream and sequence are
 /// given by the call. The id is the writer's: made once, and sent again with every retry. Stream
 /// and sequence together, `{stream}-{sequence}`, name an event as well.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_postgres_data::{
-    Append, DataError, Ids, Inserted, Operations, Retried, Retry, RetryError, Table,
+    Append, DataError, Ids, Inserted, Operations, Pooled, Retried, Retry, RetryError, Table,
 };
 use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
@@ -179,8 +179,11 @@ async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
                 append = log.append(&client, "s", current, &events).await.unwrap();
             }
             let (id, retry, key) = (format!("{caller}"), Retry::default(), key());
+            // As a pool hands them out.
+            let connecting =
+                || async { connect(&url).await.map(|client| Pooled(Box::new(client))) };
             loop {
-                let one = operations.retrying(|| connect(&url), &retry, &id, &key, increment);
+                let one = operations.retrying(connecting, &retry, &id, &key, increment);
                 match one.await {
                     Ok(told) => break assert!(matches!(told, Retried::Applied { .. })),
                     Err(RetryError::GaveUp { .. }) => {}
