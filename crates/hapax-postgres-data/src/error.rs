@@ -236,3 +236,24 @@ impl Races {
         self.0.unwrap_or(DataError::Contended { rounds })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_the_connection_says_nothing_of_the_statement() {
+        let refused = |code: &str, is_error| {
+            let (code, message, source) = (code.into(), String::new(), "it".into());
+            let server = ServerError { code, message, constraint: None, source };
+            matches!(Failure::of(server, is_error), Failure::Refused(_))
+        };
+        for code in ["40001", "57014", "53100"] {
+            assert!(refused(code, true) && !refused(code, false), "{code}");
+        }
+        // Of a pooler, as an error, too.
+        for code in ["08006", "08P01", "57P01", "57P03"] {
+            assert!(!refused(code, true), "{code}");
+        }
+    }
+}

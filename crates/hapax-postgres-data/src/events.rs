@@ -127,6 +127,7 @@ pub struct Recorded<E> {
 /// - No events: the version is compared, nothing is written, and `Appended` is at no position.
 /// - The same id twice in a call: [`ItemError::DuplicateId`], by what the id's type holds equal.
 ///   Nothing was appended; in a transaction, that goes on.
+/// - No unique constraint of the table is deferrable.
 /// - Streams only grow. Who removes events keeps the last one of each stream, or its versions begin
 ///   anew.
 #[derive(Debug)]

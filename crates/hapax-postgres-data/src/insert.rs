@@ -74,6 +74,8 @@ impl<R> Inserted<R> {
 /// Columns of the key may not be null. The constraint must not be deferrable, nor may any other
 /// unique constraint of the table. Triggers may change fields, not keys. What
 /// [`Inserted::Exists`] tells may be deleted the next moment: nothing is locked.
+/// And a copy that comes late, after the row was deleted, inserts it again: where that matters, rows
+/// are marked instead.
 ///
 /// There is no upsert: a copy of it that comes late would overwrite what came after it. Rows that
 /// change have a version ([`VersionedRows`](crate::VersionedRows)).

@@ -44,9 +44,11 @@ async fn all(server: &PostgresServer, table: &str) -> String {
 async fn every_outcome_is_told() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
-    let client = client(&server).await;
+    let mut client = client(&server).await;
     for ids in [Ids::UniqueInTable, Ids::UniqueInStream] {
         let log = log(ids);
+        // All in one transaction: no outcome is the end of it.
+        let client = client.transaction().await.unwrap();
         let append = async |stream: &str, expected, events: Vec<Value>| {
             log.append(&client, stream, expected, &events).await.unwrap()
         };
@@ -108,6 +110,7 @@ async fn every_outcome_is_told() {
         let read: Vec<Recorded<Value>> = log.read(&client, "s", 1, 2).await.unwrap();
         let recorded = |position, id| Recorded { position, event: event(id) };
         assert_eq!(read, [recorded(2, "b"), recorded(3, "c")]);
+        client.commit().await.unwrap();
     }
     assert_eq!(all(&server, "events").await, "s1a s2b s3c s4d");
     assert_eq!(all(&server, "own_ids").await, "s1a s2b s3c s4d t1x t2b");
@@ -201,6 +204,44 @@ async fn of_sixty_four_at_one_version_exactly_one_appends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copies_in_transactions_are_told_where_the_events_are() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", EVENTS).await;
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        clients.push(client(&server).await);
+    }
+    for round in 0..30 {
+        let ids = if round % 2 == 0 { Ids::UniqueInTable } else { Ids::UniqueInStream };
+        let (log, barrier) = (Arc::new(log(ids)), Arc::new(Barrier::new(clients.len())));
+        log.verify(&clients[0]).await.unwrap();
+        let mut copies = JoinSet::new();
+        for mut client in clients.drain(..) {
+            let (log, barrier) = (log.clone(), barrier.clone());
+            copies.spawn(async move {
+                let events = events([&format!("{round}"), &format!("{round}+")]);
+                let transaction = client.transaction().await.unwrap();
+                barrier.wait().await;
+                // Whichever constraint sees it first.
+                let stream = format!("s{round}");
+                let told = log.append(&transaction, &stream, 0, &events).await.unwrap();
+                transaction.commit().await.unwrap();
+                (client, told)
+            });
+        }
+        let mut appended = 0;
+        for (client, told) in copies.join_all().await {
+            clients.push(client);
+            match told {
+                Append::Appended { .. } => appended += 1,
+                other => assert_eq!(other, Append::AlreadyAppended { positions: 1..3 }),
+            }
+        }
+        assert_eq!(appended, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
@@ -255,6 +296,38 @@ async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database
             told.iter().filter(|told| matches!(told, Append::SameIdInOtherStream { .. })).count();
         assert_eq!((appended, refused), (1, 7), "{told:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", EVENTS).await;
+    let (log, plain, mut holder) =
+        (log(Ids::UniqueInTable), client(&server).await, client(&server).await);
+    // Only the server ends the deadlock, and chooses the plain connection.
+    plain.batch_execute("SET deadlock_timeout = '3s'").await.unwrap();
+    holder.batch_execute("SET deadlock_timeout = '1min'").await.unwrap();
+    for (round, in_circles) in [(0, false), (1, true)] {
+        let [mine, taken] = ["p", "q"].map(|id| format!("{id}{round}"));
+        let other = format!("z{round}");
+        let holding = holder.transaction().await.unwrap();
+        log.append(&holding, &other, 0, &events([&taken])).await.unwrap();
+        // The first of its events is in, and the second waits.
+        let both = events([&mine, &taken]);
+        let (told, ()) = tokio::join!(log.append(&plain, "s", 0, &both), async {
+            are_waiting(&server, 1).await;
+            if in_circles {
+                let appended = log.append(&holding, &other, 1, &events([&mine])).await.unwrap();
+                assert_eq!(appended, Append::Appended { positions: 2..3 });
+            }
+            holding.commit().await.unwrap();
+        });
+        let (index, position) = if in_circles { (0, 2) } else { (1, 1) };
+        let told_as = Append::SameIdInOtherStream { index, stream: other, position };
+        assert_eq!(told.unwrap(), told_as);
+    }
+    assert_eq!(all(&server, "events").await, "z01q0 z11q1 z12p1");
+    assert_eq!(deadlocks(&server).await, "1");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::events::{EVENTS, event, log};
 use super::insert::{ORDERS, order, orders};
-use super::support::client;
+use super::support::{are_waiting, client};
 use super::versioned::{COUNTERS, counter, counters};
 
 const LEVELS: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
@@ -105,5 +105,43 @@ async fn plain_connections_ask_again_by_themselves() {
         for call in 0..3 {
             assert_eq!(told.iter().filter(|told| told[call]).count(), 1, "{level}, {call}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
+    let server = prepared().await;
+    let mut holder = client(&server).await;
+    for (round, level) in (0..).zip(LEVELS) {
+        let plain = client(&server).await;
+        let set = format!("SET default_transaction_isolation = '{level}'");
+        plain.batch_execute(&set).await.unwrap();
+        let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+        let (item, row) = (order(round, "1"), counter("a", round));
+        let (mine, other) = ([event(&format!("{round}"))], [event(&format!("{round}+"))]);
+
+        let holding = holder.transaction().await.unwrap();
+        let _: Inserted<Value> = orders.insert(&holding, &item).await.unwrap();
+        let (told, ()) = tokio::join!(orders.insert::<_, Value>(&plain, &item), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert!(matches!(told, Ok(Inserted::Exists(_))), "{told:?}");
+
+        let holding = holder.transaction().await.unwrap();
+        log.append(&holding, "s", round, &mine).await.unwrap();
+        let (told, ()) = tokio::join!(log.append(&plain, "s", round, &other), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert_eq!(told.unwrap(), Append::Conflict { current: round + 1 });
+
+        let holding = holder.transaction().await.unwrap();
+        let _: Update<Value> = counters.update(&holding, round, &row).await.unwrap();
+        let (told, ()) = tokio::join!(counters.update::<_, Value>(&plain, round, &row), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
     }
 }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_postgres::Client;
 
 use super::support::{are_waiting, client, connect};
 
@@ -168,6 +169,50 @@ async fn an_operation_is_applied_once_and_to_one_row() {
     assert_eq!(counted(&server).await, "3|3|7|3");
 }
 
+/// Updates the row, while somebody is about to.
+fn move_on(client: &Arc<Client>) {
+    let client = Arc::clone(client);
+    // On another thread: the closure that calls this is not asynchronous.
+    let moving = std::thread::spawn(move || {
+        let update = "UPDATE counters SET version = version + 1 WHERE name = 'a'";
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(client.batch_execute(update)).unwrap();
+    });
+    moving.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn doubt_ends_when_the_row_has_moved_on() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", COUNTERS).await;
+    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let url = format!("postgres://postgres@{}/postgres", proxy.address());
+    let (operations, other) = (operations(), Arc::new(client(&server).await));
+    operations.verify(&*other).await.unwrap();
+    for (attempts, doubtful) in [(1, true), (2, true), (3, false)] {
+        let calls = Cell::new(0);
+        // The first request is lost, and nobody knows; then somebody is always quicker.
+        let change = |row: Value| {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 {
+                proxy.set(ProxyRates { lose_request: 1_000, ..ProxyRates::default() });
+            } else {
+                move_on(&other);
+            }
+            increment(row)
+        };
+        let connecting = || {
+            proxy.set(ProxyRates::default());
+            connect(&url)
+        };
+        let told = operations.retrying(connecting, &times(attempts), "o", &key(), change).await;
+        let Err(RetryError::GaveUp { attempts: made, in_doubt, .. }) = told else {
+            panic!("{told:?}")
+        };
+        assert_eq!((made, in_doubt), (attempts, doubtful));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn retrying_stops_at_its_limits_and_where_the_change_says_no() {
     let server = PostgresServer::start().await;
@@ -199,15 +244,7 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no() {
     let calls = Cell::new(0);
     let late = |row: Value| {
         calls.set(calls.get() + 1);
-        let other = other.clone();
-        // On another thread: the closure is not asynchronous.
-        std::thread::spawn(move || {
-            let update = "UPDATE counters SET version = version + 1 WHERE name = 'a'";
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(other.batch_execute(update)).unwrap();
-        })
-        .join()
-        .unwrap();
+        move_on(&other);
         increment(row)
     };
     let told = operations.retrying(|| connect(&url), &times(5), "o", &key(), late).await;
