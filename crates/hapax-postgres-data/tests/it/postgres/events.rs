@@ -242,6 +242,27 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_id_that_comes_first_is_no_error_of_the_database_either() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", EVENTS).await;
+    let (mut client, mut holder) = (client(&server).await, client(&server).await);
+    for (ids, table) in [(Ids::UniqueInTable, "events"), (Ids::UniqueInStream, "own_ids")] {
+        // Where an id alone is in the way: its constraint was looked at before that of the place.
+        let holding = holder.transaction().await.unwrap();
+        let insert = format!("INSERT INTO {table} VALUES ('s', 9, 'a', '{{\"of\": \"a\"}}')");
+        holding.batch_execute(&insert).await.unwrap();
+        let (log, transaction) = (log(ids), client.transaction().await.unwrap());
+        let mine = events(["a"]);
+        let (told, ()) = tokio::join!(log.append(&transaction, "s", 0, &mine), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert_eq!(told.unwrap(), Append::AlreadyAppended { positions: 9..10 });
+        transaction.commit().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
