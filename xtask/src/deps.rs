@@ -31,6 +31,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("hapax-embedded", &["hapax"]),
     ("hapax-http", &["hapax"]),
     ("hapax-postgres", &["hapax"]),
+    ("hapax-postgres-data", &["hapax"]),
     ("hapax-redis", &["hapax"]),
     ("hapax-tiered", &["hapax", "hapax-redis"]),
     (
@@ -70,10 +71,11 @@ const HTTP: [&str; 7] =
     ["axum", "http", "http-body", "http-body-util", "hyper", "hyper-util", "reqwest"];
 
 /// Crates whose default features must stay free of others.
-const FREE_OF: [(&str, &[&str]); 5] = [
+const FREE_OF: [(&str, &[&str]); 6] = [
     ("hapax", &HEAVY),
     ("hapax-embedded", &HTTP),
     ("hapax-postgres", &HTTP),
+    ("hapax-postgres-data", &HTTP),
     ("hapax-redis", &HTTP),
     ("hapax-tiered", &HTTP),
 ];

@@ -1,0 +1,365 @@
+//! Events that are appended once, at the position that their writer expects.
+
+mod decide;
+mod statements;
+
+use std::ops::Range;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use self::decide::{Found, decide};
+use self::statements::Statements;
+use crate::error::{DataError, ItemError, Races};
+use crate::executor::{Executor, Rows};
+use crate::items::{Shape, array, number, row, text};
+use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
+use crate::verified::Verified;
+
+/// What became of an append. Positions are within the stream, from 1.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Append {
+    /// They were appended, by this call, at these positions.
+    Appended {
+        /// From the first to before the end.
+        positions: Range<u64>,
+    },
+    /// All of them are there, one after the other, in this order: this append was carried out
+    /// before, at these positions. Whatever version was expected.
+    AlreadyAppended {
+        /// From the first to before the end.
+        positions: Range<u64>,
+    },
+    /// None of them is there, and others came first.
+    Conflict {
+        /// The version of the stream: the position of its last event.
+        current: u64,
+    },
+    /// None of them is there, and the expected version is past the end of the stream.
+    Gap {
+        /// The version of the stream; 0 for one without events.
+        current: u64,
+    },
+    /// Some of them are there and others are not, or they are there in another order or with others
+    /// in between. Nothing was appended.
+    PartialOverlap {
+        /// Where each of them is, in the order of the call.
+        positions: Vec<Option<u64>>,
+        /// The version of the stream.
+        current: u64,
+    },
+    /// The id of one is taken, in this stream, by an event with something else in a field. Nothing
+    /// was appended.
+    SameIdDifferentBody {
+        /// Which of the call's events, from 0; the first.
+        index: usize,
+        /// Where the other one is.
+        position: u64,
+        /// The first field that differs, in the order of the layout.
+        field: String,
+    },
+    /// The id of one is taken in another stream, where ids are [unique in the
+    /// table](Ids::UniqueInTable). Nothing was appended.
+    SameIdInOtherStream {
+        /// Which of the call's events, from 0; the first.
+        index: usize,
+        /// The other stream.
+        stream: String,
+        /// Where it is there.
+        position: u64,
+    },
+}
+
+/// Where an event's id is unique.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ids {
+    /// In the table: a unique constraint on the id. The same id in another stream is
+    /// [`Append::SameIdInOtherStream`].
+    #[default]
+    UniqueInTable,
+    /// In its stream: a unique constraint on stream and id. The same id in another stream is
+    /// another event.
+    UniqueInStream,
+}
+
+/// An event that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Recorded<E> {
+    /// Its position in the stream.
+    pub position: u64,
+    /// Its id and fields.
+    pub event: E,
+}
+
+/// Event append: a table of streams, each a sequence of events from 1 on without a gap, in which
+/// writers say which version they have seen.
+///
+/// The table needs a unique constraint on stream and sequence, in this order for the index to be of
+/// use, and one for [`Ids`]. An event is any
+/// serde value with a field for the id and each field of the layout; stream and sequence are
+/// given by the call. The id is the writer's: made once, and sent again with every retry. Stream
+/// and sequence together, `{stream}-{sequence}`, name an event as well.
+///
+/// # What happens
+/// 1. One statement inserts the events, if the stream's last position is the expected one and none
+///    of the ids is there. Its first event decides: whoever wants the same position waits until
+///    the other's transaction has ended, with nothing in hand that anybody else could wait for. The
+///    rest follows only if the first was inserted.
+/// 2. If nothing was inserted, a second statement looks why, in one view of the table.
+/// 3. If it finds no reason any more, as when the version that was missing was committed in
+///    between: again from 1, in at most [`Limits::rounds`] rounds.
+///
+/// # Guarantees
+/// - Of any number of writers that expect one version, exactly one is told [`Append::Appended`], and
+///   all of its events are there or none.
+/// - The same append again, as after a lost reply, is [`Append::AlreadyAppended`] at the same
+///   positions, also when it expects the version that it has made, and also when others came after.
+/// - Fields are compared by the server, by what their types hold equal (see [`Column`]): a body in
+///   `jsonb` as JSON, one in `bytea` or `text` byte by byte. Nothing is hashed.
+/// - A race never shows as an error of the database, on a plain connection. In a transaction all of
+///   this holds for streams under READ COMMITTED. What may be told there is [`DataError::Again`]: of
+///   two transactions that append to two streams in opposite order, and under REPEATABLE READ and
+///   SERIALIZABLE, of one that began before another's append was committed; and
+///   [`DataError::UniqueViolation`] of two that give one id to events of two streams at the same moment.
+///
+/// # What is defined
+/// - No events: the version is compared, nothing is written, and `Appended` is at no position.
+/// - The same id twice in a call: [`ItemError::DuplicateId`], by what the id's type holds equal.
+///   Nothing was appended; in a transaction, that goes on.
+/// - No unique constraint of the table is deferrable.
+/// - Streams only grow. Who removes events keeps the last one of each stream, or its versions begin
+///   anew.
+#[derive(Debug)]
+pub struct EventLog {
+    shape: Shape,
+    stream: String,
+    sequence: String,
+    statements: Statements,
+    verified: Verified,
+}
+
+/// Collects the columns of an [`EventLog`].
+#[derive(Clone, Debug)]
+pub struct EventLogBuilder {
+    table: Table,
+    stream: Column,
+    sequence: Column,
+    id: Column,
+    ids: Ids,
+    fields: Vec<Column>,
+    limits: Limits,
+}
+
+impl EventLog {
+    /// Begins with the table; its columns are `stream`, `sequence` and `id` unless others are named.
+    #[must_use]
+    pub fn on_table(table: Table) -> EventLogBuilder {
+        EventLogBuilder {
+            table,
+            stream: "stream".into(),
+            sequence: "sequence".into(),
+            id: "id".into(),
+            ids: Ids::default(),
+            fields: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The statements, each under a name: `append`; `look`, for where nothing was appended; `insist`,
+    /// instead of `append` where `look` found no reason, so that another unique constraint that is in
+    /// the way is named; `version`; `read`. Parameters are the events, as a JSON array, then stream
+    /// and sequence as a JSON object, then how many to read.
+    #[must_use]
+    pub fn sql(&self) -> [(&'static str, &str); 5] {
+        let Statements { append, look, insist, version, read } = &self.statements;
+        [
+            ("append", append),
+            ("look", look),
+            ("insist", insist),
+            ("version", version),
+            ("read", read),
+        ]
+    }
+
+    /// Has the server plan the statements, without running them: a table, a column or a unique
+    /// constraint that is missing, or a right, shows here. The first append does it anyway; at the
+    /// start of a service it shows earlier.
+    ///
+    /// # Errors
+    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
+        self.verified.now(&mut executor).await
+    }
+
+    /// Appends `events` to `stream`, whose last event is at `expected`, or which has none if that is
+    /// 0: all of them or none.
+    ///
+    /// # Errors
+    /// See [`DataError`].
+    pub async fn append<T: Serialize + Sync>(
+        &self,
+        mut executor: impl Executor,
+        stream: &str,
+        expected: u64,
+        events: &[T],
+    ) -> Result<Append, DataError> {
+        let texts = self.shape.items(events)?;
+        if i64::try_from(expected.saturating_add(events.len() as u64)).is_err() {
+            return Err(ItemError::Position.at(0));
+        }
+        self.verified.once(&mut executor).await?;
+        if events.is_empty() {
+            let current = self.version(executor, stream).await?;
+            return Ok(decide(expected, current, &[])
+                .unwrap_or(Append::Appended { positions: expected + 1..expected + 1 }));
+        }
+        let (given, head) = (array(texts.iter().map(String::as_str)), self.head(stream, expected));
+        let end = expected + events.len() as u64;
+        let mut races = Races::default();
+        let mut append = &self.statements.append;
+        for _ in 0..self.shape.limits.rounds {
+            match executor.query(append, &[&given, &head]).await {
+                Ok(rows) if rows.is_empty() => {}
+                Ok(_) => return Ok(Append::Appended { positions: expected + 1..end + 1 }),
+                Err(failure) => races.lost(failure)?,
+            }
+            match executor.query(&self.statements.look, &[&given, &head]).await {
+                Ok(rows) => {
+                    let (current, found) = self.found(&rows, events.len())?;
+                    if let Some(outcome) = decide(expected, current, &found) {
+                        return Ok(outcome);
+                    }
+                    races.violation()?;
+                }
+                Err(failure) => races.lost(failure)?,
+            }
+            append = &self.statements.insist;
+        }
+        Err(races.into_error(self.shape.limits.rounds))
+    }
+
+    /// The version of `stream`: the position of its last event, or 0.
+    ///
+    /// # Errors
+    /// [`DataError::Refused`], [`DataError::Lost`].
+    pub async fn version(
+        &self,
+        mut executor: impl Executor,
+        stream: &str,
+    ) -> Result<u64, DataError> {
+        let head = self.head(stream, 0);
+        let rows = executor.query(&self.statements.version, &[&head]).await;
+        let rows = rows.map_err(crate::error::Failure::into_error)?;
+        rows.first().and_then(|row| number(row, 0)).ok_or(DataError::OtherRows)
+    }
+
+    /// Events of `stream` after position `after`, in order, `most` at most.
+    ///
+    /// # Errors
+    /// [`DataError::Refused`], [`DataError::Lost`], [`DataError::Row`].
+    pub async fn read<E: DeserializeOwned>(
+        &self,
+        mut executor: impl Executor,
+        stream: &str,
+        after: u64,
+        most: u32,
+    ) -> Result<Vec<Recorded<E>>, DataError> {
+        let head = self.head(stream, after);
+        let rows = executor.query(&self.statements.read, &[&head, &most.to_string()]).await;
+        let recorded = |there: &Vec<Option<String>>| {
+            let position = number(there, 0).ok_or(DataError::OtherRows)?;
+            Ok(Recorded { position, event: row(text(there, 1))? })
+        };
+        rows.map_err(crate::error::Failure::into_error)?.iter().map(recorded).collect()
+    }
+
+    fn head(&self, stream: &str, sequence: u64) -> String {
+        let fields = [
+            (self.stream.clone(), Value::from(stream)),
+            (self.sequence.clone(), Value::from(sequence)),
+        ];
+        Value::from_iter(fields).to_string()
+    }
+
+    /// What `look` answered: the version, and what there is of each event.
+    fn found(&self, rows: &Rows, events: usize) -> Result<(u64, Vec<Option<Found>>), DataError> {
+        let mut found: Vec<Option<Found>> = (0..events).map(|_| None).collect();
+        let mut current = None;
+        for row in rows {
+            current = number(row, 0);
+            let index = number(row, 1).and_then(|number| usize::try_from(number).ok());
+            let index = index.and_then(|number| number.checked_sub(1)).filter(|at| *at < events);
+            let index = index.ok_or(DataError::OtherRows)?;
+            if number(row, 2) != Some(1) {
+                return Err(ItemError::DuplicateId.at(index));
+            }
+            let Some(position) = number(row, 3) else { continue };
+            let other_stream = text(row, 4).map(String::from);
+            let fields = &self.shape.columns[1..];
+            let different = number(row, 5).and_then(|at| fields.get(usize::try_from(at).ok()?));
+            let different = different.map(|field| field.name.clone());
+            found[index] = Some(Found { position, other_stream, different });
+        }
+        Ok((current.ok_or(DataError::OtherRows)?, found))
+    }
+}
+
+impl EventLogBuilder {
+    /// The column of the stream's name: of any type that text can be read as.
+    #[must_use]
+    pub fn stream(mut self, column: impl Into<Column>) -> Self {
+        self.stream = column.into();
+        self
+    }
+
+    /// The column of the position in the stream: `bigint`, or `integer` if that is enough.
+    #[must_use]
+    pub fn sequence(mut self, column: impl Into<Column>) -> Self {
+        self.sequence = column.into();
+        self
+    }
+
+    /// The column of the event's id, and where it is unique.
+    #[must_use]
+    pub fn id(mut self, column: impl Into<Column>, ids: Ids) -> Self {
+        (self.id, self.ids) = (column.into(), ids);
+        self
+    }
+
+    /// A column that is written, read, and compared where the id is there: the event's kind, its
+    /// body. Not what differs from one attempt to the next, such as the time: that is a default of
+    /// the column's.
+    #[must_use]
+    pub fn field(mut self, column: impl Into<Column>) -> Self {
+        self.fields.push(column.into());
+        self
+    }
+
+    /// How much a call may ask for.
+    #[must_use]
+    pub const fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Puts the statements together.
+    ///
+    /// # Errors
+    /// [`LayoutError`], if names cannot be names, or one is there twice.
+    pub fn build(self) -> Result<EventLog, LayoutError> {
+        self.table.check()?;
+        check_columns([&self.stream, &self.sequence, &self.id].into_iter().chain(&self.fields))?;
+        self.limits.check()?;
+        let (statements, checks) = Statements::new(&self);
+        let Self { stream, sequence, id, fields, limits, .. } = self;
+        let columns = [id].into_iter().chain(fields).collect();
+        Ok(EventLog {
+            shape: Shape { columns, key: 1, limits },
+            stream: stream.name,
+            sequence: sequence.name,
+            statements,
+            verified: Verified::new(checks),
+        })
+    }
+}

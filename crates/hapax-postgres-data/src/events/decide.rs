@@ -1,0 +1,49 @@
+//! What it means where nothing was appended.
+
+use super::Append;
+
+/// An event of the call's whose id is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) position: u64,
+    /// Where it is in another stream than the call's.
+    pub(crate) other_stream: Option<String>,
+    /// The first field in which it differs.
+    pub(crate) different: Option<String>,
+}
+
+/// The outcome of an append, by what one view of the table shows. Ids go before versions: who sends
+/// the same events again need not know which version they made.
+///
+/// `None`: nothing is in the way. (For no events: the version is the expected one.)
+pub(crate) fn decide(expected: u64, current: u64, found: &[Option<Found>]) -> Option<Append> {
+    for (index, found) in found.iter().enumerate() {
+        if let Some(Found { position, other_stream: Some(stream), .. }) = found {
+            let (stream, position) = (stream.clone(), *position);
+            return Some(Append::SameIdInOtherStream { index, stream, position });
+        }
+    }
+    for (index, found) in found.iter().enumerate() {
+        if let Some(Found { position, different: Some(field), .. }) = found {
+            let (position, field) = (*position, field.clone());
+            return Some(Append::SameIdDifferentBody { index, position, field });
+        }
+    }
+    let position = |found: &Option<Found>| found.as_ref().map(|found| found.position);
+    let positions: Vec<Option<u64>> = found.iter().map(position).collect();
+    if positions.iter().any(Option::is_some) {
+        let first = positions[0];
+        let in_a_row = |first: u64| (first..).map(Some).take(positions.len());
+        return Some(match first {
+            Some(first) if in_a_row(first).eq(positions.iter().copied()) => {
+                Append::AlreadyAppended { positions: first..first + positions.len() as u64 }
+            }
+            _ => Append::PartialOverlap { positions, current },
+        });
+    }
+    match current.cmp(&expected) {
+        std::cmp::Ordering::Less => Some(Append::Gap { current }),
+        std::cmp::Ordering::Equal => None,
+        std::cmp::Ordering::Greater => Some(Append::Conflict { current }),
+    }
+}

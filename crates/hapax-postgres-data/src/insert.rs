@@ -1,0 +1,365 @@
+//! Rows that are inserted once, by a key that the business has.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{DataError, Races};
+use crate::executor::Executor;
+use crate::items::{Shape, array, number, row, text};
+use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
+use crate::sql;
+use crate::verified::{Check, Verified};
+
+/// What became of an item.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Inserted<R> {
+    /// It was inserted, by this call, as this row.
+    Created(R),
+    /// It was there before, the same in every field.
+    Exists(R),
+    /// Its key was there before, with something else.
+    ExistsWithDifferent {
+        /// The first field that differs, in the order of the layout.
+        field: String,
+        /// What is there.
+        row: R,
+    },
+}
+
+impl<R> Inserted<R> {
+    /// The row that is there now.
+    pub fn into_row(self) -> R {
+        match self {
+            Self::Created(row) | Self::Exists(row) | Self::ExistsWithDifferent { row, .. } => row,
+        }
+    }
+}
+
+/// Insert, or fetch what is there: a table with a unique constraint on columns that identify what
+/// the row is about, such as an order's customer and cart.
+///
+/// An item is any serde value with a field for each column of the key and each field, and a row
+/// is one with those and what is [also read](InsertOrFetchBuilder::also_read). How values are written, read and
+/// compared: see [the crate](crate#values).
+///
+/// # What happens
+/// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items in one statement, in the order of their keys,
+///    so that two batches cannot wait for each other. An item whose key somebody else is inserting
+///    waits until that is decided.
+/// 2. Where nothing was inserted, a second statement fetches what is there. (In one statement it
+///    could not be seen: that statement began before the other was committed.)
+/// 3. Where nothing is there either, because it was deleted in between: again from 1, for these, in
+///    at most [`Limits::rounds`] rounds.
+///
+/// # Guarantees
+/// - Of any number of calls with one key, exactly one is told [`Inserted::Created`], as long as its
+///   row is there. Told is what holds when the call ends: in a transaction that is rolled back
+///   afterwards, nothing was inserted.
+/// - An item that comes twice in a batch is created at most once, by its first place; the
+///   others are compared with that.
+/// - A race never shows as an error of the database. Another unique constraint than that of the key
+///   is [`DataError::UniqueViolation`], unless the row is there with its key, for then it
+///   [exists](Inserted::Exists).
+/// - On a plain connection each statement commits by itself: a call that fails may have inserted
+///   some of its items, and the same call again finds them. Where it has to be all or
+///   nothing, call it in a transaction.
+///
+/// # Isolation
+/// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
+/// that began before the row in its way was committed does not see it, and is told
+/// [`DataError::Again`]. Several calls in one transaction may deadlock with another's in the other
+/// order; the one that the server chooses is told `Again`.
+///
+/// # Limits
+/// Columns of the key may not be null. The constraint must not be deferrable, nor may any other
+/// unique constraint of the table. Triggers may change fields, not keys. What
+/// [`Inserted::Exists`] tells may be deleted the next moment: nothing is locked.
+/// And a copy that comes late, after the row was deleted, inserts it again: where that matters, rows
+/// are marked instead.
+///
+/// There is no upsert: a copy of it that comes late would overwrite what came after it. Rows that
+/// change have a version ([`VersionedRows`](crate::VersionedRows)).
+#[derive(Debug)]
+pub struct InsertOrFetch {
+    shape: Shape,
+    fetched: String,
+    insert: String,
+    insist: String,
+    verified: Verified,
+    table: String,
+}
+
+/// Collects the columns of an [`InsertOrFetch`].
+#[derive(Clone, Debug)]
+pub struct InsertOrFetchBuilder {
+    table: Table,
+    key: Vec<Column>,
+    fields: Vec<Column>,
+    read: Vec<Column>,
+    limits: Limits,
+}
+
+impl InsertOrFetch {
+    /// Begins with the table.
+    #[must_use]
+    pub fn into_table(table: Table) -> InsertOrFetchBuilder {
+        let (key, fields, read) = Default::default();
+        InsertOrFetchBuilder { table, key, fields, read, limits: Limits::default() }
+    }
+
+    /// The statements, each under a name: `insert`, for the items that are in question; `fetch`, for
+    /// those that were not inserted; `insist`, instead of `insert` where nothing was fetched
+    /// either, so that another unique constraint that is in the way is named. Their parameter is
+    /// the items, as a JSON array.
+    #[must_use]
+    pub fn sql(&self) -> [(&'static str, &str); 3] {
+        [("insert", &self.insert), ("fetch", &self.fetched), ("insist", &self.insist)]
+    }
+
+    /// Has the server plan the statements, without running them: a table, a column or the unique
+    /// constraint that is missing, or a right, shows here. The first call does it anyway; at the
+    /// start of a service it shows earlier.
+    ///
+    /// # Errors
+    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
+        self.verified.now(&mut executor).await
+    }
+
+    /// Inserts `item`, or fetches what is there.
+    ///
+    /// # Errors
+    /// See [`DataError`].
+    pub async fn insert<T, R>(
+        &self,
+        executor: impl Executor,
+        item: &T,
+    ) -> Result<Inserted<R>, DataError>
+    where
+        T: Serialize + Sync,
+        R: DeserializeOwned + Send,
+    {
+        let mut outcomes = self.insert_all(executor, &[item]).await?;
+        outcomes.pop().ok_or(DataError::OtherRows)
+    }
+
+    /// Inserts `items`, or fetches what is there, in two statements however many they are. The
+    /// outcomes are in the order of the items.
+    ///
+    /// # Errors
+    /// See [`DataError`].
+    pub async fn insert_all<T, R>(
+        &self,
+        mut executor: impl Executor,
+        items: &[T],
+    ) -> Result<Vec<Inserted<R>>, DataError>
+    where
+        T: Serialize + Sync,
+        R: DeserializeOwned + Send,
+    {
+        let mut pending = Pending::new(self.shape.items(items)?);
+        self.verified.once(&mut executor).await?;
+        let mut races = Races::default();
+        let mut insert = &self.insert;
+        for _ in 0..self.shape.limits.rounds {
+            if pending.open.is_empty() {
+                return pending.into_outcomes();
+            }
+            match executor.query(insert, &[&pending.json()]).await {
+                Ok(rows) => {
+                    for created in rows {
+                        // Without a number: a row that no item asked for.
+                        let at = pending.place(&created)?;
+                        pending.settle(at, Inserted::Created(row(text(&created, 1))?))?;
+                    }
+                }
+                Err(failure) => races.lost(failure)?,
+            }
+            pending.close();
+            if pending.open.is_empty() {
+                return pending.into_outcomes();
+            }
+            match executor.query(&self.fetched, &[&pending.json()]).await {
+                Ok(rows) => {
+                    for there in rows {
+                        let (at, outcome) = (pending.place(&there)?, self.compared(&there)?);
+                        pending.settle(at, outcome).map_err(|_| self.not_unique())?;
+                    }
+                }
+                Err(failure) => races.lost(failure)?,
+            }
+            pending.close();
+            if !pending.open.is_empty() {
+                races.violation()?;
+            }
+            insert = &self.insist;
+        }
+        if pending.open.is_empty() {
+            return pending.into_outcomes();
+        }
+        Err(races.into_error(self.shape.limits.rounds))
+    }
+
+    fn compared<R: DeserializeOwned>(
+        &self,
+        there: &[Option<String>],
+    ) -> Result<Inserted<R>, DataError> {
+        let row = row(text(there, 2))?;
+        let Some(field) = text(there, 1) else { return Ok(Inserted::Exists(row)) };
+        let fields = &self.shape.columns[self.shape.key..];
+        let field = field.parse().ok().and_then(|at: usize| fields.get(at));
+        let field = field.ok_or(DataError::OtherRows)?.name.clone();
+        Ok(Inserted::ExistsWithDifferent { field, row })
+    }
+
+    fn not_unique(&self) -> DataError {
+        let columns = sql::names(&self.shape.columns[..self.shape.key]);
+        DataError::NoUniqueConstraint { table: self.table.clone(), columns }
+    }
+}
+
+/// Items, and what is known of them.
+struct Pending<R> {
+    items: Vec<String>,
+    outcomes: Vec<Option<Inserted<R>>>,
+    /// Those that nothing is known of, in order.
+    open: Vec<usize>,
+}
+
+impl<R> Pending<R> {
+    fn new(items: Vec<String>) -> Self {
+        let outcomes = items.iter().map(|_| None).collect();
+        Self { open: (0..items.len()).collect(), items, outcomes }
+    }
+
+    fn json(&self) -> String {
+        array(self.open.iter().map(|at| self.items[*at].as_str()))
+    }
+
+    /// Which item an answer's first column is about: those that were sent are numbered from 1.
+    fn place(&self, answer: &[Option<String>]) -> Result<usize, DataError> {
+        let number = number(answer, 0).and_then(|number| usize::try_from(number).ok());
+        let at = number.and_then(|number| number.checked_sub(1));
+        at.and_then(|at| self.open.get(at)).copied().ok_or(DataError::OtherRows)
+    }
+
+    /// # Errors
+    /// If something is known of it already.
+    fn settle(&mut self, at: usize, outcome: Inserted<R>) -> Result<(), DataError> {
+        match &mut self.outcomes[at] {
+            Some(_) => Err(DataError::OtherRows),
+            open => {
+                *open = Some(outcome);
+                Ok(())
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.open.retain(|at| self.outcomes[*at].is_none());
+    }
+
+    fn into_outcomes(self) -> Result<Vec<Inserted<R>>, DataError> {
+        self.outcomes.into_iter().collect::<Option<_>>().ok_or(DataError::OtherRows)
+    }
+}
+
+impl InsertOrFetchBuilder {
+    /// A column of the key: the unique constraint is on exactly these.
+    #[must_use]
+    pub fn key(mut self, column: impl Into<Column>) -> Self {
+        self.key.push(column.into());
+        self
+    }
+
+    /// A column that is written, and compared where the key is there, in this order.
+    #[must_use]
+    pub fn field(mut self, column: impl Into<Column>) -> Self {
+        self.fields.push(column.into());
+        self
+    }
+
+    /// A column that is read, and that the server fills: an `id`, `created_at`.
+    #[must_use]
+    pub fn also_read(mut self, column: impl Into<Column>) -> Self {
+        self.read.push(column.into());
+        self
+    }
+
+    /// How much a call may ask for.
+    #[must_use]
+    pub const fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Puts the statements together.
+    ///
+    /// # Errors
+    /// [`LayoutError`], if names cannot be names, one is there twice, or there is no key.
+    pub fn build(self) -> Result<InsertOrFetch, LayoutError> {
+        let Self { table, key, fields, read, limits } = self;
+        table.check()?;
+        check_columns(key.iter().chain(&fields).chain(&read))?;
+        limits.check()?;
+        if key.is_empty() {
+            return Err(LayoutError::Missing("key"));
+        }
+        let names = sql::names(&key);
+        let columns: Vec<Column> = key.iter().chain(&fields).cloned().collect();
+        let all: Vec<Column> = columns.iter().chain(&read).cloned().collect();
+        let hasty = insert(&table, &key, &columns, &all, "");
+        let insist = insert(&table, &key, &columns, &all, &format!(" ({names})"));
+        let fetched = fetch(&table, &key, &fields, &all);
+        let check = |text: &String| Check::plan(text, ["[]"], &table, &key);
+        Ok(InsertOrFetch {
+            verified: Verified::new(vec![check(&insist), check(&fetched)]),
+            shape: Shape { columns, key: key.len(), limits },
+            insert: hasty,
+            insist,
+            fetched,
+            table: table.to_string(),
+        })
+    }
+}
+
+/// Answers with the number and the row of each item that was inserted.
+fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target: &str) -> String {
+    let given = sql::given(table);
+    let (names, key_given) = (sql::names(all), sql::list("(g.item)", key));
+    let (values, key_first) = (sql::list("(f.item)", all), sql::list("(f.item)", key));
+    let same = sql::equal("(f.item)", "t", key);
+    let (returned, row) = (sql::list("t", read), sql::json("t", read));
+    format!(
+        "WITH {given}, firsts AS MATERIALIZED (
+    SELECT DISTINCT ON ({key_given}) g.n, g.item
+    FROM given AS g
+    ORDER BY {key_given}, g.n
+), created AS (
+    INSERT INTO {table} AS t ({names})
+    SELECT {values}
+    FROM firsts AS f
+    ORDER BY {key_first}
+    ON CONFLICT{target} DO NOTHING
+    RETURNING {returned}
+)
+SELECT f.n::text, {row}
+FROM created AS t LEFT JOIN firsts AS f ON {same}"
+    )
+}
+
+/// Answers with the number of each item whose key is there, in which field it differs first, and
+/// the row.
+fn fetch(table: &Table, key: &[Column], fields: &[Column], read: &[Column]) -> String {
+    let given = sql::given(table);
+    let differs = sql::first_difference("t", "(g.item)", fields);
+    let row = sql::json("t", read);
+    let same = sql::equal("t", "(g.item)", key);
+    format!(
+        "WITH {given}
+SELECT g.n::text,
+    {differs},
+    {row}
+FROM given AS g JOIN {table} AS t ON {same}"
+    )
+}

@@ -1,0 +1,207 @@
+//! Names that a caller chose, as SQL writes them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// A table of the caller's.
+///
+/// Names are taken as they are, with case and every character, and quoted: `Orders` is not
+/// `orders`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    schema: Option<String>,
+    name: String,
+}
+
+impl Table {
+    /// A table that is found along the connection's `search_path`.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { schema: None, name: name.into() }
+    }
+
+    /// A table of a schema, whatever the `search_path`.
+    #[must_use]
+    pub fn in_schema(schema: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { schema: Some(schema.into()), name: name.into() }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LayoutError> {
+        self.schema.iter().chain([&self.name]).try_for_each(|name| check_name(name))
+    }
+}
+
+/// As SQL writes it, quoted.
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(schema) = &self.schema {
+            write!(f, "{}.", quoted(schema))?;
+        }
+        f.write_str(&quoted(&self.name))
+    }
+}
+
+/// A column, and how its values are read and compared.
+///
+/// Values are compared by the server, by `IS NOT DISTINCT FROM`, so by what the column's type holds
+/// equal: the numeric 1.0 is 1.00, `{"a": 1, "b": 2}` is `{"b": 2, "a": 1.0}` in `jsonb`, two
+/// `timestamptz` of one instant are one, and null is null.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Column {
+    pub(crate) name: String,
+    read: bool,
+    compare: bool,
+}
+
+impl Column {
+    /// The column of this name.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), read: false, compare: false }
+    }
+
+    /// It is read as its text: for numbers with more digits than the 15 of an `f64`, such as money
+    /// in `numeric`. (It can be written as text anyway.)
+    #[must_use]
+    pub const fn read_as_text(mut self) -> Self {
+        self.read = true;
+        self
+    }
+
+    /// It is compared as its text, after the column's type has read it: 1.0 is not 1.00 then. For
+    /// types that have no equality, as `json` and `xml`, and where theirs is too generous. Without
+    /// meaning for a column of a key.
+    #[must_use]
+    pub const fn compare_as_text(mut self) -> Self {
+        self.compare = true;
+        self
+    }
+
+    /// The column of `of`, an expression for a row.
+    pub(crate) fn of(&self, of: &str) -> String {
+        format!("{of}.{}", quoted(&self.name))
+    }
+
+    /// What is read of it, under its name.
+    pub(crate) fn read_of(&self, of: &str) -> String {
+        let column = self.of(of);
+        if self.read { format!("{column}::text AS {}", quoted(&self.name)) } else { column }
+    }
+
+    /// Whether two rows differ in it.
+    pub(crate) fn differs(&self, one: &str, other: &str) -> String {
+        let cast = if self.compare { "::text" } else { "" };
+        format!("{}{cast} IS DISTINCT FROM {}{cast}", self.of(one), self.of(other))
+    }
+}
+
+impl<S: Into<String>> From<S> for Column {
+    fn from(name: S) -> Self {
+        Self::new(name)
+    }
+}
+
+/// Why tables and columns cannot be used as they were named.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Empty, over 63 bytes, of which the server would ignore the rest, or with a zero byte.
+    #[error("not a name of 1 to 63 bytes without a zero byte: {0:?}")]
+    Name(String),
+    /// The same column twice.
+    #[error("the column {0:?} is named twice")]
+    Twice(String),
+    /// There is no column for it.
+    #[error("no column is named for the {0}")]
+    Missing(&'static str),
+    /// A limit that lets nothing through.
+    #[error("the limit of {0} is zero")]
+    Zero(&'static str),
+}
+
+/// How much is asked of the server at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Items of a call; 1,000 by default.
+    pub items: usize,
+    /// Bytes of a call's items as JSON; 8 MiB by default.
+    pub bytes: usize,
+    /// How often a call begins again because others got in between: a row that was deleted after it
+    /// was in the way, a deadlock; 8 by default.
+    pub rounds: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { items: 1_000, bytes: 8 << 20, rounds: 8 }
+    }
+}
+
+impl Limits {
+    pub(crate) const fn check(&self) -> Result<(), LayoutError> {
+        match self {
+            Self { items: 0, .. } => Err(LayoutError::Zero("items")),
+            Self { bytes: 0, .. } => Err(LayoutError::Zero("bytes")),
+            Self { rounds: 0, .. } => Err(LayoutError::Zero("rounds")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An identifier as SQL writes it. In quotes a backslash is a character like others.
+pub(crate) fn quoted(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// Names that the server takes whole, none of them twice.
+pub(crate) fn check_columns<'a>(
+    columns: impl IntoIterator<Item = &'a Column>,
+) -> Result<(), LayoutError> {
+    let mut seen = BTreeSet::new();
+    for Column { name, .. } in columns {
+        check_name(name)?;
+        if !seen.insert(name) {
+            return Err(LayoutError::Twice(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+fn check_name(name: &str) -> Result<(), LayoutError> {
+    let whole = (1..=63).contains(&name.len()) && !name.contains('\0');
+    if whole { Ok(()) } else { Err(LayoutError::Name(name.into())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_end_its_quotes() {
+        let table = Table::in_schema("a\".\"b", "c\"; DROP TABLE d; --");
+        assert_eq!(table.to_string(), "\"a\"\".\"\"b\".\"c\"\"; DROP TABLE d; --\"");
+        assert_eq!(Column::new("x\"y").of("t"), "t.\"x\"\"y\"");
+    }
+
+    #[test]
+    fn names_that_the_server_would_cut_or_refuse_are_refused() {
+        for name in ["", "a\0b", &"é".repeat(32)] {
+            assert_eq!(Table::new(name).check(), Err(LayoutError::Name(name.into())));
+            assert_eq!(Table::in_schema(name, "a").check(), Err(LayoutError::Name(name.into())));
+            assert!(check_columns(&[Column::new(name)]).is_err());
+        }
+        assert_eq!(Table::in_schema(" ", "\\").check(), Ok(()));
+        assert_eq!(check_columns(&["a".into(), "A".into()]), Ok(()));
+        let twice = check_columns(&["a".into(), "b".into(), "a".into()]);
+        assert_eq!(twice, Err(LayoutError::Twice("a".into())));
+    }
+
+    #[test]
+    fn limits_of_zero_are_refused() {
+        let limits = Limits::default();
+        assert_eq!(limits.check(), Ok(()));
+        assert!(Limits { items: 0, ..limits }.check().is_err());
+        assert!(Limits { bytes: 0, ..limits }.check().is_err());
+        assert!(Limits { rounds: 0, ..limits }.check().is_err());
+    }
+}

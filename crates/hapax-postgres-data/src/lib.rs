@@ -1,0 +1,111 @@
+//! Writes that happen once, on tables of a caller's own.
+//!
+//! A unique constraint, a version or a position is all that a table needs for a write to be safe to
+//! repeat. What is left to get right is what the second writer is told, and what the database says
+//! when two come at once. This crate does that, in SQL that can be read, on PostgreSQL 13 and later:
+//!
+//! 1. [`InsertOrFetch`]: rows with a key that the business has. Created, or there already, the same or
+//!    with a difference; also for each item of a batch.
+//! 2. [`EventLog`]: events in streams, appended at the version that their writer expects. Appended, or
+//!    appended before at the same positions, or a conflict.
+//! 3. [`VersionedRows`]: optimistic locking. Updated, not found, or a conflict with what is there.
+//!    [`Operations`]: the same under the id of an operation, which decides what became of a COMMIT
+//!    whose reply was lost, and [retries](Operations::retrying).
+//!
+//! It is no object mapper and makes no tables. Of Hapax it needs no record and no store: it is for
+//! what is inside of a handler, or for services that have such keys anyway.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (mut client, _) = tokio_postgres::connect("", tokio_postgres::NoTls).await?;
+//! use hapax_postgres_data::{InsertOrFetch, Inserted, Table};
+//! use serde_json::{Value, json};
+//!
+//! // CREATE TABLE shop.orders (id bigserial PRIMARY KEY, customer text, cart bigint,
+//! //     amount numeric(12, 2), UNIQUE (customer, cart))
+//! let orders = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+//!     .key("customer")
+//!     .key("cart")
+//!     .field("amount")
+//!     .also_read("id")
+//!     .build()?;
+//! let order = json!({"customer": "c-1", "cart": 7, "amount": "99.90"});
+//! let transaction = client.transaction().await?;
+//! match orders.insert::<_, Value>(&transaction, &order).await? {
+//!     Inserted::Created(row) => println!("order {}", row["id"]),
+//!     Inserted::Exists(row) => println!("order {}, as before", row["id"]),
+//!     Inserted::ExistsWithDifferent { field, row } => {
+//!         println!("order {} has another {field}", row["id"]);
+//!     }
+//! }
+//! transaction.commit().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! `examples/` has an order and an event-sourced account.
+//!
+//! # Where it runs
+//! On an [`Executor`]: a plain connection, where each statement commits by itself, or a transaction of
+//! the caller's, which commits it together with other writes; of tokio-postgres, or (feature `sqlx`)
+//! of sqlx. Make each layout once, for one database, and keep it: its first call has the server
+//! plan the statements, so that a unique constraint that is missing is found before it is needed. That
+//! constraint has to stay.
+//!
+//! # Names
+//! Tables and columns are the caller's. Names are checked when a layout is built and quoted always, so
+//! that they mean what they say, with case and every character. Values are parameters.
+//! `sql()` of each layout shows its statements.
+//!
+//! # Values
+//! Items and rows are serde values, whose fields are named as the columns are: every column of the
+//! layout, and no other. They go to the server as JSON, and its types read them, as
+//! `json_populate_record` does; rows come back as `row_to_json` writes them. So
+//!
+//! - what a type can be written as text, it can be given as a string: `uuid`, `timestamptz`,
+//!   `numeric`, `bytea` (`\x00ff`), enums;
+//! - a `numeric` is read as a number, of which serde keeps 15 digits or so: money is
+//!   [read as text](Column::read_as_text);
+//! - an `f64` that is no number or infinite is null in JSON: give it as a string;
+//! - null is null, not the column's default. A column that the layout does not name gets its
+//!   default, unless its type is a domain that does not allow null;
+//! - a value that is rounded or padded by its column's type is compared after that.
+//!
+//! How values are compared: [`Column`].
+//!
+//! # Isolation
+//! Everything is made for READ COMMITTED, PostgreSQL's default. Under REPEATABLE READ and SERIALIZABLE a
+//! transaction cannot see what others have committed since it began, and where that is in
+//! its way, it is told [`DataError::Again`]: begin a new one. A plain connection does so by itself.
+//!
+//! # Errors
+//! By SQLSTATE and severity alone. The races that each layout is made for end in outcomes, on a plain
+//! connection always; the rest is [`DataError`]. An error of the server ends the caller's
+//! transaction, as always in PostgreSQL; outcomes never do.
+//!
+//! # Dropped futures
+//! Nothing here sends a cancel request. A call that is dropped half-way leaves one statement
+//! that the server carries out, whole or not at all; the same call again finds it. Where this crate
+//! takes connections itself, in [`Operations::retrying`], what commits runs on a task of its own. To
+//! COMMIT their own transactions in a place that nobody drops is up to callers; the reply may be lost
+//! nonetheless, and then the same call in a new transaction tells what became of it.
+
+mod error;
+mod events;
+mod executor;
+mod insert;
+mod items;
+mod layout;
+mod operations;
+mod retry;
+mod sql;
+mod verified;
+mod versioned;
+
+pub use error::{BoxError, DataError, ItemError, ServerError};
+pub use events::{Append, EventLog, EventLogBuilder, Ids, Recorded};
+pub use executor::{Executor, Pooled};
+pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
+pub use layout::{Column, LayoutError, Limits, Table};
+pub use operations::{Operation, Operations, OperationsBuilder, Retried, RetryError};
+pub use retry::Retry;
+pub use versioned::{Loaded, Update, VersionedRows, VersionedRowsBuilder};

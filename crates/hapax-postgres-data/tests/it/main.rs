@@ -1,0 +1,10 @@
+//! The statements against real servers, which the tests start themselves.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+/// Whoever leaves PostgreSQL out leaves out what is in here: `--skip postgres::`.
+mod postgres;

@@ -1,0 +1,333 @@
+//! Insert-or-fetch.
+
+use hapax_postgres_data::{Column, DataError, InsertOrFetch, Inserted, Limits, Table};
+use hapax_testkit::SeededEntropy;
+use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::support::{are_waiting, client, deadlocks};
+
+pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
+    id bigserial, customer text, cart bigint, amount numeric(12, 2) NOT NULL, note jsonb,
+    reference text UNIQUE, PRIMARY KEY (id), UNIQUE (cart, customer))";
+
+pub(crate) fn orders() -> InsertOrFetch {
+    InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+        .key("customer")
+        .key("cart")
+        .field("amount")
+        .field("note")
+        .also_read("id")
+        .build()
+        .unwrap()
+}
+
+pub(crate) fn order(cart: u64, amount: &str) -> Value {
+    json!({"customer": "c", "cart": cart, "amount": amount, "note": {"a": 1, "b": [2.0]}})
+}
+
+/// What was told, in short.
+fn told(outcomes: &[Inserted<Value>]) -> Vec<&str> {
+    let short = |outcome: &Inserted<Value>| match outcome {
+        Inserted::Created(_) => "created",
+        Inserted::Exists(_) => "exists",
+        Inserted::ExistsWithDifferent { field, .. } if field == "amount" => "amount",
+        Inserted::ExistsWithDifferent { field, .. } if field == "note" => "note",
+        other => panic!("{other:?}"),
+    };
+    outcomes.iter().map(short).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_first_is_created_and_others_are_told_what_is_there() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let (orders, client) = (orders(), client(&server).await);
+    let first: Inserted<Value> = orders.insert(&client, &order(1, "10.50")).await.unwrap();
+    let there = json!({"customer": "c", "cart": 1, "amount": 10.5, "note": {"a": 1, "b": [2.0]},
+        "id": 1});
+    assert_eq!(first, Inserted::Created(there.clone()));
+    // Equal by type: 10.5 and 10.50; keys of jsonb in another order, 2 and 2.0.
+    let same = json!({"amount": 10.5, "note": {"b": [2], "a": 1.0}, "cart": "1", "customer": "c"});
+    assert_eq!(orders.insert(&client, &same).await.unwrap(), Inserted::Exists(there.clone()));
+    // The first field that differs, in the order of the layout.
+    for (field, item) in [
+        ("amount", json!({"customer": "c", "cart": 1, "amount": 11, "note": null})),
+        ("note", json!({"customer": "c", "cart": 1, "amount": 10.5, "note": null})),
+    ] {
+        let other = orders.insert(&client, &item).await.unwrap();
+        let row = there.clone();
+        assert_eq!(other, Inserted::ExistsWithDifferent { field: field.into(), row });
+    }
+    // In a batch: its copies too, and in its order.
+    let items = [order(3, "1"), order(2, "1"), order(3, "1"), order(1, "7"), order(2, "2")];
+    let outcomes: Vec<Inserted<Value>> = orders.insert_all(&client, &items).await.unwrap();
+    assert_eq!(told(&outcomes), ["created", "created", "exists", "amount", "amount"]);
+    let none: Vec<Inserted<Value>> = orders.insert_all(&client, &[] as &[Value]).await.unwrap();
+    assert_eq!(none, []);
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM shop.orders").await, "3");
+}
+
+/// 200 calls, each key four times, in batches of different sizes and in any order; one of each
+/// key's four is another order.
+async fn flood(batch: usize, seed: u64) {
+    const KEYS: u64 = 50;
+    let options = PostgresOptions::new().set("max_connections", "220");
+    let server = PostgresServer::start_with(options).await;
+    server.sql("postgres", ORDERS).await;
+    let dice = SeededEntropy::new(seed);
+    let mut items: Vec<Value> =
+        (0..4 * KEYS).map(|at| order(at % KEYS, if at < KEYS { "2" } else { "1" })).collect();
+    for at in (1..items.len()).rev() {
+        items.swap(at, dice.below(at as u64 + 1) as usize);
+    }
+    let orders = std::sync::Arc::new(orders());
+    let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(items.len() / batch));
+    let mut callers = JoinSet::new();
+    for items in items.chunks(batch).map(<[Value]>::to_vec) {
+        let (orders, barrier) = (orders.clone(), barrier.clone());
+        let mut client = client(&server).await;
+        callers.spawn(async move {
+            barrier.wait().await;
+            let outcomes: Vec<Inserted<Value>> = if items[0]["cart"].as_u64() < Some(25) {
+                orders.insert_all(&client, &items).await.unwrap()
+            } else {
+                let transaction = client.transaction().await.unwrap();
+                let outcomes = orders.insert_all(&transaction, &items).await.unwrap();
+                transaction.commit().await.unwrap();
+                outcomes
+            };
+            items.into_iter().zip(outcomes).collect::<Vec<_>>()
+        });
+    }
+    let told: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
+    assert_eq!(told.len() as u64, 4 * KEYS);
+    for cart in 0..KEYS {
+        let of: Vec<_> = told.iter().filter(|(item, _)| item["cart"] == cart).collect();
+        let created: Vec<_> =
+            of.iter().filter(|(_, told)| matches!(told, Inserted::Created(_))).collect();
+        let [(first, Inserted::Created(row))] = created[..] else { panic!("{cart}: {of:?}") };
+        for (item, told) in of {
+            match told {
+                Inserted::Created(_) => {}
+                Inserted::Exists(there) => {
+                    assert_eq!((item, there), (first, row));
+                }
+                Inserted::ExistsWithDifferent { field, row: there } => {
+                    assert_ne!(item["amount"], first["amount"]);
+                    assert_eq!((&field[..], there), ("amount", row));
+                }
+            }
+        }
+    }
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM shop.orders").await, "50");
+    assert_eq!(deadlocks(&server).await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_hundred_at_once_make_fifty_rows() {
+    flood(1, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn batches_in_any_order_do_not_deadlock() {
+    for seed in 2..5 {
+        flood(25, seed).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_order_of_keys_is_what_avoids_deadlocks() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let orders = orders();
+    let sorted = orders.sql()[0].1.to_owned();
+    let order_by = "ORDER BY (f.item).\"customer\", (f.item).\"cart\"";
+    assert!(sorted.contains(order_by));
+    let as_given = sorted.replace(order_by, "ORDER BY f.n");
+    for (statement, expected) in [(sorted, "0"), (as_given, "1")] {
+        // Both batches stop at the middle key. Unsorted, each has the other's last by then.
+        let mut holder = client(&server).await;
+        let holding = holder.transaction().await.unwrap();
+        let _: Inserted<Value> = orders.insert(&holding, &order(2, "1")).await.unwrap();
+        let mut batches = JoinSet::new();
+        for carts in [[1, 2, 3], [3, 2, 1]] {
+            let (client, statement) = (client(&server).await, statement.clone());
+            batches.spawn(async move {
+                let items = Value::from_iter(carts.map(|cart| order(cart, "1"))).to_string();
+                let typed: [(&(dyn ToSql + Sync), Type); 1] = [(&items, Type::TEXT)];
+                client.query_typed(&statement, &typed).await.map(|rows| rows.len())
+            });
+        }
+        are_waiting(&server, 2).await;
+        holding.rollback().await.unwrap();
+        let told = batches.join_all().await;
+        assert_eq!(deadlocks(&server).await, expected, "{told:?}");
+        server.sql("postgres", "DELETE FROM shop.orders").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let referenced = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+        .key("customer")
+        .key("cart")
+        .field("amount")
+        .field("reference")
+        .build()
+        .unwrap();
+    let item =
+        |cart, of: &str| json!({"customer": "c", "cart": cart, "amount": 1, "reference": of});
+    let mut client = client(&server).await;
+    let both = [item(1, "r-1"), item(2, "r-1")];
+    let refused = referenced.insert_all::<_, Value>(&client, &both).await;
+    let Err(DataError::UniqueViolation { constraint, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(constraint, "orders_reference_key");
+    let again: Inserted<Value> = referenced.insert(&client, &both[0]).await.unwrap();
+    assert!(matches!(again, Inserted::Exists(_)), "{again:?}");
+    // In a transaction, which is over then.
+    let transaction = client.transaction().await.unwrap();
+    let refused = referenced.insert::<_, Value>(&transaction, &both[1]).await;
+    assert!(matches!(refused, Err(DataError::UniqueViolation { .. })), "{refused:?}");
+    transaction.rollback().await.unwrap();
+
+    // The same row from everywhere at once: whichever constraint sees it first, it exists. The one
+    // on `reference` is the older one, and is looked at first.
+    let referenced = std::sync::Arc::new(referenced);
+    for round in 10..20 {
+        let mut callers = JoinSet::new();
+        for _ in 0..16 {
+            let (referenced, item) = (referenced.clone(), item(round, &format!("r-{round}")));
+            let mut client = super::support::client(&server).await;
+            callers.spawn(async move {
+                let transaction = client.transaction().await.unwrap();
+                let told: Inserted<Value> = referenced.insert(&transaction, &item).await.unwrap();
+                transaction.commit().await.unwrap();
+                matches!(told, Inserted::Created(_))
+            });
+        }
+        let created = callers.join_all().await.into_iter().filter(|created| *created).count();
+        assert_eq!(created, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_deleted_in_between_is_inserted_after_all() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let (orders, client, mut other) = (orders(), client(&server).await, client(&server).await);
+    // Inserted and deleted in one transaction: whoever waited for that creates it.
+    let transaction = other.transaction().await.unwrap();
+    let _: Inserted<Value> = orders.insert(&transaction, &order(1, "1")).await.unwrap();
+    let waiting = tokio::spawn({
+        let orders = self::orders();
+        async move { orders.insert::<_, Value>(client, &order(1, "1")).await.unwrap() }
+    });
+    are_waiting(&server, 1).await;
+    transaction.batch_execute("DELETE FROM shop.orders").await.unwrap();
+    transaction.commit().await.unwrap();
+    let told = waiting.await.unwrap();
+    assert!(matches!(told, Inserted::Created(_)), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn deleters_are_no_match_for_the_loop() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let deleter = client(&server).await;
+    let deleting = tokio::spawn(async move {
+        while deleter.batch_execute("DELETE FROM shop.orders").await.is_ok() {}
+    });
+    let mut callers = JoinSet::new();
+    for _ in 0..8 {
+        let client = client(&server).await;
+        callers.spawn(async move {
+            let limits = Limits { rounds: 100, ..Limits::default() };
+            let orders = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+                .key("customer")
+                .key("cart")
+                .field("amount")
+                .field("note")
+                .limits(limits)
+                .build()
+                .unwrap();
+            let mut created = 0;
+            for _ in 0..200 {
+                let told: Inserted<Value> = orders.insert(&client, &order(1, "1")).await.unwrap();
+                created += u32::from(matches!(told, Inserted::Created(_)));
+            }
+            created
+        });
+    }
+    let created: u32 = callers.join_all().await.into_iter().sum();
+    deleting.abort();
+    assert!(created > 10, "{created} of 1600: nothing was deleted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
+    let server = PostgresServer::start().await;
+    let tables = "CREATE TABLE loose (k text, a int);
+        CREATE TABLE partial (k text, a int); CREATE UNIQUE INDEX ON partial (k) WHERE a > 0;
+        CREATE TABLE wide (k text, a int, UNIQUE (k, a));
+        CREATE TABLE late (k text UNIQUE DEFERRABLE, a int);
+        CREATE TABLE unequal (k text UNIQUE, a json)";
+    server.sql("postgres", tables).await;
+    let client = client(&server).await;
+    let layout = |table: &str| {
+        InsertOrFetch::into_table(Table::new(table)).key("k").field("a").build().unwrap()
+    };
+    for table in ["loose", "partial", "wide"] {
+        let refused = layout(table).insert::<_, Value>(&client, &json!({"k": "x", "a": 1})).await;
+        let Err(DataError::NoUniqueConstraint { .. }) = refused else { panic!("{refused:?}") };
+        let text = refused.unwrap_err().to_string();
+        assert!(
+            text.starts_with(&format!("\"{table}\" needs a unique constraint on exactly (\"k\")"))
+        );
+    }
+    for (table, code) in [("late", "55000"), ("unequal", "42883"), ("missing", "42704")] {
+        let refused = layout(table).insert::<_, Value>(&client, &json!({"k": "x", "a": 1})).await;
+        let Err(DataError::Refused(server)) = refused else { panic!("{table}: {refused:?}") };
+        assert_eq!(server.code, code);
+    }
+    let missing = InsertOrFetch::into_table(Table::new("loose")).key("k").field("b").build();
+    let Err(DataError::Refused(refused)) = missing.unwrap().verify(&client).await else { panic!() };
+    assert_eq!(refused.code, "42703");
+    for table in ["loose", "partial", "wide", "late", "unequal"] {
+        assert_eq!(server.sql("postgres", &format!("SELECT count(*) FROM {table}")).await, "0");
+    }
+    // A type without equality can be compared as text.
+    let as_text = InsertOrFetch::into_table(Table::new("unequal"))
+        .key("k")
+        .field(Column::new("a").compare_as_text())
+        .build()
+        .unwrap();
+    let told: Inserted<Value> =
+        as_text.insert(&client, &json!({"k": "x", "a": [1]})).await.unwrap();
+    assert!(matches!(told, Inserted::Created(_)), "{told:?}");
+    let told: Inserted<Value> =
+        as_text.insert(&client, &json!({"k": "x", "a": [1]})).await.unwrap();
+    assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told() {
+    let server = PostgresServer::start().await;
+    let tables = "CREATE TABLE changed (k text UNIQUE, a int);
+        CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN NEW.k := upper(NEW.k); RETURN NEW; END';
+        CREATE TRIGGER changing BEFORE INSERT ON changed FOR EACH ROW EXECUTE FUNCTION change()";
+    server.sql("postgres", tables).await;
+    let mut client = client(&server).await;
+    let layout =
+        InsertOrFetch::into_table(Table::new("changed")).key("k").field("a").build().unwrap();
+    let refused = layout.insert::<_, Value>(&client, &json!({"k": null, "a": 1})).await;
+    assert!(matches!(refused, Err(DataError::Item { index: 0, .. })), "{refused:?}");
+    let transaction = client.transaction().await.unwrap();
+    let refused = layout.insert::<_, Value>(&transaction, &json!({"k": "x", "a": 1})).await;
+    assert!(matches!(refused, Err(DataError::OtherRows)), "{refused:?}");
+}

@@ -1,0 +1,147 @@
+//! Levels above READ COMMITTED.
+
+use std::sync::Arc;
+
+use hapax_postgres_data::{Append, DataError, Ids, Inserted, Operation, Operations, Table, Update};
+use hapax_testkit::servers::PostgresServer;
+use serde_json::Value;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use super::events::{EVENTS, event, log};
+use super::insert::{ORDERS, order, orders};
+use super::support::{are_waiting, client};
+use super::versioned::{COUNTERS, counter, counters};
+
+const LEVELS: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
+
+async fn prepared() -> PostgresServer {
+    let server = PostgresServer::start().await;
+    for tables in [ORDERS, EVENTS, COUNTERS] {
+        server.sql("postgres", tables).await;
+    }
+    server
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_transaction_with_an_older_view_has_to_run_again() {
+    let server = prepared().await;
+    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+    let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
+    let operations = operations.unwrap();
+    let (client, mut other) = (client(&server).await, client(&server).await);
+    for (round, level) in (0..).zip(LEVELS) {
+        // What they meet, each in a transaction of its own, for it is over then.
+        for call in 0..4 {
+            let transaction = other.transaction().await.unwrap();
+            let begin = format!("SET TRANSACTION ISOLATION LEVEL {level}; SELECT 1 FROM done");
+            transaction.batch_execute(&begin).await.unwrap();
+            let id = format!("{round}-{call}");
+            let told = match call {
+                0 => {
+                    let item = order(round, "1");
+                    let _: Inserted<Value> = orders.insert(&client, &item).await.unwrap();
+                    orders.insert::<_, Value>(&transaction, &item).await.map(drop)
+                }
+                1 => {
+                    log.append(&client, "s", round, &[event(&id)]).await.unwrap();
+                    log.append(&transaction, "s", round, &[event(&id)]).await.map(drop)
+                }
+                _ => {
+                    let version = round * 2 + call - 2;
+                    let item = counter("a", version);
+                    let _: Update<Value> = counters.update(&client, version, &item).await.unwrap();
+                    if call == 2 {
+                        counters.update::<_, Value>(&transaction, version, &item).await.map(drop)
+                    } else {
+                        let told: Result<Operation<Value>, _> =
+                            operations.update(&transaction, &id, version, &item).await;
+                        told.map(drop)
+                    }
+                }
+            };
+            let Err(DataError::Again(source)) = told else { panic!("{level}, {call}: {told:?}") };
+            assert_eq!(source.code, "40001");
+            // The next call of the same is told that there is nothing to run it in.
+            let told = log.append(&transaction, "s", 0, &[event("x")]).await;
+            assert!(matches!(told, Err(DataError::Refused(_))), "{told:?}");
+            transaction.rollback().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn plain_connections_ask_again_by_themselves() {
+    const WRITERS: usize = 16;
+    let server = prepared().await;
+    for (round, level) in (0..).zip(LEVELS) {
+        let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInTable)));
+        let (counters, barrier) = (Arc::new(counters()), Arc::new(Barrier::new(WRITERS)));
+        let mut writers = JoinSet::new();
+        for writer in 0..WRITERS {
+            let client = client(&server).await;
+            let set = format!("SET default_transaction_isolation = '{level}'");
+            client.batch_execute(&set).await.unwrap();
+            let (orders, log) = (orders.clone(), log.clone());
+            let (counters, barrier) = (counters.clone(), barrier.clone());
+            writers.spawn(async move {
+                barrier.wait().await;
+                let inserted: Inserted<Value> =
+                    orders.insert(&client, &order(round, "1")).await.unwrap();
+                barrier.wait().await;
+                let events = [event(&format!("{round}-{writer}"))];
+                let appended = log.append(&client, "s", round, &events).await.unwrap();
+                barrier.wait().await;
+                let item = counter("a", writer as u64);
+                let updated: Update<Value> = counters.update(&client, round, &item).await.unwrap();
+                [
+                    matches!(inserted, Inserted::Created(_)),
+                    matches!(appended, Append::Appended { .. }),
+                    matches!(updated, Update::Updated { .. }),
+                ]
+            });
+        }
+        let told = writers.join_all().await;
+        for call in 0..3 {
+            assert_eq!(told.iter().filter(|told| told[call]).count(), 1, "{level}, {call}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
+    let server = prepared().await;
+    let mut holder = client(&server).await;
+    for (round, level) in (0..).zip(LEVELS) {
+        let plain = client(&server).await;
+        let set = format!("SET default_transaction_isolation = '{level}'");
+        plain.batch_execute(&set).await.unwrap();
+        let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+        let (item, row) = (order(round, "1"), counter("a", round));
+        let (mine, other) = ([event(&format!("{round}"))], [event(&format!("{round}+"))]);
+
+        let holding = holder.transaction().await.unwrap();
+        let _: Inserted<Value> = orders.insert(&holding, &item).await.unwrap();
+        let (told, ()) = tokio::join!(orders.insert::<_, Value>(&plain, &item), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert!(matches!(told, Ok(Inserted::Exists(_))), "{told:?}");
+
+        let holding = holder.transaction().await.unwrap();
+        log.append(&holding, "s", round, &mine).await.unwrap();
+        let (told, ()) = tokio::join!(log.append(&plain, "s", round, &other), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert_eq!(told.unwrap(), Append::Conflict { current: round + 1 });
+
+        let holding = holder.transaction().await.unwrap();
+        let _: Update<Value> = counters.update(&holding, round, &row).await.unwrap();
+        let (told, ()) = tokio::join!(counters.update::<_, Value>(&plain, round, &row), async {
+            are_waiting(&server, 1).await;
+            holding.commit().await.unwrap();
+        });
+        assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
+    }
+}

@@ -1,0 +1,10 @@
+#[cfg(feature = "sqlx")]
+mod by_sqlx;
+mod events;
+mod examples;
+mod insert;
+mod isolation;
+mod network;
+mod properties;
+mod support;
+mod versioned;

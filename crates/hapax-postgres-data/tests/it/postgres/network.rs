@@ -1,0 +1,240 @@
+//! Networks that lose requests and replies: whoever hears nothing asks again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hapax_postgres_data::{
+    Append, DataError, Ids, Inserted, Operations, Pooled, Retried, Retry, RetryError, Table,
+};
+use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
+use hapax_testkit::servers::{PgBouncer, PostgresServer};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::events::{EVENTS, event, log};
+use super::insert::{ORDERS, order, orders};
+use super::support::connect;
+use super::versioned::{COUNTERS, counters, increment, key};
+
+/// Asks until there is an answer; how often that was more than once is added to `$again`.
+macro_rules! until_answered {
+    ($url:expr, $again:expr, $client:ident => $ask:expr) => {
+        loop {
+            let Ok(client) = connect($url).await else { continue };
+            let $client = &client;
+            match $ask.await {
+                Ok(told) => break told,
+                Err(DataError::Lost(_)) => $again += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+}
+
+async fn lossy(server: &PostgresServer) -> (Proxy, String) {
+    let proxy = Proxy::before(server.address(), 5).await.unwrap();
+    proxy.set(ProxyRates::all(50, Duration::from_millis(10)));
+    let url = format!("postgres://postgres@{}/postgres", proxy.address());
+    (proxy, url)
+}
+
+fn enough(counts: &ProxyCounts, again: u32) {
+    assert!(again > 10 && counts.lost_replies > 10 && counts.late_requests > 10, "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_hears_nothing_inserts_again_and_there_is_one_row() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let (proxy, url) = lossy(&server).await;
+    let orders = Arc::new(orders());
+    let mut callers = JoinSet::new();
+    for caller in 0..40_u64 {
+        let (orders, url) = (orders.clone(), url.clone());
+        callers.spawn(async move {
+            let (mut again, mut created) = (0_u32, 0_u32);
+            for round in 0..10 {
+                // Each key is another caller's as well.
+                let items = [caller, (caller + 1) % 40].map(|cart| order(round * 40 + cart, "1"));
+                let told = until_answered!(
+                    &url, again, client => orders.insert_all::<_, Value>(client, &items)
+                );
+                for told in told {
+                    match told {
+                        Inserted::Created(_) => created += 1,
+                        Inserted::Exists(_) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            (again, created)
+        });
+    }
+    let told = callers.join_all().await;
+    let again = told.iter().map(|(again, _)| again).sum();
+    let created: u32 = told.iter().map(|(_, created)| created).sum();
+    enough(&proxy.counts(), again);
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM shop.orders").await, "400");
+    // Who created a row and did not hear of it finds it.
+    assert!(created < 400 && created > 100, "{created}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_hears_nothing_appends_again_and_every_event_is_there_once() {
+    const WRITERS: usize = 24;
+    let server = PostgresServer::start().await;
+    server.sql("postgres", EVENTS).await;
+    let (proxy, url) = lossy(&server).await;
+    let log = Arc::new(log(Ids::UniqueInTable));
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let (log, url) = (log.clone(), url.clone());
+        writers.spawn(async move {
+            let (mut again, mut already, mut positions) = (0_u32, 0_u32, Vec::new());
+            for round in 0..6 {
+                let events: Vec<Value> =
+                    (0..1 + writer % 3).map(|n| event(&format!("{writer}-{round}-{n}"))).collect();
+                loop {
+                    let told = until_answered!(&url, again, client => async {
+                        let version = log.version(client, "s").await?;
+                        log.append(client, "s", version, &events).await
+                    });
+                    match told {
+                        Append::Appended { positions: at } => positions.push(at),
+                        Append::AlreadyAppended { positions: at } => {
+                            already += 1;
+                            positions.push(at);
+                        }
+                        Append::Conflict { .. } => continue,
+                        other => panic!("{other:?}"),
+                    }
+                    break;
+                }
+            }
+            (again, already, positions)
+        });
+    }
+    let told = writers.join_all().await;
+    enough(&proxy.counts(), told.iter().map(|(again, ..)| again).sum());
+    assert!(told.iter().map(|(_, already, _)| already).sum::<u32>() > 0, "no append was lost");
+    let mut positions: Vec<u64> =
+        told.into_iter().flat_map(|(.., positions)| positions.into_iter().flatten()).collect();
+    positions.sort_unstable();
+    let all = (1..=6 * (0..WRITERS).map(|writer| 1 + writer % 3).sum::<usize>() as u64).collect();
+    assert_eq!(positions, Vec::from_iter::<Vec<u64>>(all));
+    let count = "SELECT count(*) = max(sequence) FROM events";
+    assert_eq!(server.sql("postgres", count).await, "t");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_ended_connection_is_lost_and_not_refused() {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", ORDERS).await;
+    let client = connect(&server.url("postgres")).await.unwrap();
+    let mut holder = connect(&server.url("postgres")).await.unwrap();
+    let (orders, holding) = (orders(), holder.transaction().await.unwrap());
+    let _: Inserted<Value> = orders.insert(&holding, &order(1, "1")).await.unwrap();
+    let end = async {
+        super::support::are_waiting(&server, 1).await;
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+            WHERE wait_event_type = 'Lock'";
+        assert_eq!(server.sql("postgres", end).await, "1");
+    };
+    let item = order(1, "1");
+    let (told, ()) = tokio::join!(orders.insert::<_, Value>(&client, &item), end);
+    assert!(matches!(told, Err(DataError::Lost(_))), "{told:?}");
+    // A time limit of the server's is an error of the statement: it was not carried out.
+    let client = connect(&server.url("postgres")).await.unwrap();
+    client.batch_execute("SET lock_timeout = 50").await.unwrap();
+    let told = orders.insert::<_, Value>(&client, &json!(item)).await;
+    let Err(DataError::Refused(refused)) = told else { panic!("{told:?}") };
+    assert_eq!(refused.code, "55P03");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
+    let server = PostgresServer::start().await;
+    for tables in [ORDERS, EVENTS, COUNTERS] {
+        server.sql("postgres", tables).await;
+    }
+    let pooler = PgBouncer::start(&server, 2).await;
+    let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInStream)));
+    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let operations = Arc::new(operations);
+    let mut callers = JoinSet::new();
+    for caller in 0..20 {
+        let (orders, log, operations) = (orders.clone(), log.clone(), operations.clone());
+        let url = pooler.url("postgres");
+        callers.spawn(async move {
+            let mut client = connect(&url).await.unwrap();
+            let transaction = client.transaction().await.unwrap();
+            let _: Inserted<Value> = orders.insert(&transaction, &order(1, "1")).await.unwrap();
+            transaction.commit().await.unwrap();
+            let told: Inserted<Value> = orders.insert(&client, &order(1, "2")).await.unwrap();
+            assert!(matches!(told, Inserted::ExistsWithDifferent { .. }), "{told:?}");
+            let mut append = Append::Conflict { current: 0 };
+            while let Append::Conflict { current } = append {
+                let events = [event(&format!("{caller}"))];
+                append = log.append(&client, "s", current, &events).await.unwrap();
+            }
+            let (id, retry, key) = (format!("{caller}"), Retry::default(), key());
+            // As a pool hands them out.
+            let connecting =
+                || async { connect(&url).await.map(|client| Pooled(Box::new(client))) };
+            loop {
+                let one = operations.retrying(connecting, &retry, &id, &key, increment);
+                match one.await {
+                    Ok(told) => break assert!(matches!(told, Retried::Applied { .. })),
+                    Err(RetryError::GaveUp { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+    let counts = "SELECT (SELECT count(*) FROM shop.orders), (SELECT max(sequence) FROM own_ids),
+        (SELECT value FROM counters WHERE name = 'a')";
+    assert_eq!(server.sql("postgres", counts).await, "1|20|20");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_that_dies_loses_no_operation_and_makes_none_twice() {
+    const WORKERS: usize = 12;
+    let mut server = PostgresServer::start().await;
+    server.sql("postgres", COUNTERS).await;
+    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let (operations, url) = (Arc::new(operations), server.url("postgres"));
+    let enough = Arc::new(AtomicBool::default());
+    let mut workers = JoinSet::new();
+    for worker in 0..WORKERS {
+        let (operations, url, enough) = (operations.clone(), url.clone(), enough.clone());
+        workers.spawn(async move {
+            let (retry, key, mut made, mut gave_up) = (Retry::default(), key(), 0_u64, 0_u32);
+            while !enough.load(Ordering::Relaxed) {
+                let id = format!("{worker}-{made}");
+                loop {
+                    let connecting = || connect(&url);
+                    match operations.retrying(connecting, &retry, &id, &key, increment).await {
+                        Ok(_) => break,
+                        Err(RetryError::GaveUp { .. }) => gave_up += 1,
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+                made += 1;
+            }
+            (made, gave_up)
+        });
+    }
+    let counter = "SELECT value FROM counters WHERE name = 'a'";
+    for kill in 1..=4 {
+        while server.sql("postgres", counter).await.parse::<u64>().unwrap() < kill * 40 {}
+        server.kill().await;
+        server.restart().await;
+    }
+    enough.store(true, Ordering::Relaxed);
+    let told = workers.join_all().await;
+    let made: u64 = told.iter().map(|(made, _)| made).sum();
+    assert!(told.iter().any(|(_, gave_up)| *gave_up > 0), "nobody noticed");
+    assert_eq!(server.sql("postgres", counter).await, made.to_string());
+}
