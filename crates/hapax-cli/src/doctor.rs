@@ -39,7 +39,7 @@ pub(crate) struct DoctorArgs {
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let store = args.store.map(Written::read).transpose().map_err(of("--store"))?;
     let cache = args.cache.map(Written::read).transpose().map_err(of("--cache"))?;
-    let file = OfFile::read(args.config.as_deref())?;
+    let file = OfFile::for_the_rest(args.config.as_deref(), store.is_some())?;
     let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
     let opening = Opening {
         cache: cache.or(file.cache),

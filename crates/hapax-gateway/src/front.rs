@@ -218,7 +218,7 @@ fn protects(route: &Route, method: &Method) -> bool {
 fn disguises(live: &Live, route: &Route, parts: &Parts) -> bool {
     let would_be = |method: Method| {
         let there = live.route(parts.uri.path(), &method);
-        protects(route, &method) || there.is_ok_and(|route| protects(route, &method))
+        protects(route, &method) || there.map_or(true, |route| protects(route, &method))
     };
     !protects(route, &parts.method) && overriding(&parts.headers).any(would_be)
 }

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use hapax_http::Body;
 use hapax_http::classify::{Class, Classified};
-use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE};
+use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
 use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::Execution;
 use http::header::CONTENT_LENGTH;
 use http::uri::PathAndQuery;
-use http::{Request, Response, Uri, Version};
+use http::{HeaderValue, Request, Response, Uri, Version};
 use http_body::Body as _;
 use tower_service::Service;
 
@@ -135,6 +135,10 @@ impl Proxy {
             problem = problem.retry_after(Duration::from_secs(1));
         }
         let mut response = manner.refuse(&problem, self.docs.as_ref()).map(Body::from);
+        // The problem's code alone may mean another class.
+        if let Some(told) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
+            *told = HeaderValue::from_static(class.as_str());
+        }
         response.extensions_mut().insert(Classified(class));
         response
     }

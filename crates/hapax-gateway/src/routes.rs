@@ -35,6 +35,8 @@ pub(crate) struct Table {
     /// One for each policy that differs from the others, as far as a path without readings is
     /// concerned: thousands of routes have few.
     kinds: Vec<Option<usize>>,
+    /// Of each route, whether it names its last segment with a dot in it: `/calls.json`.
+    dotted: Vec<bool>,
 }
 
 /// It is not certain which policy the upstream's handler is under.
@@ -58,7 +60,10 @@ impl Table {
         }
         let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
         let rest = Grip::of(Handling::Protect, policy);
-        let mut table = Self { tree, routes: grips, rest, kinds: vec![None] };
+        let last = |route: &RouteConfig| route.path.rsplit('/').next().map(str::to_owned);
+        let dotted = routes.iter().map(|route| last(route).is_some_and(|it| it.contains('.')));
+        let dotted = dotted.collect();
+        let mut table = Self { tree, routes: grips, rest, kinds: vec![None], dotted };
         for index in 0..table.routes.len() {
             let is_new = |grip: &Grip| table.kinds.iter().all(|kind| table.grip(*kind) != grip);
             if table.routes.get(index).is_some_and(is_new) {
@@ -89,7 +94,10 @@ impl Table {
         if self.routes.is_empty() {
             return Ok(None);
         }
-        let found = match path::readings(path) {
+        let is_named = |plain: &str| {
+            self.tree.find(plain).and_then(|index| self.dotted.get(index)).is_some_and(|it| *it)
+        };
+        let found = match path::readings(path, is_named) {
             Some(readings) => {
                 let mut found: Vec<Option<usize>> = Vec::new();
                 for reading in &readings {
@@ -341,6 +349,25 @@ mod tests {
     }
 
     #[test]
+    fn a_route_with_a_dot_in_its_name_is_what_it_says() {
+        let of = PolicyConfig { profile: Profile::StripeV1, ..PolicyConfig::default() };
+        let mut open = RouteConfig::new("/hooks/bank.json", PolicyConfig::default());
+        open.handling = Handling::Pass;
+        let calls = RouteConfig::new("/accounts/{sid}/calls.json", of.clone());
+        let table = Table::new(&needs_key(), &[open, calls]).unwrap();
+        for (path, route) in [
+            ("/hooks/bank.json", Ok(Some(0))),
+            ("/Accounts/x/Calls.json", Ok(Some(1))),
+            ("/hooks/bank.xml", Ok(None)),
+            // Whatever else is odd counts as ever.
+            ("/hooks/bank.json;v=1", Ok(None)),
+            ("/x%2f../accounts/x/calls.json", Err(Ambiguous)),
+        ] {
+            assert_eq!(table.find(path, &Method::POST), route, "{path}");
+        }
+    }
+
+    #[test]
     fn methods_are_known_in_other_letters() {
         let table = alike(&["/payments"]);
         for (method, is_like_one) in
@@ -439,7 +466,7 @@ mod tests {
             let table = table(&policy(strict[3]), &routes);
             if let Ok(found) = table.find(&path, &Method::POST) {
                 let found = table.grip(found);
-                for reading in path::readings(&path).into_iter().flatten() {
+                for reading in path::readings(&path, |_| false).into_iter().flatten() {
                     let read = table.tree.find(&reading);
                     prop_assert!(found.holds(table.grip(read), &Method::POST), "{}", reading);
                 }

@@ -175,7 +175,7 @@ impl Upstream {
     /// Sends a request in origin form, and waits for the head of a response from which something
     /// follows: it is kept, or decides about others.
     ///
-    /// It is sent on no connection whose last answer had no body: some servers send one all the same,
+    /// It is sent on no connection on which `HEAD` was answered: some servers send a body all the same,
     /// later, and it would be taken for this request's answer.
     ///
     /// Where the request asks to switch protocols and the response does, it has

@@ -171,8 +171,20 @@ pub(crate) struct OfFile {
 }
 
 impl OfFile {
+    /// Of the file at `path`, for what was not said. Where it was `said` which store it is, a file that
+    /// cannot be read is warned of: who looks into a store in an emergency may have no other.
+    pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, Failure> {
+        match Self::read(path) {
+            Err(failure) if said => {
+                eprintln!("hapax: warning: {failure}; going on without");
+                Ok(Self::default())
+            }
+            read => read,
+        }
+    }
+
     /// Of the file at `path`; nothing where there is none.
-    pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
+    fn read(path: Option<&Path>) -> Result<Self, Failure> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
         let failed = |field: &str, error: StoreUrlError| {
             let line = file.line(Section::Gateway, field).unwrap_or_default();

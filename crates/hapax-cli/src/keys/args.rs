@@ -135,7 +135,8 @@ impl Where {
     /// What was said, with what the gateway's file says of the rest.
     pub(super) fn place(&self) -> Result<Place, Failure> {
         let store = self.store.clone().map(Written::read).transpose().map_err(of("--store"))?;
-        let file = OfFile::read(self.config.as_deref())?;
+        let said = store.is_some() || self.admin.is_some();
+        let file = OfFile::for_the_rest(self.config.as_deref(), said)?;
         let store = store.or(file.store);
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
         // What is in memory only its gateway can be asked for.

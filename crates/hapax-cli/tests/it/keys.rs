@@ -230,6 +230,13 @@ fn the_gateways_file_says_where_records_are() {
     let output = hapax(&["keys", "list", "--config", name]).env("HAPAX_STORE", &other).output();
     assert!(String::from_utf8(output.unwrap().stderr).unwrap().contains("other.db"));
 
+    // And may have no file that can be read: in an emergency, that is.
+    let words = ["keys", "list", "--store", &store, "--secret-file", secret.to_str().unwrap()];
+    let output = hapax(&words).env("HAPAX_CONFIG", "/nowhere").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.starts_with("hapax: warning: /nowhere"), "{said}");
+    assert!(!output.stdout.is_empty());
+
     // A store in memory is asked for where its gateway is.
     let admin = "[gateway]\nstore = \"memory:\"\nadmin = \"127.0.0.1:1\"\n";
     std::fs::write(&file, admin).unwrap();

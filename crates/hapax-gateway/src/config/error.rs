@@ -58,6 +58,10 @@ pub enum ConfigError {
     )]
     StrippedScope(HeaderName),
     #[error(
+        "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
+    StrippedFingerprint(HeaderName),
+    #[error(
         "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
     )]
     Scope(SocketAddr),

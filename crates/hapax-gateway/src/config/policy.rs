@@ -136,6 +136,9 @@ impl PolicyConfig {
         if self.methods.contains(&Method::CONNECT) {
             return Err(ConfigError::Connect);
         }
+        if let Some(name) = self.fingerprint.headers().iter().find(|name| names_nobody(name)) {
+            return Err(ConfigError::StrippedFingerprint(name.clone()));
+        }
         let (callers, missing) = self.callers(config)?;
         if callers == Callers::Everyone && self.max_in_flight_per_scope.is_some() {
             return Err(ConfigError::OneCaller);
@@ -229,6 +232,7 @@ fn names_nobody(name: &HeaderName) -> bool {
                 | "trailer"
                 | "via"
                 | "x-original-url"
+                | "x-real-ip"
                 | "x-rewrite-url"
         )
 }

@@ -34,11 +34,16 @@ const SLASH: char = '\u{1}';
 ///
 /// Each begins with a slash, is in lower case as far as it is ASCII, and has neither empty segments
 /// nor a slash at its end, unless it is `/`.
-pub(super) fn readings(path: &str) -> Option<Vec<String>> {
+/// `named`: of a plain reading, whether a route says that its last segment is called so, dot and all;
+/// then what follows the dot is no format.
+pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     let once = decode(path)?;
     let twice = settle(&once)?;
     let odd = Odd::of(&once, &twice);
-    let occasions: Vec<Odd> = Odd::ALL.into_iter().filter(|it| odd.contains(*it)).collect();
+    let is_name = odd.contains(Odd::FORMAT) && named(&read(&once, Odd(0)));
+    let occasions = Odd::ALL.into_iter().filter(|it| odd.contains(*it));
+    let occasions: Vec<Odd> =
+        occasions.filter(|it| !(is_name && it.contains(Odd::FORMAT))).collect();
     if !occasions.is_empty() && path.len() > MAX_ODD {
         return None;
     }
@@ -219,6 +224,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn readings(path: &str) -> Option<Vec<String>> {
+        super::readings(path, |_| false)
+    }
 
     fn plain(path: &str) -> Option<String> {
         Some(readings(path)?.remove(0))

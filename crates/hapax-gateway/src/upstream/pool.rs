@@ -24,7 +24,7 @@ impl Pool {
     }
 
     /// The connection that was used last, unless all have been idle for too long. `careful`: of those
-    /// on which every answer had a body.
+    /// on which no `HEAD` was answered.
     pub(super) fn take(&self, careful: bool) -> Option<Wire> {
         let mut idle = self.lock();
         let mut index = idle.len();
@@ -35,7 +35,7 @@ impl Pool {
                 idle.drain(..=index);
                 return None;
             }
-            if careful && wire.is_bare {
+            if careful && wire.had_head {
                 continue;
             }
             let (is_ready, (_, wire)) = (wire.is_ready(), idle.remove(index));

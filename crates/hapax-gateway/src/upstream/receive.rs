@@ -73,7 +73,7 @@ pub(super) async fn receive(
             "an answer ends where its connection does: one that is cut off looks whole"
         );
     }
-    wire.is_bare |= is_bare && !http2;
+    wire.had_head |= asked.head && !http2;
     let (over, is_over) = watch::channel(());
     tokio::spawn(settle(Arc::clone(inner), wire, place, is_over));
     let body = Receiving {
@@ -99,7 +99,11 @@ fn unreadable(headers: &HeaderMap, is_bare: bool) -> Option<&'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
     let is_clear = match (codings.next(), codings.next()) {
         (None, _) => true,
-        (Some(coding), None) => coding.trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        // Of old, `identity` says that there is none (RFC 2616 3.6).
+        (Some(coding), None) => {
+            let is = |name: &[u8]| coding.trim_ascii().eq_ignore_ascii_case(name);
+            is(b"chunked") || is(b"identity")
+        }
         _ => false,
     };
     (!is_bare && !is_clear).then_some("the answer's transfer coding is not chunked alone")

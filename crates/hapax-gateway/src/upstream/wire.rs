@@ -30,8 +30,8 @@ const SEND_BUFFER: usize = 64 * 1024;
 pub(super) struct Wire {
     sender: Sender,
     pub(super) meter: Arc<Meter>,
-    /// Whether an answer on it, in HTTP/1, had no body by what was asked or by its status.
-    pub(super) is_bare: bool,
+    /// Whether `HEAD` was answered on it, in HTTP/1.
+    pub(super) had_head: bool,
     /// Below HTTP/1: where anything comes unasked, it would be taken for the next answer.
     ear: Option<Ear>,
     driver: JoinHandle<()>,
@@ -64,7 +64,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection.with_upgrades()));
         let (sender, tasks) = (Sender::Http1(sender), Tasks::default());
-        Ok(Self { sender, meter, is_bare: false, ear, driver, tasks })
+        Ok(Self { sender, meter, had_head: false, ear, driver, tasks })
     }
 
     /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
@@ -88,7 +88,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection));
         let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
-        Ok(Self { sender, meter, is_bare: false, ear: None, driver, tasks })
+        Ok(Self { sender, meter, had_head: false, ear: None, driver, tasks })
     }
 
     /// Whether it takes a request now: it is idle, and nothing came that nobody asked for.

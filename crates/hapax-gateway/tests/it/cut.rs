@@ -234,47 +234,73 @@ async fn what_comes_unasked_is_nobodys_answer() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn behind_an_answer_without_a_body_nothing_is_asked_that_is_kept() {
-    for (method, answer) in [
-        ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 47\r\n\r\n"),
-        ("DELETE", "HTTP/1.1 204 No Content\r\n\r\n"),
-        ("GET", "HTTP/1.1 304 Not Modified\r\n\r\n"),
-    ] {
-        let mut upstream = RawUpstream::start().await;
-        let gateway = start(config(url(upstream.address))).await;
-        let address = gateway.local_addr();
-        let mut client = Raw::connect(address).await;
-        client.send(request(method, "/", &[], "")).await;
-        let (mut first, _) = upstream.next().await;
-        first.write_all(answer.as_bytes()).await.unwrap();
-        client.answer_to(true).await.unwrap();
-        // What counts for nobody else may have the same connection, and shows that it is kept.
-        let mut again = 0;
-        while again < 3 {
-            client.send(request(method, "/", &[], "")).await;
-            let mut head = Vec::new();
-            let mut other = None;
-            tokio::select! {
-                _ = first.read_buf(&mut head) => first.write_all(answer.as_bytes()).await.unwrap(),
-                next = upstream.next() => other = Some(next.0),
-            }
-            if let Some(mut other) = other {
-                // The client was quicker than the connection's way back.
-                other.write_all(answer.as_bytes()).await.unwrap();
-                first = other;
-            } else {
-                again += 1;
-            }
-            client.answer_to(true).await.unwrap();
-        }
-        let asked = tokio::spawn(async move { post(address, "/", "k", "x").await });
-        let (mut second, _) = upstream.next().await;
-        // Later than any look could see.
-        let _ = first.write_all(SURPLUS).await;
-        second.write_all(ANSWER).await.unwrap();
-        assert_eq!(asked.await.unwrap().text(), "answer", "{method}");
+#[tokio::test]
+async fn behind_an_answer_that_has_no_body_what_is_kept_is_asked_for() {
+    let upstream = Upstream::start(|_| async { text(204, "") }).await;
+    let gateway = start(config(upstream.url())).await;
+    let mut client = Raw::connect(gateway.local_addr()).await;
+    for number in 0..8 {
+        let key = format!("k-{number}");
+        client.send(request("POST", "/", &[("idempotency-key", &key)], "x")).await;
+        assert_eq!(client.answer().await.status, 204);
     }
+    let connections = upstream.connections.load(std::sync::atomic::Ordering::SeqCst);
+    // A client may be quicker than the connection's way back.
+    assert!(connections < 8, "{connections}");
+}
+
+#[tokio::test]
+async fn a_coding_that_is_none_is_none() {
+    let mut upstream = RawUpstream::start().await;
+    let gateway = start(config(url(upstream.address))).await;
+    let address = gateway.local_addr();
+    let asked = tokio::spawn(async move { post(address, "/", "k", "x").await });
+    let (mut stream, _) = upstream.next().await;
+    let answer =
+        b"HTTP/1.1 201 Created\r\ntransfer-encoding: identity\r\nconnection: close\r\n\r\nmade";
+    stream.write_all(answer).await.unwrap();
+    drop(stream);
+    let answer = asked.await.unwrap();
+    assert_eq!((answer.status, answer.text().as_str()), (201, "made"));
+    assert_eq!(post(address, "/", "k", "x").await.header("idempotency-replayed"), "true");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_an_answer_to_head_nothing_is_asked_that_is_kept() {
+    let (method, answer) = ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 47\r\n\r\n");
+    let mut upstream = RawUpstream::start().await;
+    let gateway = start(config(url(upstream.address))).await;
+    let address = gateway.local_addr();
+    let mut client = Raw::connect(address).await;
+    client.send(request(method, "/", &[], "")).await;
+    let (mut first, _) = upstream.next().await;
+    first.write_all(answer.as_bytes()).await.unwrap();
+    client.answer_to(true).await.unwrap();
+    // What counts for nobody else may have the same connection, and shows that it is kept.
+    let mut again = 0;
+    while again < 3 {
+        client.send(request(method, "/", &[], "")).await;
+        let mut head = Vec::new();
+        let mut other = None;
+        tokio::select! {
+            _ = first.read_buf(&mut head) => first.write_all(answer.as_bytes()).await.unwrap(),
+            next = upstream.next() => other = Some(next.0),
+        }
+        if let Some(mut other) = other {
+            // The client was quicker than the connection's way back.
+            other.write_all(answer.as_bytes()).await.unwrap();
+            first = other;
+        } else {
+            again += 1;
+        }
+        client.answer_to(true).await.unwrap();
+    }
+    let asked = tokio::spawn(async move { post(address, "/", "k", "x").await });
+    let (mut second, _) = upstream.next().await;
+    // Later than any look could see.
+    let _ = first.write_all(SURPLUS).await;
+    second.write_all(ANSWER).await.unwrap();
+    assert_eq!(asked.await.unwrap().text(), "answer");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! Requests that would be one thing for the layer and another one for the upstream.
 
-use hapax_gateway::{Callers, Network};
+use hapax_gateway::{Callers, Handling, Network, RouteConfig};
+use hapax_http::fingerprint::{BodyForm, HttpScheme};
 use http::HeaderName;
 
 use crate::two::{Two, is_refused};
@@ -82,6 +83,48 @@ async fn a_target_is_asked_for_under_its_own_name_only() {
     assert_eq!(post_with(gateway.local_addr(), "/open", &fields, "").await.status, 201);
     let seen = upstream.seen();
     assert!(!seen[0].headers.keys().any(|name| name.as_str().ends_with("url")), "{seen:?}");
+}
+
+/// What may be dropped on its way to the layer names nobody there.
+#[tokio::test]
+async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
+    for name in ["x-real-ip", "x-forwarded-host", "x_original_url", "forwarded"] {
+        let name: HeaderName = name.parse().unwrap();
+        let plain = config("http://127.0.0.1:1".parse().unwrap());
+        let mut scope = plain.clone();
+        scope.policy.scope = Some(Callers::Headers(vec![name.clone()]));
+        let error = hapax_gateway::Gateway::start(scope).await.unwrap_err().to_string();
+        assert!(error.contains("--scope cannot be"), "{error}");
+        let mut fingerprint = plain;
+        fingerprint.policy.fingerprint = HttpScheme::new(BodyForm::Canonical, [name]).unwrap();
+        let error = hapax_gateway::Gateway::start(fingerprint).await.unwrap_err().to_string();
+        assert!(error.contains("--fingerprint-headers cannot have"), "{error}");
+    }
+}
+
+/// Where it is not certain what the method in the header would be protected by, it may be.
+#[tokio::test]
+async fn a_method_in_a_header_is_not_let_through_by_an_ambiguous_path() {
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    let route = |path: &str, header: &'static str| {
+        let mut policy = config.policy.clone();
+        policy.scope = Some(Callers::Headers(vec![HeaderName::from_static(header)]));
+        RouteConfig::new(path, policy)
+    };
+    let mut open = RouteConfig::new("/{*rest}", config.policy.clone());
+    open.handling = Handling::Pass;
+    config.routes = vec![open, route("/payments", "x-a"), route("/payments/{id}", "x-b")];
+    let gateway = start(config).await;
+    for (path, other, status) in [
+        ("/payments%2f7%5c..", "POST", 400),
+        ("/payments%2f7%5c..", "DELETE", 201),
+        ("/elsewhere", "POST", 201),
+    ] {
+        let mut raw = Raw::connect(gateway.local_addr()).await;
+        raw.send(request("GET", path, &[("x-http-method-override", other)], "")).await;
+        assert_eq!(raw.answer().await.status, status, "{path} {other}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -107,6 +107,21 @@ async fn wire_04_without_an_optional_key_a_request_passes_untouched() {
     assert_eq!(world.events(), []);
 }
 
+/// A reconcile URL may be in a service that has the layer on all of its routes.
+#[tokio::test(start_paused = true)]
+async fn wire_15_who_asks_what_became_of_a_key_has_its_fence() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
+        let fence = request.headers().get("idempotency-fence").map(|it| it.to_str().unwrap());
+        respond(200, fence.unwrap_or("none").to_owned())
+    });
+    for (method, heard) in [("GET", "9"), ("PUT", "none"), ("DELETE", "none")] {
+        let request = Request::builder().method(method).uri("/").header("idempotency-fence", "9");
+        let answer = send(&app, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(&*answer.body, heard.as_bytes(), "{method}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn wire_05_post_and_patch_are_protected_by_default() {
     let world = World::new();
