@@ -8,6 +8,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 hapax=${1:-$here/../../target/release/hapax}
+[[ -x $hapax ]] || { echo "session: there is no program at $hapax: cargo build --release" >&2; exit 1; }
 work=$(mktemp -d)
 service=
 gateway=

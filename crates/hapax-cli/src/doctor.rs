@@ -37,6 +37,7 @@ pub(crate) struct DoctorArgs {
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
+    crate::gateway::environment::warn_of_unknown();
     let store = args.store.map(Written::read).transpose().map_err(of("--store"))?;
     let cache = args.cache.map(Written::read).transpose().map_err(of("--cache"))?;
     let file = OfFile::for_the_rest(args.config.as_deref(), store.is_some())?;

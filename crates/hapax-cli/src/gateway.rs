@@ -3,7 +3,7 @@
 mod args;
 mod build;
 mod effect;
-mod environment;
+pub(crate) mod environment;
 mod fields;
 mod file;
 mod fingerprint;
@@ -37,10 +37,7 @@ const ONE_SIGNAL: Duration = Duration::from_secs(1);
 /// Runs a gateway until it is told to end.
 pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let loaded = args.load()?;
-    // One that is no text is no name of ours, or its value is refused.
-    let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let mut warnings = environment::unknown(variables);
+    let mut warnings = environment::unknown(environment::variables());
     warnings.extend(loaded.warnings());
     if args.check {
         Gateway::check(&loaded.config).await.map_err(|error| loaded.failed(&error))?;

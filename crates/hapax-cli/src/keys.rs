@@ -30,6 +30,8 @@ const MAX_BODY: u64 = 1 << 20;
 
 /// Does what an operator asks.
 pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
+    // A slip in the name of the store's would have another one looked into.
+    crate::gateway::environment::warn_of_unknown();
     match args.command {
         KeysCommand::List { at, state, after, limit, json } => {
             let after = after.as_deref().map(id).transpose()?;

@@ -5,6 +5,19 @@ use clap::{Command, CommandFactory};
 /// The most letters that may differ in a name that was meant.
 const NEAR: usize = 3;
 
+/// Says it on standard error, for commands without a log.
+pub(crate) fn warn_of_unknown() {
+    for warning in unknown(variables()) {
+        eprintln!("hapax: warning: {warning}");
+    }
+}
+
+/// One that is no text is no name of ours, or its value is refused.
+pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
 /// What to say of the variables `HAPAX_*` of the environment that mean nothing, with their values. They
 /// are not refused: Kubernetes makes some by itself.
 pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
@@ -15,8 +28,12 @@ pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
         })
         .map(|(name, _)| {
             let near = known.iter().map(|it| (strsim::damerau_levenshtein(it, &name), it)).min();
-            match near.filter(|(distance, _)| *distance <= NEAR) {
-                Some((_, near)) => format!("{name} is no setting and is ignored: {near} is one"),
+            // Of three letters two others are no slip.
+            let most = NEAR.min((name.len() - "HAPAX_".len()) / 2);
+            let near = near.filter(|(distance, _)| *distance <= most).map(|(_, near)| near);
+            let begun = |it: &&String| name.starts_with(&format!("{it}_"));
+            match near.or_else(|| known.iter().find(begun)) {
+                Some(near) => format!("{name} is no setting and is ignored: {near} is one"),
                 None => format!("{name} is no setting and is ignored"),
             }
         })
@@ -62,6 +79,11 @@ mod tests {
             of("HAPAX_NOTHING_LIKE_IT", "x"),
             ["HAPAX_NOTHING_LIKE_IT is no setting and is ignored"]
         );
+        assert_eq!(
+            of("HAPAX_LOG_LEVEL", "debug"),
+            ["HAPAX_LOG_LEVEL is no setting and is ignored: HAPAX_LOG is one"]
+        );
+        assert_eq!(of("HAPAX_FOO", "1"), ["HAPAX_FOO is no setting and is ignored"]);
         assert_eq!(of("HAPAX_PORT", "8080").len(), 1);
         for (name, value) in [
             ("HAPAX_ON_UNKNOWN", "block"),

@@ -119,6 +119,23 @@ impl Loaded {
         of_file.into_iter().collect()
     }
 
+    /// What holds of who the caller is where it was not said: the one depends on the other.
+    fn callers_by_default(&self) -> &'static str {
+        let policy = &self.config.policy;
+        let by_auth = self.config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
+        match (&policy.scope, policy.scope_missing) {
+            _ if by_auth => "",
+            (None, None) => {
+                "# By default scope = [\"authorization\"] and scope_missing = \"shared\".\n"
+            }
+            (None, Some(_)) => "# By default scope = [\"authorization\"].\n",
+            (Some(hapax_gateway::Callers::Headers(_)), None) => {
+                "# As scope is said, scope_missing = \"reject\".\n"
+            }
+            (Some(_), _) => "",
+        }
+    }
+
     /// All that holds, as a file, without what is secret.
     pub(super) fn shown(&self) -> Result<String, Failure> {
         let mut gateway = GatewayFields::of(&self.config);
@@ -128,6 +145,7 @@ impl Loaded {
         let mut text = section("[gateway]", &said(&gateway))?;
         text.push('\n');
         text.push_str(&section("[policy]", &policy)?);
+        text.push_str(self.callers_by_default());
         for route in &self.config.routes {
             let mut own = said(&PolicyFields::of(&route.policy));
             // What does not differ is above; what is only there is said to be as by default.

@@ -91,6 +91,8 @@ pub(super) enum KeysCommand {
         json: bool,
     },
     /// Remove records that have expired
+    ///
+    /// A record goes a lease after it has expired, since copies may still be under way until then.
     Purge {
         #[command(flatten)]
         at: Where,

@@ -89,7 +89,12 @@ impl ScopeSource {
         };
         refused.map_err(|refused| match refused {
             ScopeRefused::Missing => {
-                Problem::new(Code::MissingScope, "The request does not say who the caller is.")
+                let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
+                let detail = match self.names().iter().find(lacks) {
+                    Some(name) => format!("The request does not say who the caller is: `{name}`."),
+                    None => "The request does not say who the caller is.".to_owned(),
+                };
+                Problem::new(Code::MissingScope, detail)
             }
             ScopeRefused::Unstable => Problem::new(
                 Code::UnstableScope,
@@ -128,8 +133,7 @@ fn from_headers(
     let mut parts = Vec::new();
     for name in names {
         let before = parts.len();
-        let said = |value: &&HeaderValue| !value.as_bytes().trim_ascii().is_empty();
-        for value in headers.get_all(name).iter().filter(said) {
+        for value in headers.get_all(name).iter().filter(|value| says(value)) {
             let credentials = [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name);
             if credentials && changes_by_request(value) {
                 return Err(ScopeRefused::Unstable);
@@ -141,6 +145,10 @@ fn from_headers(
         }
     }
     Ok(Scope::of(parts))
+}
+
+fn says(value: &HeaderValue) -> bool {
+    !value.as_bytes().trim_ascii().is_empty()
 }
 
 fn changes_by_request(credentials: &HeaderValue) -> bool {
