@@ -29,6 +29,9 @@ use crate::proxy::tunnel::Switch;
 use crate::upstream::Fault;
 use crate::work::{Phase, Work};
 
+/// Of this attempt alone: an earlier one with the same key may have been executed.
+const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
+
 /// One for all connections.
 #[derive(Debug)]
 pub(crate) struct Front {
@@ -100,8 +103,7 @@ impl Front {
         link: &Link,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let detail = "Too many requests are under way. This attempt executed nothing: ask again, with the same \
-                      key.";
+        let detail = format!("Too many requests are under way. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
         let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
@@ -250,8 +252,7 @@ fn draining() -> Problem {
 }
 
 fn auth_unavailable() -> Problem {
-    let detail = "Whether this request is allowed cannot be told now. This attempt executed nothing: ask \
-                  again, with the same key.";
+    let detail = format!("Whether this request is allowed cannot be told now. {NOTHING}");
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }
 

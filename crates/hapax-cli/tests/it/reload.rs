@@ -5,17 +5,11 @@ use std::path::Path;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
 
-use crate::world::{Gateway, Upstream, log_lines, receive, send_to};
+use crate::world::{Gateway, Upstream, log_lines, receive, send_to, wait_for_log};
 
 const REFUSED: &str = "SIGHUP: not reloaded, what held before holds on";
 const RELOADED: &str = "SIGHUP: reloaded, for requests from now on";
 const CERTIFICATES: &str = "SIGHUP: certificates were read again";
-
-fn wait_for(folder: &Path, message: &str, count: usize) {
-    while log_lines(folder, message).len() < count {
-        std::thread::yield_now();
-    }
-}
 
 /// A file in `folder`, in front of an upstream, with this at its end.
 fn write(folder: &Path, upstream: &Upstream, more: &str) -> String {
@@ -35,7 +29,7 @@ fn a_route_that_is_gone_is_said() {
     let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
     write(folder.path(), &upstream, &routes[..routes.rfind("[[route]]").unwrap()]);
     gateway.signal(Signal::HUP);
-    wait_for(folder.path(), RELOADED, 1);
+    wait_for_log(folder.path(), RELOADED, 1);
     let gone = log_lines(folder.path(), "this route is no longer in the file");
     assert_eq!(gone.iter().map(|line| &line["path"]).collect::<Vec<_>>(), ["/b"]);
     // Nothing is read that is not there.
@@ -55,7 +49,7 @@ fn what_needs_a_restart_is_named_with_its_line() {
         let before = log_lines(folder.path(), REFUSED).len();
         write(folder.path(), &upstream, more);
         gateway.signal(Signal::HUP);
-        wait_for(folder.path(), REFUSED, before + 1);
+        wait_for_log(folder.path(), REFUSED, before + 1);
         let line = log_lines(folder.path(), REFUSED).pop().unwrap();
         let said = line["refused"].as_str().unwrap();
         assert!(said.starts_with(&format!("{file}{says}")), "{said}");
@@ -116,12 +110,12 @@ fn the_file_and_certificates_hold_both_or_neither() {
     std::fs::write(path("own.key"), "none").unwrap();
     write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"/a\"\n"));
     gateway.signal(Signal::HUP);
-    wait_for(folder.path(), REFUSED, 1);
+    wait_for_log(folder.path(), REFUSED, 1);
     // A file that cannot be, with certificates that can.
     make();
     write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"a\"\n"));
     gateway.signal(Signal::HUP);
-    wait_for(folder.path(), REFUSED, 2);
+    wait_for_log(folder.path(), REFUSED, 2);
     assert_eq!((seen(RELOADED), seen(CERTIFICATES)), (0, 0));
     let said = log_lines(folder.path(), REFUSED);
     let said: Vec<_> = said.iter().map(|line| line["refused"].as_str().unwrap()).collect();
@@ -129,6 +123,6 @@ fn the_file_and_certificates_hold_both_or_neither() {
 
     write(folder.path(), &upstream, &format!("{tls}[[route]]\npath = \"/a\"\n"));
     gateway.signal(Signal::HUP);
-    wait_for(folder.path(), RELOADED, 1);
+    wait_for_log(folder.path(), RELOADED, 1);
     assert_eq!((seen(RELOADED), seen(CERTIFICATES)), (1, 1));
 }

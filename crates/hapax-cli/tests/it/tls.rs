@@ -6,7 +6,7 @@ use std::process::Command;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
 
-use crate::world::{Gateway, Upstream, log_lines};
+use crate::world::{Gateway, Upstream, wait_for_log};
 
 /// A certificate of its own for 127.0.0.1, and its key: as text.
 fn certificate() -> (String, String) {
@@ -47,11 +47,6 @@ fn sighup_replaces_the_certificate_and_not_by_one_that_does_not_fit() {
     std::fs::write(&key, &old.2).unwrap();
     let arguments = ["--tls-cert", own.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     let gateway = Gateway::logged(upstream.address, folder.path(), &arguments);
-    let wait_for = |message: &str, count: usize| {
-        while log_lines(folder.path(), message).len() < count {
-            std::thread::yield_now();
-        }
-    };
     let answering = std::thread::spawn(move || upstream.next().answer("201 Created", "ordered"));
     assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
     answering.join().unwrap();
@@ -60,12 +55,12 @@ fn sighup_replaces_the_certificate_and_not_by_one_that_does_not_fit() {
     // With another's key.
     std::fs::write(&own, &new.1).unwrap();
     gateway.signal(Signal::HUP);
-    wait_for("SIGHUP: not reloaded, what held before holds on", 1);
+    wait_for_log(folder.path(), "SIGHUP: not reloaded, what held before holds on", 1);
     assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
 
     std::fs::write(&key, &new.2).unwrap();
     gateway.signal(Signal::HUP);
-    wait_for("SIGHUP: certificates were read again", 1);
+    wait_for_log(folder.path(), "SIGHUP: certificates were read again", 1);
     assert_eq!(curl(&gateway, &new.0).unwrap(), "201 2");
     assert_eq!(curl(&gateway, &old.0), Err(NOT_TRUSTED));
     gateway.signal(Signal::TERM);

@@ -162,6 +162,13 @@ pub(crate) fn log_lines(folder: &Path, message: &str) -> Vec<serde_json::Value> 
     lines.filter(|line: &serde_json::Value| line["message"] == message).collect()
 }
 
+/// Returns once this was logged so often.
+pub(crate) fn wait_for_log(folder: &Path, message: &str, count: usize) {
+    while log_lines(folder, message).len() < count {
+        std::thread::yield_now();
+    }
+}
+
 /// A request that waits for its answer.
 #[derive(Debug)]
 pub(crate) struct Waiting {

@@ -2,14 +2,12 @@
 
 use std::error::Error;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use hapax_http::{Body, BoxError};
 use http::Request;
-use http_body::{Frame, SizeHint};
+use http_body::Body as _;
+use http_body_util::BodyExt;
 
 /// Why whoever a request is from did not send the rest of its body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,10 +39,16 @@ impl Upload {
     pub(super) fn watch(request: Request<Body>) -> (Request<Body>, Self) {
         let upload = Self::default();
         let watched = upload.clone();
+        let note = move |error: BoxError| {
+            let fault = error.downcast_ref().copied().unwrap_or(Fault::Broken);
+            // The first one counts.
+            let _ = watched.0.set(fault);
+            error
+        };
         // Nothing can happen to what is not sent.
-        let request = request.map(|body| match http_body::Body::is_end_stream(&body) {
+        let request = request.map(|body| match body.is_end_stream() {
             true => body,
-            false => Body::new(Watched { body, upload: watched }),
+            false => Body::new(body.map_err(note)),
         });
         (request, upload)
     }
@@ -52,35 +56,5 @@ impl Upload {
     /// Why it ended early, if it did.
     pub(super) fn fault(&self) -> Option<Fault> {
         self.0.get().copied()
-    }
-}
-
-struct Watched {
-    body: Body,
-    upload: Upload,
-}
-
-impl http_body::Body for Watched {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let Poll::Ready(Some(Err(error))) = &polled {
-            let fault = error.downcast_ref().copied().unwrap_or(Fault::Broken);
-            let _ = self.upload.0.set(fault);
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -109,7 +109,7 @@ async fn a_method_in_a_header_is_not_let_through_by_an_ambiguous_path() {
     let mut config = config(upstream.url());
     let route = |path: &str, header: &'static str| {
         let mut policy = config.policy.clone();
-        policy.scope = Some(Callers::Headers(vec![HeaderName::from_static(header)]));
+        policy.scope = callers(header);
         RouteConfig::new(path, policy)
     };
     let mut open = RouteConfig::new("/{*rest}", config.policy.clone());
