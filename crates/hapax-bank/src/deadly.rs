@@ -175,11 +175,12 @@ impl Transactions for Deadly {
         })
     }
 
-    fn rollback(&self, tx: PgTx) -> BoxFuture<'_, ()> {
+    fn rollback(&self, tx: PgTx) -> BoxFuture<'_, Result<(), TxError>> {
         Box::pin(async move {
             self.step("before ROLLBACK");
-            self.inner.rollback(tx).await;
+            let rolled_back = self.inner.rollback(tx).await;
             self.step("after ROLLBACK");
+            rolled_back
         })
     }
 

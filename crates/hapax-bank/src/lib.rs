@@ -66,6 +66,8 @@ pub struct Receipt {
 pub enum Declined {
     /// There is no such account, or it is twice the same.
     NoAccount,
+    /// Not a sum that can be moved: nothing, less than that, or more than the receiver can have.
+    BadAmount,
     /// The sender has less.
     InsufficientFunds,
 }
@@ -91,6 +93,10 @@ pub async fn transfer(
     asked: &Transfer,
 ) -> Result<Result<Receipt, Declined>, TransferError> {
     let Transfer { reference, sender, receiver, amount } = asked;
+    // Else who sends less than nothing takes it from the receiver.
+    if *amount <= 0 {
+        return Ok(Err(Declined::BadAmount));
+    }
     let read = "SELECT id, balance, version FROM accounts WHERE id IN ($1, $2) ORDER BY id";
     let rows = tx.query(read, &[sender, receiver]).await?;
     let [_, _] = &rows[..] else { return Ok(Err(Declined::NoAccount)) };
@@ -98,11 +104,13 @@ pub async fn transfer(
     for row in rows {
         let (id, balance, version): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
         let change = if id == *sender { -amount } else { *amount };
-        if balance + change < 0 {
-            return Ok(Err(Declined::InsufficientFunds));
-        }
+        let after = match balance.checked_add(change) {
+            None => return Ok(Err(Declined::BadAmount)),
+            Some(after) if after < 0 => return Ok(Err(Declined::InsufficientFunds)),
+            Some(after) => after,
+        };
         if id == *sender {
-            left = balance + change;
+            left = after;
         }
         let write = "UPDATE accounts SET balance = balance + $1, version = version + 1
             WHERE id = $2 AND version = $3";
@@ -169,8 +177,11 @@ async fn call<D: Transactions<Tx = PgTx>>(
     let Some(key) = key.and_then(|key| Key::new(key).ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let customer = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
-    let customer = Scope::of([("customer", customer)]);
+    // Whoever does not say who they are would share their keys with all others who do not.
+    let Some(customer) = headers.get(AUTHORIZATION) else {
+        return StatusCode::UNAUTHORIZED.into_response();
+    };
+    let customer = Scope::of([("customer", customer.as_bytes())]);
     match transfer_once(&bank, &customer, &key, asked).await {
         Ok(answer) => (StatusCode::CREATED, Json(answer.value)).into_response(),
         Err(TransactError::Refused { error, .. }) => {

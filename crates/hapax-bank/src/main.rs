@@ -17,7 +17,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, Pool};
+use deadpool_postgres::{Manager, Pool, Runtime};
 use hapax::transaction::{InDatabase, TxTerms};
 use hapax::{Idempotency, InFlight, Policy};
 use hapax_bank::{Bank, app};
@@ -33,7 +33,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let death = Arc::new(Death::of_environment()?);
 
     let store = Arc::new(PostgresStore::connect(url.parse()?).await?);
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build()?;
+    let pool = Pool::builder(Manager::new(config, NoTls))
+        .max_size(2)
+        .wait_timeout(Some(terms().begin))
+        .runtime(Runtime::Tokio1)
+        .build()?;
     let transactions = PgTransactions::new(
         Arc::clone(&store),
         move || {
@@ -42,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         },
         |connection| connection,
     );
-    let transactions = transactions.idle(terms().timeout);
+    let transactions = transactions.idle(terms().lease);
     let (store, transactions) = deadly::both(store, transactions, death);
     let bank = Bank {
         engine: Idempotency::builder(store).build(),
@@ -56,7 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Short, so that what died is taken over soon.
 fn terms() -> TxTerms {
     let second = Duration::from_secs(1);
-    TxTerms { timeout: second, doubt: second, ..TxTerms::default() }
+    TxTerms { lease: second, doubt: second, ..TxTerms::default() }
 }
 
 fn policy() -> Policy {

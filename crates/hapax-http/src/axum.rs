@@ -74,14 +74,21 @@ impl IntoResponse for NoTransaction {
         tracing::warn!(error = &self as &dyn Error, "a handler was given no transaction");
         let detail = "There was no transaction to be had. Nothing was done.";
         let problem = match self {
-            Self::Take(TakeError::Begin(_) | TakeError::Lease(_) | TakeError::Shutdown) => {
+            Self::Take(
+                TakeError::Begin(_)
+                | TakeError::Lease(_)
+                | TakeError::TimedOut
+                | TakeError::Shutdown,
+            ) => {
                 let soon = Duration::from_secs(1);
                 Problem::new(Code::StoreUnavailable, detail).retry_after(soon)
             }
             // The handler is at fault, and is again the next time.
             Self::Take(_) | Self::NoRoute => Problem::new(Code::HandlerFailed, detail),
         };
-        retryable(&problem)
+        let mut response = response(&problem);
+        response.extensions_mut().insert(Classified(Class::Retryable));
+        response
     }
 }
 
@@ -89,11 +96,14 @@ impl IntoResponse for NoTransaction {
 /// and the key released. If another transaction was in the way, the handler is called again, and
 /// the client hears nothing of it; else the client gets 500 `handler-failed`, and the log the
 /// error.
+///
+/// A handler that took no transaction, or is in a route without, gets its client the same response,
+/// which is classified like any 500: nobody knows what was done.
 pub struct Failed(Arc<dyn Error + Send + Sync>);
 
-impl<E: Error + Send + Sync + 'static> From<E> for Failed {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
     fn from(error: E) -> Self {
-        Self(Arc::new(error))
+        Self(error.into().into())
     }
 }
 
@@ -105,17 +115,13 @@ impl fmt::Debug for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        tracing::debug!(error = &*self.0 as &dyn Error, "a handler failed in its transaction");
-        let detail = "The request failed, and all that it did was rolled back.";
-        let mut response = retryable(&Problem::new(Code::HandlerFailed, detail));
+        let problem = Problem::new(Code::HandlerFailed, "The request failed.");
+        let mut response = response(&problem);
         response.extensions_mut().insert(FailedBy(self.0));
         response
     }
 }
 
-fn retryable(problem: &Problem) -> Response {
-    let mut response =
-        problem.response(None).map(|body| axum_core::body::Body::new(Body::from(body)));
-    response.extensions_mut().insert(Classified(Class::Retryable));
-    response
+fn response(problem: &Problem) -> Response {
+    problem.response(None).map(|body| axum_core::body::Body::new(Body::from(body)))
 }

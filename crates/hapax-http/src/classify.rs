@@ -162,6 +162,22 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
         .is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
+/// Whether these headers are of gRPC-Web, whose status is in its body.
+pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    kind.starts_with(b"application/grpc-web")
+}
+
+/// Whether a gRPC answer that was read to its end says *ok* (0).
+pub(crate) fn is_grpc_ok(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> bool {
+    grpc_status(headers, trailers) == Some(b"0")
+}
+
+fn grpc_status<'a>(headers: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> Option<&'a [u8]> {
+    let status = trailers.and_then(|map| map.get("grpc-status")).or(headers.get("grpc-status"));
+    status.map(HeaderValue::as_bytes)
+}
+
 /// The class of a unary gRPC answer: *resource exhausted* (8) and *unavailable* (14) say that
 /// nothing was done; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
 /// one that is none of gRPC's, 0 to 16. *Cancelled* (1), *permission denied* (7) and
@@ -172,8 +188,7 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 /// when its class is needed: its head decides, by the profile.
 #[must_use]
 pub fn classify_grpc(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> Class {
-    let status = trailers.and_then(|map| map.get("grpc-status")).or(headers.get("grpc-status"));
-    match status.map(HeaderValue::as_bytes) {
+    match grpc_status(headers, trailers) {
         Some(b"8" | b"14") => Class::Retryable,
         Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
             Class::Final

@@ -141,7 +141,8 @@ pub enum PostgresError {
     /// transaction had begun, which under REPEATABLE READ or SERIALIZABLE does not see it.
     #[error("the transaction began before the record was last written, and does not see it")]
     OldTransaction,
-    /// In a transaction that was begun here: whoever had it committed it or rolled it back.
+    /// In a transaction that was begun here: whoever had it committed it or rolled it back, so that
+    /// this is another one, or none.
     #[error("the work has ended its transaction by itself")]
     EndedEarly,
 }

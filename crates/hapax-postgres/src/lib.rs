@@ -30,7 +30,7 @@
 //! Not in a crash: a server whose `synchronous_commit` is off, and tables that are unlogged, are
 //! refused unless [`Options::allow_forgetting`], and the store's own transactions commit with `on`,
 //! whatever the setting has become since. A record in a transaction of a caller's is as durable as
-//! that: the caller's connection decides. It does forget
+//! that: the caller's connection decides, but for [`PgTransactions`], whose COMMIT is. It does forget
 //!
 //! - in a failover to a standby that is replicated to asynchronously: what was acknowledged last.
 //!   Name the standby in `synchronous_standby_names`, or accept it. An operator who cancels a

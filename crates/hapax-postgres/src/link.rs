@@ -66,7 +66,7 @@ impl Setup {
         let begin = begin(&options, answer * 3 / 4, answer / 4);
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
-        let statements = Statements::new(options.schema.as_deref());
+        let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
         Self { options, statements, answer, begin, agreed: AtomicBool::default() }
     }
 

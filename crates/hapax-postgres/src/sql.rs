@@ -29,18 +29,27 @@ pub(crate) struct Statements {
     texts: [String; VERBS.len()],
     /// A swap within a transaction of a caller's.
     pub(crate) swap_in: String,
-    /// The same, unless the transaction is another one than was begun with [`MARK`].
+    /// The same as the last statement before COMMIT, unless the transaction is another one than was
+    /// begun with [`MARK`].
     pub(crate) swap_marked: String,
 }
 
 /// Marks a transaction until it ends: the setting goes with it.
 pub(crate) const MARK: &str = "SET LOCAL hapax.transaction = 'begun'";
 
-/// Whether the session is in a transaction that was marked.
-pub(crate) const MARKED: &str = "current_setting('hapax.transaction', true) = 'begun'";
+/// Whether the session is in a transaction that was marked; null or false.
+const MARKED: &str = "current_setting('hapax.transaction', true) = 'begun'";
+
+/// Fails, by [`NOT_MARKED`], where the transaction is another one than was begun with [`MARK`].
+pub(crate) fn check_mark() -> String {
+    format!("SELECT 1 / (CASE WHEN {MARKED} THEN 1 ELSE 0 END)")
+}
+
+/// `division_by_zero`.
+pub(crate) const NOT_MARKED: &str = "22012";
 
 impl Statements {
-    pub(crate) fn new(schema: Option<&str>) -> Self {
+    pub(crate) fn new(schema: Option<&str>, allow_forgetting: bool) -> Self {
         let cells = qualified(schema, "hapax_cells");
         let texts = VERBS.map(|verb| match verb {
             Verb::Swap => call(&qualified(schema, "hapax_swap_1"), types(verb).len()),
@@ -48,9 +57,9 @@ impl Statements {
             Verb::Page => page(&cells),
             Verb::Reap => reap(&cells),
         });
-        let swap_in = call(&qualified(schema, "hapax_swap_in_1"), SWAP_IN_TYPES.len());
-        // Without what it expects it writes nothing, and fails.
-        let swap_marked = swap_in.replace("$9", &format!("CASE WHEN {MARKED} THEN $9 END"));
+        let function = qualified(schema, "hapax_swap_in_1");
+        let swap_in = call(&function, SWAP_IN_TYPES.len());
+        let swap_marked = swap_marked(&function, allow_forgetting);
         Self { texts, swap_in, swap_marked }
     }
 
@@ -103,6 +112,22 @@ pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_TYPES.split_at(10).0;
 fn call(function: &str, parameters: usize) -> String {
     let parameters: Vec<_> = (1..=parameters).map(|number| format!("${number}")).collect();
     format!("SELECT * FROM {function}({})", parameters.join(", "))
+}
+
+fn swap_marked(function: &str, allow_forgetting: bool) -> String {
+    // For COMMIT, as in `crate::link`, whatever role and database say.
+    let durable = match allow_forgetting {
+        true => "",
+        false => {
+            ", CASE WHEN current_setting('synchronous_commit') = 'off' \
+             THEN set_config('synchronous_commit', 'on', true) END"
+        }
+    };
+    // Without what it expects it writes nothing, and fails.
+    format!(
+        "SELECT seen_at, its_fence, its_lease, set_config('statement_timeout', '0', true){durable} \
+         FROM {function}($1, $2, $3, $4, $5, $6, $7, $8, CASE WHEN {MARKED} THEN $9 END, $10)"
+    )
 }
 
 fn load(cells: &str) -> String {
@@ -175,7 +200,7 @@ mod tests {
 
     #[test]
     fn every_statement_is_filled_in_and_names_what_it_uses_in_its_schema() {
-        let statements = Statements::new(Some("o'\"x"));
+        let statements = Statements::new(Some("o'\"x"), false);
         let texts = VERBS.map(|verb| (statements.text(verb), types(verb).len()));
         let in_transactions = [(&statements.swap_in[..], 10), (&statements.swap_marked[..], 10)];
         for (text, parameters) in texts.into_iter().chain(in_transactions) {

@@ -14,9 +14,11 @@ use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
 use crate::writer::Columns;
 
-/// What `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint.
+/// What `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint; the
+/// transaction is not the one that was begun.
 const CONFLICT: &str = "HX001";
 const SAVEPOINT: &str = "HX002";
+const ENDED_EARLY: &str = "HX003";
 
 impl Transactional<Transaction<'_>> for PostgresStore {
     fn swap_in<'a>(
@@ -66,6 +68,9 @@ impl PostgresStore {
                 }
                 Some(db) if *db.code() == SqlState::from_code(SAVEPOINT) => {
                     Err(StoreError::unavailable(PostgresError::Savepoint))
+                }
+                Some(db) if *db.code() == SqlState::from_code(ENDED_EARLY) => {
+                    Err(StoreError::unavailable(PostgresError::EndedEarly))
                 }
                 // The transaction has failed: nothing of it can be committed.
                 Some(db) => Err(refused(Box::new(db.clone()))),

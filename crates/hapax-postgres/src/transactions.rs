@@ -19,7 +19,7 @@ use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 
 use crate::error::{Failure, PostgresError};
-use crate::sql::{MARK, MARKED};
+use crate::sql::{MARK, NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 
 /// Transactions on connections of a pool of the caller's, which commit with their record: for
@@ -42,6 +42,9 @@ use crate::store::PostgresStore;
 /// )
 /// # }
 /// ```
+///
+/// Have the pool wait for a connection no longer than a few seconds (in deadpool,
+/// `wait_timeout`): work that has given up on one still waits in its line.
 ///
 /// As a function, with the feature `function` of `hapax`:
 ///
@@ -143,6 +146,10 @@ impl PgTransactions {
     }
 
     /// The isolation of the transactions; by default as the connections have it.
+    ///
+    /// Under SERIALIZABLE the server vouches for what was read only in a transaction that commits.
+    /// A refusal is rolled back, and so may rest on what no order of the transactions gives: where
+    /// that matters, commit it (`Execution::commit`, or a value that says no), having written nothing.
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
         self.manner.isolation = Some(level);
@@ -161,9 +168,12 @@ impl PgTransactions {
 }
 
 /// A transaction of [`PgTransactions`]: a [`Client`] that is in one. It is committed or rolled back
-/// by whoever gave it, never by a statement: after a COMMIT in the work, nothing is recorded.
+/// by whoever gave it, never by a statement: after a COMMIT or ROLLBACK in the work the outcome counts
+/// as unknown. A savepoint that is there at the end commits with the rest.
 ///
-/// A savepoint must have been released, or rolled back to, by the end of the work.
+/// Its COMMIT waits until a crash of the server can not undo it, whatever `synchronous_commit` and
+/// `statement_timeout` are set to for the role, unless the store is one that may forget
+/// ([`Options::allow_forgetting`](crate::Options)).
 pub struct PgTx {
     connection: Box<dyn Connection>,
     /// A transaction may be open.
@@ -222,12 +232,7 @@ impl Transactions for PgTransactions {
         let client: &'a Client = tx.connection.client();
         Box::pin(async move {
             let text = &self.store.shared.setup.statements.swap_marked;
-            let swapped = self.store.swap_on(client, text, swap).await;
-            if is_old(&swapped) && client.query_one(&asking(), &[]).await.is_ok() {
-                // In its own transaction that statement would have failed.
-                return Err(TxError::failed(PostgresError::EndedEarly));
-            }
-            swapped.map_err(sort)
+            self.store.swap_on(client, text, swap).await.map_err(sort)
         })
     }
 
@@ -248,10 +253,25 @@ impl Transactions for PgTransactions {
         })
     }
 
-    fn rollback(&self, mut tx: PgTx) -> BoxFuture<'_, ()> {
+    fn rollback(&self, mut tx: PgTx) -> BoxFuture<'_, Result<(), TxError>> {
         Box::pin(async move {
-            if tx.open && tx.batch_execute("ROLLBACK").await.is_ok() {
+            if !tx.open {
+                return Ok(());
+            }
+            let checked = tx.batch_execute(&format!("{}; ROLLBACK", check_mark())).await;
+            let Err(error) = checked else {
                 tx.ended();
+                return Ok(());
+            };
+            // A transaction that has failed can not be asked: it is ours, as far as we know.
+            let not_marked = error.code().is_some_and(|code| code.code() == NOT_MARKED);
+            let rolled_back = tx.batch_execute("ROLLBACK").await;
+            if rolled_back.is_ok() {
+                tx.ended();
+            }
+            match not_marked {
+                true => Err(TxError::out_of_hand(PostgresError::EndedEarly)),
+                false => rolled_back.map_err(TxError::failed),
             }
         })
     }
@@ -288,24 +308,23 @@ fn lost_race(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 
-/// Whether the transaction of a failed statement is marked; fails in one that has failed.
-fn asking() -> String {
-    format!("SELECT {MARKED}")
-}
-
-/// Whether the swap found what it expected, and could not write it.
-fn is_old(swapped: &Result<Swapped, StoreError>) -> bool {
-    let Err(StoreError::Unavailable(source)) = swapped else { return false };
-    matches!(source.downcast_ref(), Some(PostgresError::OldTransaction))
-}
-
 /// What a refusal within a transaction means for it. COMMIT was not sent.
 fn sort(error: StoreError) -> TxError {
     let again = is_conflict(&error);
+    let early = is_early(&error);
     let (StoreError::Unavailable(source)
     | StoreError::Ambiguous(source)
     | StoreError::Corrupt(source)) = error;
-    if again { TxError::Conflict(source) } else { TxError::Failed(source) }
+    match (early, again) {
+        (true, _) => TxError::OutOfHand(source),
+        (_, true) => TxError::Conflict(source),
+        _ => TxError::Failed(source),
+    }
+}
+
+fn is_early(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else { return false };
+    matches!(source.downcast_ref(), Some(PostgresError::EndedEarly))
 }
 
 /// Looks for one of the server's errors in what caused `error`.
@@ -315,6 +334,8 @@ fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
         let code = if let Some(error) = error.downcast_ref::<Error>() {
             error.code().map(SqlState::code)
         } else if let Some(db) = error.downcast_ref::<DbError>() {
+            Some(db.code().code())
+        } else if let Some(PostgresError::Refused(db)) = error.downcast_ref() {
             Some(db.code().code())
         } else if let Some(PostgresError::OldTransaction) = error.downcast_ref() {
             // A new one sees the record.

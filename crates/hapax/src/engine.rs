@@ -17,6 +17,8 @@ pub use function::{
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};
-pub use transact::{Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms};
+pub use transact::{
+    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms, TxTermsError,
+};
 #[cfg(feature = "function")]
 pub use transact::{Fault, TransactError};

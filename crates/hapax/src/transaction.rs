@@ -4,7 +4,7 @@
 //! itself, so that copies see it at once and wait for nothing of the caller's. Then, in order:
 //!
 //! 1. A connection is had from the caller's pool. Copies have none: only an owner gets that far.
-//! 2. The lease is renewed once, for [`TxTerms::timeout`], and not again until the transaction has
+//! 2. The lease is renewed once, for [`TxTerms::lease`], and not again until the transaction has
 //!    ended: a renewal would change the tag that the transaction bets on. Its first statement, and
 //!    with it its snapshot, comes after that.
 //! 3. The work writes.
@@ -29,6 +29,10 @@
 //! what it was: a claim whose lease lapses. With [`OnUnknown::Reexecute`](crate::OnUnknown) the
 //! next request executes, exactly once in effect, because what was there before left nothing.
 //!
+//! *The work does not end its transaction*, by a statement or otherwise, nor keep it. What of it was
+//! committed then nobody knows; the record says so, where that can be told: not of a second
+//! transaction, begun by the work, that has failed.
+//!
 //! What the work does outside of the transaction is not undone, and may be done again: do nothing
 //! there.
 //!
@@ -45,7 +49,7 @@ use crate::store::{BoxFuture, Swap, Swapped};
 pub use crate::engine::{Answer, Fault, TransactError};
 #[cfg(feature = "tokio")]
 pub use crate::engine::{
-    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms,
+    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms, TxTermsError,
 };
 
 /// Whatever a database has to say of a failure.
@@ -63,6 +67,9 @@ pub enum TxError {
     /// COMMIT was sent, and nobody knows.
     #[error("whether the transaction was committed is not known")]
     Doubt(#[source] Source),
+    /// The work has ended it by itself, and nobody knows what of it was committed.
+    #[error("the work has ended its transaction")]
+    OutOfHand(#[source] Source),
 }
 
 impl TxError {
@@ -79,6 +86,11 @@ impl TxError {
     /// [`TxError::Doubt`] because of `source`.
     pub fn doubt(source: impl Into<Source>) -> Self {
         Self::Doubt(source.into())
+    }
+
+    /// [`TxError::OutOfHand`] because of `source`.
+    pub fn out_of_hand(source: impl Into<Source>) -> Self {
+        Self::OutOfHand(source.into())
     }
 }
 
@@ -130,7 +142,8 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
     /// As [`Transactional::swap_in`](crate::Transactional::swap_in), in the words of this trait.
     ///
     /// # Errors
-    /// [`TxError`], never of doubt; `tx` is rolled back.
+    /// [`TxError`], never of doubt; `tx` is rolled back. [`TxError::OutOfHand`] if it is another
+    /// transaction than was begun, or none.
     fn swap_in<'a>(
         &'a self,
         tx: &'a mut Self::Tx,
@@ -144,7 +157,11 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
     fn commit(&self, tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>>;
 
     /// ROLLBACK. Where that does not arrive, COMMIT does not either.
-    fn rollback(&self, tx: Self::Tx) -> BoxFuture<'_, ()>;
+    ///
+    /// # Errors
+    /// [`TxError::OutOfHand`] if it is another transaction than was begun, or none, as far as that
+    /// can be told. Any other means that the database gave no answer.
+    fn rollback(&self, tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>>;
 
     /// Whether the work failed because its transaction lost against another.
     fn is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
@@ -177,7 +194,10 @@ pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
     fn any_commit(&self, tx: AnyTx) -> BoxFuture<'_, Result<(), TxError>>;
 
     /// [`Transactions::rollback`].
-    fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, ()>;
+    ///
+    /// # Errors
+    /// [`TxError`].
+    fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, Result<(), TxError>>;
 
     /// [`Transactions::is_conflict`], or a [`LostRace`].
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
@@ -207,13 +227,9 @@ impl<D: Transactions> AnyTransactions for D {
         Box::pin(async move { self.commit(*tx.downcast().map_err(|_| stranger())?).await })
     }
 
-    fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            // Another database's is rolled back by being dropped.
-            if let Ok(tx) = tx.downcast() {
-                self.rollback(*tx).await;
-            }
-        })
+    fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, Result<(), TxError>> {
+        // Another database's is rolled back by being dropped.
+        Box::pin(async move { self.rollback(*tx.downcast().map_err(|_| stranger())?).await })
     }
 
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool {

@@ -34,7 +34,7 @@ pub struct Execution {
 pub(super) struct Said {
     pub(super) class: Option<Class>,
     pub(super) retention: Option<Duration>,
-    pub(super) commits: bool,
+    pub(super) commits: Option<bool>,
 }
 
 impl Execution {
@@ -101,7 +101,13 @@ impl Execution {
     /// Says that what was written in the [transaction](super::transaction) commits with the
     /// response, if that is final, whatever its status: with a refusal it is rolled back else.
     pub fn commit(&self) {
-        self.lock().commits = true;
+        self.lock().commits = Some(true);
+    }
+
+    /// Says that what was written in the [transaction](super::transaction) is rolled back, whatever
+    /// the response's status: for answers that refuse with 200, such as GraphQL's.
+    pub fn roll_back(&self) {
+        self.lock().commits = Some(false);
     }
 
     pub(super) fn said(&self) -> Said {

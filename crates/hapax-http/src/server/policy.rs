@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Response, Uri};
 
 use super::scope::ScopeSource;
-use super::transaction::InDatabase;
+use super::transaction::{InDatabase, TxTermsError};
 use crate::classify::{Class, Profile};
 use crate::fingerprint::HttpScheme;
 use crate::header::Grammar;
@@ -182,9 +182,7 @@ impl RoutePolicy {
             if options.key == KeyRule::Optional {
                 return Err(RouteError::KeylessTransactions);
             }
-            if terms.timeout < Policy::MIN_LEASE {
-                return Err(RouteError::ShortTransactions);
-            }
+            terms.check()?;
         }
         if options.methods.is_empty() {
             return Err(RouteError::NoMethods);
@@ -224,9 +222,9 @@ pub enum RouteError {
     /// Likewise.
     #[error("transactions commit with a record: the route needs `key = required`")]
     KeylessTransactions,
-    /// The lease would lapse before the first statement.
-    #[error("the time-out of transactions is under 100ms")]
-    ShortTransactions,
+    /// The terms of transactions.
+    #[error(transparent)]
+    Transactions(#[from] TxTermsError),
     /// Nothing would be protected.
     #[error("no method is protected")]
     NoMethods,

@@ -9,20 +9,23 @@
 //!
 //! | response | what was written | the record |
 //! | --- | --- | --- |
-//! | final, 2xx or 3xx, or after [`Execution::commit`](super::Execution::commit) | commits | with it |
-//! | final, any other: a refusal | is rolled back | after that, by itself |
+//! | final, and good: 2xx or 3xx; in gRPC *ok* (0); or after [`Execution::commit`](super::Execution::commit) | commits | with it |
+//! | final, any other: a refusal; or after [`Execution::roll_back`](super::Execution::roll_back) | is rolled back | after that, by itself |
+//! | final, but not known whether it is good: gRPC-Web, a gRPC answer that is a stream or too large to keep | is rolled back | released |
 //! | retryable | is rolled back | released |
 //! | unknown; a panic; cut off | is rolled back | unknown |
 //! | [`FailedBy`] an error that says that another transaction won | is rolled back | the handler is called again |
+//! | [`FailedBy`] any other | is rolled back | released |
 //!
 //! The client is answered after COMMIT, and gets 503 where that failed: `store-unavailable` or, where
 //! others were in the way each time, `overloaded`, and nothing was done; `outcome-pending` where
 //! nobody knows yet. Asking again under the same key is right in each case.
 //!
 //! A handler that drops its transaction before it answers has it committed with the answer all the
-//! same. One that is given none, or takes none, is recorded as on any other route. One that keeps
-//! it beyond its answer, in a task or a streamed body, has nothing committed: the client gets 500
-//! `handler-failed`, and the key goes by the policy for what is unknown.
+//! same. One that is given none, or takes none, is recorded as on any other route, and so is its
+//! failure: nobody knows what it did. One that keeps it beyond its answer, in a task or a streamed
+//! body, or ends it by a statement, gets its client 500 `handler-failed`, and the key goes by the policy
+//! for what is unknown.
 //!
 //! A handler may be called more than once under one lease, with the same request: what it does
 //! outside of the transaction may be done again, and so belongs elsewhere.
@@ -42,15 +45,21 @@ use tower_service::Service;
 use super::observe::{Event, Recorded};
 use super::policy::COME_BACK;
 use super::service::draining;
-use super::work::{Answer, Attempt, Ending, Given, Received, Work};
+use super::work::{Answer, Attempt, Ending, Given, Panicked, Received, Work, catch};
 use crate::body::{Body, BoxError};
 use crate::classify::Class;
 use crate::problem::{Code, Problem};
 
-pub use hapax::transaction::{InDatabase, LostRace, TakeError, Tx, TxHandle, TxTerms};
+pub use hapax::transaction::{
+    InDatabase, LostRace, TakeError, Tx, TxHandle, TxTerms, TxTermsError,
+};
 
-/// A response extension: the error that a handler failed by. If it says that the handler's
-/// transaction lost against another, the response is dropped, and the handler called again.
+/// A response extension: the error that a handler failed by, after which its transaction is rolled
+/// back, whatever else the response says. If it says that the transaction lost against another, the
+/// response is dropped, and the handler called again; else the key is released, and the error
+/// logged.
+///
+/// Without a transaction the response goes by what else it says, and the error is logged.
 #[derive(Clone)]
 pub struct FailedBy(pub Arc<dyn Error + Send + Sync>);
 
@@ -85,9 +94,8 @@ impl Work {
             let took = began.elapsed();
             let (class, end, answer) = match attempt {
                 Attempt::Given(ending, given) => {
-                    let class = ending.class;
-                    let end = if lost(route, &given) { End::Again } else { end(ending) };
-                    (class, end, Ok(Answer::Given(given)))
+                    let (class, end, answer) = self.fate(route, run.is_taken(), ending, given);
+                    (class, end, Ok(answer))
                 }
                 Attempt::Problem(problem) => {
                     (Class::Unknown, end(Ending::unknown()), Ok(Answer::Problem(problem)))
@@ -98,16 +106,24 @@ impl Work {
             let ended = transacting.end(run, end).await;
             let (class, recorded, until, instead) = match ended {
                 Ended::Again(again) => {
-                    if self.pass.gate().is_stopping() {
-                        let _ = again.into_lease().release().await;
-                        return Ok(self.layer.refuse(&self.policy, self.manner, &draining()));
+                    let ready = catch(poll_fn(|cx| inner.poll_ready(cx)));
+                    let ready = tokio::select! {
+                        biased;
+                        () = self.pass.gate().stopping() => None,
+                        ready = again.lease().keep_alive(ready) => Some(ready),
+                    };
+                    if let Some(Ok(Ok(()))) = ready {
+                        transacting = again;
+                        continue;
                     }
-                    if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
-                        let _ = again.into_lease().release().await;
-                        return Err(error);
-                    }
-                    transacting = again;
-                    continue;
+                    // Not begun. If the store does not take the release, it is held back.
+                    let _ = again.into_lease().release().await;
+                    let problem = match ready {
+                        Some(Ok(Err(error))) => return Err(error),
+                        Some(Err(Panicked)) => rolled_back(),
+                        _ => draining(),
+                    };
+                    return Ok(self.layer.refuse(&self.policy, self.manner, &problem));
                 }
                 Ended::Recorded(until) => (class, Recorded::Stored, until, None),
                 Ended::Exhausted => (Class::Retryable, Recorded::Stored, None, Some(in_the_way())),
@@ -118,6 +134,13 @@ impl Work {
                 Ended::Kept => {
                     tracing::error!("a handler kept its transaction beyond its response");
                     (Class::Unknown, Recorded::Stored, None, Some(kept()))
+                }
+                Ended::OutOfHand(error) => {
+                    tracing::error!(
+                        error = &*error as &dyn Error,
+                        "a handler ended its transaction by itself"
+                    );
+                    (Class::Unknown, Recorded::Stored, None, Some(out_of_hand()))
                 }
                 Ended::Unsure => (class, Recorded::Pending, None, Some(unsure())),
                 Ended::Failed(FinishError::Pending) => (class, Recorded::Pending, None, None),
@@ -132,18 +155,42 @@ impl Work {
             return Ok(self.answer(class, recorded, until, answer));
         }
     }
-}
 
-/// Whether the handler's transaction lost against another.
-fn lost(route: &InDatabase, given: &Given) -> bool {
-    let failed = given.head.extensions.get::<FailedBy>();
-    failed.is_some_and(|FailedBy(error)| route.database.any_is_conflict(&**error))
+    /// What a response means for its transaction, if one was taken, and for its key.
+    fn fate(
+        &self,
+        route: &InDatabase,
+        taken: bool,
+        ending: Ending,
+        mut given: Given,
+    ) -> (Class, End, Answer) {
+        let failed = given.failed_by().filter(|_| taken);
+        if let Some(FailedBy(error)) = failed {
+            if route.database.any_is_conflict(&**error) {
+                return (Class::Retryable, End::Again, Answer::Given(given));
+            }
+            given.log_failure();
+            self.manner.tell(&mut given.head.headers, Class::Retryable);
+            return (Class::Retryable, End::Release, Answer::Given(given));
+        }
+        given.log_failure();
+        if taken && ending.class == Class::Final && ending.commits.is_none() {
+            tracing::error!(
+                "a response does not tell whether it is a refusal: its handler has to say so, by \
+                 `Execution::commit` or `Execution::roll_back`"
+            );
+            return (Class::Retryable, End::Release, Answer::Problem(undecided()));
+        }
+        (ending.class, end(ending), Answer::Given(given))
+    }
 }
 
 fn end(ending: Ending) -> End {
     let Ending { class, retention, kept, commits } = ending;
     match (class, kept) {
-        (Class::Final, Some(outcome)) if commits => End::Complete { outcome, retention },
+        (Class::Final, Some(outcome)) if commits == Some(true) => {
+            End::Complete { outcome, retention }
+        }
         (Class::Final, Some(outcome)) => End::Refuse { outcome, retention },
         (Class::Retryable, _) => End::Release,
         // What is final has something that is kept.
@@ -164,6 +211,16 @@ fn rolled_back() -> Problem {
 fn unsure() -> Problem {
     let detail = "Whether the request's transaction was committed is not known yet.";
     Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
+}
+
+fn undecided() -> Problem {
+    let detail = "Whether the response refuses the request is not known. Nothing of it was done.";
+    Problem::new(Code::HandlerFailed, detail)
+}
+
+fn out_of_hand() -> Problem {
+    let detail = "The handler ended its transaction by itself: the request may have taken effect.";
+    Problem::new(Code::HandlerFailed, detail)
 }
 
 fn kept() -> Problem {

@@ -1,7 +1,7 @@
 //! An execution, from the claim to its outcome, on a task that nobody cancels.
 
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -22,8 +22,11 @@ use super::memory::{SMALL, Share};
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
+use super::transaction::FailedBy;
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
-use crate::classify::{Class, Classified, Override, classify_grpc, is_grpc};
+use crate::classify::{
+    Class, Classified, Override, classify_grpc, is_grpc, is_grpc_ok, is_grpc_web,
+};
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
 };
@@ -65,6 +68,19 @@ pub(super) struct Given {
     shares: [Share; 2],
 }
 
+impl Given {
+    /// The error that its handler failed by.
+    pub(super) fn failed_by(&self) -> Option<&FailedBy> {
+        self.head.extensions.get()
+    }
+
+    pub(super) fn log_failure(&self) {
+        if let Some(FailedBy(error)) = self.failed_by() {
+            tracing::error!(error = &**error as &dyn Error, "a handler failed");
+        }
+    }
+}
+
 enum Rest {
     Trailers(Option<HeaderMap>),
     /// Too large, or a stream: the rest is still to come.
@@ -79,8 +95,9 @@ pub(super) struct Ending {
     pub(super) class: Class,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
-    /// Whether what the handler wrote in a transaction commits with it, if it is final.
-    pub(super) commits: bool,
+    /// Whether what the handler wrote in a transaction commits with it, if it is final; `None` if
+    /// the response does not tell whether it is a refusal.
+    pub(super) commits: Option<bool>,
 }
 
 pub(super) enum Answer {
@@ -140,7 +157,10 @@ impl Work {
         let attempt = self.attempt(&lease, &mut inner, received.request()).await;
         let took = began.elapsed();
         let (ending, answer) = match attempt {
-            Attempt::Given(ending, given) => (ending, Answer::Given(given)),
+            Attempt::Given(ending, given) => {
+                given.log_failure();
+                (ending, Answer::Given(given))
+            }
             Attempt::Problem(problem) => (Ending::unknown(), Answer::Problem(problem)),
             Attempt::Failed(error) => {
                 self.record(lease, Ending::unknown(), took).await;
@@ -243,7 +263,11 @@ impl Work {
     /// What a response means for its key; and the response as the client gets it.
     fn judge(&self, said: Said, given: Given) -> (Ending, Given) {
         let Given { mut head, read, rest, shares } = given;
-        let commits = said.commits || head.status.is_success() || head.status.is_redirection();
+        let trailers = match &rest {
+            Rest::Trailers(trailers) => Some(trailers.as_ref()),
+            Rest::Coming(_) => None,
+        };
+        let commits = said.commits.or_else(|| is_good(&head, trailers));
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
                 let no_length = length::must_go(head.status, trailers.as_ref());
@@ -406,7 +430,7 @@ pub(super) fn pending() -> Problem {
 
 impl Ending {
     pub(super) const fn unknown() -> Self {
-        Self { class: Class::Unknown, retention: None, kept: None, commits: false }
+        Self { class: Class::Unknown, retention: None, kept: None, commits: None }
     }
 }
 
@@ -427,6 +451,18 @@ pub(super) fn cut_off() -> Problem {
     Problem::new(Code::UpstreamTimeout, detail)
 }
 
+/// Whether a response says that all went well, as far as it is known. gRPC-Web says it in its body,
+/// which is not looked into.
+fn is_good(head: &response::Parts, trailers: Option<Option<&HeaderMap>>) -> Option<bool> {
+    if is_grpc_web(&head.headers) {
+        None
+    } else if is_grpc(&head.headers) {
+        Some(is_grpc_ok(&head.headers, trailers?))
+    } else {
+        Some(head.status.is_success() || head.status.is_redirection())
+    }
+}
+
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     let media = kind.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -436,12 +472,22 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 /// A future panicked. Its own message went to the panic hook.
 pub(super) struct Panicked;
 
-/// Runs a future that may panic. After a panic it is not polled again, only dropped.
+/// Runs a future that may panic, perhaps in being dropped as well. After a panic it is not polled
+/// again, only dropped.
 pub(super) async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(_) => Poll::Ready(Err(Panicked)),
+    let mut future = Some(Box::pin(future));
+    std::future::poll_fn(|cx| {
+        let caught = catch_unwind(AssertUnwindSafe(|| match &mut future {
+            Some(running) => running.as_mut().poll(cx),
+            None => Poll::Pending,
+        }));
+        caught.map_or_else(
+            |_| {
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(future.take())));
+                Poll::Ready(Err(Panicked))
+            },
+            |poll| poll.map(Ok),
+        )
     })
     .await
 }

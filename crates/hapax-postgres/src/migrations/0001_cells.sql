@@ -146,7 +146,11 @@ END
 $$;
 
 -- A swap within a transaction of somebody else's: it writes one row, as part of the transaction
--- itself, or fails, and the transaction with it.
+-- itself, or fails, and the transaction with it. What expects no row is none to be made here: whoever
+-- began the transaction leaves out what it expects where this is another one, or none.
+--
+-- A savepoint could be rolled back to afterwards. In a transaction that was begun by us it can not:
+-- nothing but COMMIT comes after this.
 CREATE OR REPLACE FUNCTION hapax_swap_in_1(
     keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
     graces bigint[], hints bigint[], expected bytea[], next_fences boolean[]
@@ -158,6 +162,9 @@ DECLARE
     was_written boolean;
     writer xid;
 BEGIN
+    IF expected IS NULL OR array_position(expected, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'not in the transaction that was begun' USING ERRCODE = 'HX003';
+    END IF;
     SELECT s.seen_at, s.is_written, s.its_fence, s.its_lease
     INTO seen_at, was_written, its_fence, its_lease
     FROM hapax_swap_1(keys, tags, states, seals, leases, keeps, graces, hints, expected,
@@ -166,7 +173,9 @@ BEGIN
         RAISE EXCEPTION 'the record is not as expected' USING ERRCODE = 'HX001';
     END IF;
     SELECT c.xmin INTO writer FROM hapax_cells c WHERE c.key = keys[1];
-    IF writer <> pg_current_xact_id()::xid THEN
+    IF writer <> pg_current_xact_id()::xid
+        AND current_setting('hapax.transaction', true) IS DISTINCT FROM 'begun'
+    THEN
         RAISE EXCEPTION 'a record is not written within a savepoint' USING ERRCODE = 'HX002';
     END IF;
     RETURN NEXT;

@@ -8,7 +8,7 @@ use hapax::store::{BoxFuture, Swap, Swapped, Transactional};
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
-use super::{CONFLICT, SAVEPOINT, SPOIL, stored};
+use super::{CONFLICT, ENDED_EARLY, SAVEPOINT, SPOIL, stored};
 use crate::cell::Write;
 use crate::error::PostgresError;
 use crate::store::PostgresStore;
@@ -63,6 +63,7 @@ pub(crate) async fn swap_by(
         Err(error) => match refusal(&error) {
             Some(CONFLICT) => store.conflict(&swap).await,
             Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),
+            Some(ENDED_EARLY) => Err(StoreError::unavailable(PostgresError::EndedEarly)),
             // The transaction has failed, or its connection is gone before COMMIT was sent:
             // nothing of it can be committed.
             _ => Err(StoreError::unavailable(error)),

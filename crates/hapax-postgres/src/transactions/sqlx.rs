@@ -10,8 +10,9 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgSeverity, Postgres
 use sqlx::{Executor, Transaction};
 use tokio_postgres::IsolationLevel;
 
-use super::{Arc, Duration, Manner, asking, is_conflict, is_old, lost_race, sort};
+use super::{Arc, Duration, Manner, is_conflict, lost_race, sort};
 use crate::error::PostgresError;
+use crate::sql::{NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 use crate::transactional::sqlx::swap_by;
 
@@ -70,11 +71,7 @@ impl Transactions for SqlxTransactions {
         Box::pin(async move {
             let text = &self.store.shared.setup.statements.swap_marked;
             let connection: &mut PgConnection = tx;
-            let swapped = swap_by(&self.store, connection, text, swap).await;
-            if is_old(&swapped) && connection.fetch_one(&*asking()).await.is_ok() {
-                return Err(TxError::failed(PostgresError::EndedEarly));
-            }
-            swapped.map_err(sort)
+            swap_by(&self.store, connection, text, swap).await.map_err(sort)
         })
     }
 
@@ -88,9 +85,17 @@ impl Transactions for SqlxTransactions {
         })
     }
 
-    fn rollback(&self, tx: Self::Tx) -> BoxFuture<'_, ()> {
+    fn rollback(&self, mut tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>> {
         Box::pin(async move {
-            tx.rollback().await.ok();
+            // A transaction that has failed can not be asked: it is ours, as far as we know.
+            let checked = tx.execute(&*check_mark()).await;
+            let rolled_back = tx.rollback().await;
+            match checked {
+                Err(error) if refused(&error) == Some(NOT_MARKED) => {
+                    Err(TxError::out_of_hand(PostgresError::EndedEarly))
+                }
+                _ => rolled_back.map_err(TxError::failed),
+            }
         })
     }
 

@@ -227,7 +227,8 @@ impl LeaseHandle {
         self.shared.attempt
     }
 
-    /// Resolves when the lease is found to be lost: work that can stop should.
+    /// Resolves when the lease is found to be lost: work that can stop should. In a transaction that
+    /// is found at its end.
     pub async fn lost(&self) {
         // The sender is part of what this handle holds: it outlives the wait.
         let _ = self.shared.lost.subscribe().wait_for(|lost| *lost).await;
@@ -259,12 +260,12 @@ impl LeaseHandle {
 }
 
 /// Whether a write is of use while a transaction bets on the tag, and whether one does afterwards.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 enum Motion {
     /// Not while it does.
     Moving,
-    /// Before it does.
-    Stilling,
+    /// Before it does, unless the run that it is of has ended.
+    Stilling(Arc<AtomicBool>),
 }
 
 impl Shared {
@@ -276,14 +277,29 @@ impl Shared {
         }
     }
 
-    /// Renews for `lease`, and then no more until [`Shared::moving`].
-    pub(super) async fn stilled(self: &Arc<Self>, lease: Duration) -> Result<(), FinishError> {
-        self.write(Act::Renew { lease }, Motion::Stilling).await
+    /// Renews for `lease`, and then no more until [`Shared::moving`]; for a run that has not
+    /// `ended`.
+    pub(super) async fn stilled(
+        self: &Arc<Self>,
+        lease: Duration,
+        ended: &Arc<AtomicBool>,
+    ) -> Result<(), FinishError> {
+        self.write(Act::Renew { lease }, Motion::Stilling(Arc::clone(ended))).await
     }
 
-    /// The transaction has ended.
-    pub(super) fn moving(&self) {
+    /// The transaction has ended. What stills on behalf of its run and is not done by now does not
+    /// do it any more, if the run was marked as ended before.
+    pub(super) async fn moving(&self) {
+        let _held = self.holding.lock().await;
         self.still.store(false, Ordering::Relaxed);
+    }
+
+    /// Likewise, for whoever may come after the run has `ended`, and another is under way.
+    pub(super) async fn moving_unless(&self, ended: &AtomicBool) {
+        let _held = self.holding.lock().await;
+        if !ended.load(Ordering::Relaxed) {
+            self.still.store(false, Ordering::Relaxed);
+        }
     }
 
     /// A write that the lease outlives, on a task of its own. A copy of it that was given up is
@@ -295,8 +311,10 @@ impl Shared {
             let _talking = talking;
             let mut held = shared.holding.lock().await;
             let Some(holding) = held.as_mut() else { return Err(FinishError::Gone) };
-            if motion == Motion::Moving && shared.still.load(Ordering::Relaxed) {
-                return Err(FinishError::InTransaction);
+            match &motion {
+                Motion::Moving if !shared.still.load(Ordering::Relaxed) => {}
+                Motion::Stilling(ended) if !ended.load(Ordering::Relaxed) => {}
+                _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
             let Ok((mut writing, next)) = holding.act(act, &*inner.entropy) else {
@@ -307,7 +325,7 @@ impl Shared {
             match run.await {
                 Ok(Wrote::Recorded(seen)) => {
                     holding.wrote(seen);
-                    if motion == Motion::Stilling {
+                    if matches!(motion, Motion::Stilling(_)) {
                         shared.still.store(true, Ordering::Relaxed);
                     }
                     Ok(())

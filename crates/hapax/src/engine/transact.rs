@@ -9,6 +9,7 @@ mod work;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::lease::{FinishError, Lease};
@@ -28,19 +29,56 @@ pub use self::work::Ran;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxTerms {
     /// For how long the lease is renewed before a transaction begins; it is not renewed within. A
-    /// transaction that takes longer commits only if nobody took over. If the process dies, the key
-    /// is in flight for so long. Default 30 s.
-    pub timeout: Duration,
+    /// transaction that takes longer is not stopped, and commits only if nobody took over. If the
+    /// process dies, the key is in flight for so long. From 100 ms to an hour. Default 30 s.
+    pub lease: Duration,
+    /// How long the work waits for its transaction to begin, with a connection from the pool: not
+    /// longer than until then. At least 1 ms. Default 10 s.
+    pub begin: Duration,
     /// How often the work runs again whose transaction lost against another. Default 3.
     pub reruns: u32,
-    /// For how long it is asked what became of a COMMIT without a reply. Default 10 s.
+    /// For how long it is asked what became of a COMMIT without a reply. At most an hour. Default
+    /// 10 s.
     pub doubt: Duration,
+}
+
+/// Why terms are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TxTermsError {
+    /// A lease that lapses before anything is done, or for which a dead process blocks its keys.
+    #[error("`lease` of transactions has to be 100 ms to an hour")]
+    Lease,
+    /// There is no time for it.
+    #[error("`begin` of transactions has to be 1 ms to an hour")]
+    Begin,
+    /// Nobody waits that long.
+    #[error("`doubt` of transactions has to be at most an hour")]
+    Doubt,
+}
+
+impl TxTerms {
+    /// # Errors
+    /// [`TxTermsError`]. Whoever takes a transaction under such terms gets that.
+    pub fn check(&self) -> Result<(), TxTermsError> {
+        const HOUR: Duration = Duration::from_secs(60 * 60);
+        if self.lease < Duration::from_millis(100) || self.lease > HOUR {
+            return Err(TxTermsError::Lease);
+        }
+        if self.begin < Duration::from_millis(1) || self.begin > HOUR {
+            return Err(TxTermsError::Begin);
+        }
+        if self.doubt > HOUR {
+            return Err(TxTermsError::Doubt);
+        }
+        Ok(())
+    }
 }
 
 impl Default for TxTerms {
     fn default() -> Self {
-        let (timeout, doubt) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { timeout, reruns: 3, doubt }
+        let (lease, patience) = (Duration::from_secs(30), Duration::from_secs(10));
+        Self { lease, begin: patience, reruns: 3, doubt: patience }
     }
 }
 
@@ -116,9 +154,12 @@ pub enum Ended {
     Exhausted,
     /// The database refused it. Rolled back and released.
     RolledBack(Source),
-    /// The work still has its transaction, which can not be committed any more. Nothing of it will
-    /// be; the record says that the outcome is unknown.
+    /// The work still has its transaction, or panicked with it, which can not be committed any more.
+    /// Nothing of it will be; the record says that the outcome is unknown.
     Kept,
+    /// The work has ended its transaction by itself: nobody knows what of it was committed. The
+    /// record says that the outcome is unknown.
+    OutOfHand(Source),
     /// COMMIT was sent and nobody knows what became of it. It is not run again here, and nowhere
     /// else before that is known.
     Unsure,
@@ -154,10 +195,9 @@ impl Transacting {
         &self.lease
     }
 
-    /// The lease again, without transactions; there must be none under way.
+    /// The lease again, without transactions; every run has [ended](Self::end).
     #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
     pub fn into_lease(self) -> Lease {
-        self.lease.shared.moving();
         self.lease
     }
 
@@ -165,30 +205,34 @@ impl Transacting {
     #[must_use]
     pub fn run(&self) -> TxHandle {
         let shared = Arc::clone(&self.lease.shared);
-        TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms.timeout)
+        TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms)
     }
 
     /// Ends a run. From here on the work can not get at the transaction of `run`.
     ///
-    /// Dropping this future stops waiting, not what it does.
+    /// Dropping this future stops waiting, not what it does. What was to run again then is released.
     pub async fn end(self, run: TxHandle, ending: Ending) -> Ended {
         // Before anything is awaited: what the work still has is not committed.
         let closed = run.close();
         let inner = Arc::clone(&self.lease.shared.inner);
         let talking = inner.backlog.talking();
-        let task = inner.runtime.spawn(async move {
+        let (tell, told) = oneshot::channel();
+        inner.runtime.spawn(async move {
             let _talking = talking;
-            self.end_here(closed, ending).await
+            if let Err(Ended::Again(unheard)) = tell.send(self.end_here(closed, ending).await) {
+                // If it is not ours any more, or held back, that is as good.
+                let _ = unheard.into_lease().release().await;
+            }
         });
         // The task ends without an answer only when the runtime shuts down, perhaps after COMMIT.
-        task.await.unwrap_or(Ended::Unsure)
+        told.await.unwrap_or(Ended::Unsure)
     }
 
     async fn end_here(self, closed: Closed, ending: Ending) -> Ended {
         let shared = &self.lease.shared;
         let tx = match (closed, &ending) {
             (Closed::Kept, Ending::Complete { .. }) => {
-                shared.moving();
+                shared.moving().await;
                 // Whatever becomes of the record: the writes are not there.
                 let _ = self.lease.abandon(None).await;
                 return Ended::Kept;
@@ -199,7 +243,7 @@ impl Transacting {
                 let retention = retention.filter(|retention| !retention.is_zero());
                 let completing = (outcome.clone(), retention);
                 let committed = commit(shared, &self.within, tx, completing).await;
-                shared.moving();
+                shared.moving().await;
                 return match committed {
                     Committed::Yes(until) => {
                         self.within.database.any_committed(&shared.key);
@@ -210,6 +254,7 @@ impl Transacting {
                         let _ = self.lease.release().await;
                         Ended::RolledBack(source)
                     }
+                    Committed::OutOfHand(source) => self.out_of_hand(source).await,
                     Committed::Not(how) => Ended::Failed(how),
                     Committed::Unsure => Ended::Unsure,
                 };
@@ -218,10 +263,14 @@ impl Transacting {
             (Closed::Unused | Closed::Kept, _) => None,
         };
         let written = tx.is_some();
-        if let Some(tx) = tx {
-            roll_back(shared, &self.within, tx).await;
+        let rolled_back = match tx {
+            Some(tx) => roll_back(shared, &self.within, tx).await,
+            None => Ok(()),
+        };
+        shared.moving().await;
+        if let Err(source) = rolled_back {
+            return self.out_of_hand(source).await;
         }
-        shared.moving();
         let done = match ending {
             Ending::Again => return self.again().await,
             // Too large to be kept, with writes that nobody could be told of: they are gone.
@@ -236,6 +285,12 @@ impl Transacting {
             Ending::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
         };
         done.map_or_else(Ended::Failed, Ended::Recorded)
+    }
+
+    async fn out_of_hand(self, source: Source) -> Ended {
+        // If that is not taken, the lease lapses: nobody knows either way.
+        let _ = self.lease.abandon(None).await;
+        Ended::OutOfHand(source)
     }
 
     async fn again(mut self) -> Ended {

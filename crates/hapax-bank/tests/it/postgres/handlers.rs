@@ -1,6 +1,8 @@
 //! Handlers that do all kinds of things with their transactions.
 
 mod failures;
+mod misuse;
+mod outside;
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,12 +64,7 @@ impl World {
         let mut config = Config::new();
         config.host("127.0.0.1").port(port).user("postgres").dbname("postgres");
         let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
-        let connections = pool.clone();
-        let get = move || {
-            let pool = connections.clone();
-            async move { pool.get().await }
-        };
-        let transactions = PgTransactions::new(store, get, |connection| connection);
+        let transactions = transactions(store, &pool);
         let mut options = RouteOptions {
             key: KeyRule::Required,
             transactions: Some(InDatabase::new(Arc::new(transactions))),
@@ -98,6 +95,15 @@ impl World {
             assert!(client.query_one(at_rest, &[]).await.unwrap().get::<_, bool>(0));
         }
     }
+}
+
+fn transactions(store: Arc<PostgresStore>, pool: &Pool) -> PgTransactions {
+    let pool = pool.clone();
+    let get = move || {
+        let pool = pool.clone();
+        async move { pool.get().await }
+    };
+    PgTransactions::new(store, get, |connection| connection)
 }
 
 fn scope() -> ScopeSource {

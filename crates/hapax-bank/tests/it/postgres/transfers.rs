@@ -49,6 +49,12 @@ async fn a_transfer_happens_once_by_either_door() {
         assert_eq!(answer(plan.port, door, &asked("b", 1_000)).await, declined);
         server.sql("postgres", "UPDATE accounts SET balance = balance - 5000 WHERE id = 1").await;
 
+        for amount in [0, -30, i64::MIN] {
+            let refused = answer(plan.port, door, &asked(&amount.to_string(), amount)).await;
+            let why: Declined = serde_json::from_slice(&refused.body).unwrap();
+            assert_eq!(why, Declined::BadAmount);
+        }
+
         let reused = ask(plan.port, door, &asked("a", 31)).await;
         assert!(matches!(&reused, Reply::Unexpected(answer) if answer.status == 422), "{reused:?}");
     }

@@ -302,7 +302,7 @@ impl Conflicts for PgTransactions {
 async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
-    let terms = TxTerms { timeout: Duration::from_millis(200), ..TxTerms::default() };
+    let terms = TxTerms { lease: Duration::from_millis(200), ..TxTerms::default() };
     for (of, taken_over) in [(1, true), (2, false)] {
         let lease = world.own(of, &Policy::default()).await;
         let fence = lease.fence();

@@ -30,6 +30,8 @@ pub(super) enum Committed {
     Again,
     /// Likewise, because the database refused it.
     Refused(Source),
+    /// The work ended it, nobody knows how; the record is still ours.
+    OutOfHand(Source),
     /// It was rolled back, and the record is not ours any more.
     Not(FinishError),
     /// Nobody knows.
@@ -37,11 +39,18 @@ pub(super) enum Committed {
 }
 
 /// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
-/// rolled back all the same.
-pub(super) async fn roll_back(shared: &Shared, within: &InDatabase, tx: AnyTx) {
-    if timeout(shared.inner.patience, within.database.any_rollback(tx)).await.is_err() {
-        tracing::debug!(key = ?shared.key, "no answer to a rollback");
+/// rolled back all the same. An error: the work had ended it.
+pub(super) async fn roll_back(
+    shared: &Shared,
+    within: &InDatabase,
+    tx: AnyTx,
+) -> Result<(), Source> {
+    match timeout(shared.inner.patience, within.database.any_rollback(tx)).await {
+        Ok(Err(TxError::OutOfHand(source))) => return Err(source),
+        Ok(Ok(())) => {}
+        Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no answer to a rollback"),
     }
+    Ok(())
 }
 
 pub(super) async fn commit(
@@ -58,10 +67,10 @@ pub(super) async fn commit(
         None => Ok(None),
     };
     let (Some(holding), Ok(Some(completion))) = (held.as_mut(), &completion) else {
-        roll_back(shared, within, tx).await;
-        return match completion {
-            Err(error) => Committed::Refused(error.into()),
-            Ok(_) => Committed::Not(shared.lose(FinishError::Gone)),
+        return match (roll_back(shared, within, tx).await, completion) {
+            (Err(source), _) => Committed::OutOfHand(source),
+            (Ok(()), Err(error)) => Committed::Refused(error.into()),
+            (Ok(()), Ok(_)) => Committed::Not(shared.lose(FinishError::Gone)),
         };
     };
     // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
@@ -71,10 +80,12 @@ pub(super) async fn commit(
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
         // COMMIT was not sent, and will not be.
         not_stored => {
-            roll_back(shared, within, tx).await;
+            // What there is to be found out by that, the statement has found.
+            let _ = roll_back(shared, within, tx).await;
             let seen = match not_stored {
                 Ok(Ok(Swapped::Conflict(seen))) => seen,
                 Ok(Err(TxError::Conflict(_))) => return Committed::Again,
+                Ok(Err(TxError::OutOfHand(source))) => return Committed::OutOfHand(source),
                 Ok(Err(TxError::Failed(source) | TxError::Doubt(source))) => {
                     return Committed::Refused(source);
                 }
@@ -93,6 +104,7 @@ pub(super) async fn commit(
         Ok(Ok(Ok(()))) => Known::Committed(completion.stored(stamped)),
         Ok(Ok(Err(TxError::Conflict(_)))) => return Committed::Again,
         Ok(Ok(Err(TxError::Failed(source)))) => return Committed::Refused(source),
+        // Of doubt: nothing of the work's runs between the swap and COMMIT.
         doubt => {
             if let Ok(Ok(Err(error))) = doubt {
                 tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
@@ -135,7 +147,7 @@ async fn settle(
 ) -> Known {
     let inner = &shared.inner;
     let deadline = after(terms.doubt);
-    let renew = Act::Renew { lease: terms.timeout };
+    let renew = Act::Renew { lease: terms.lease };
     let Ok((mut writing, mut next)) = holding.act(renew, &*inner.entropy) else {
         return Known::Nothing;
     };

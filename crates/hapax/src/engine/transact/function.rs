@@ -1,6 +1,5 @@
 //! Functions of which each call is in one transaction with its record.
 
-use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use crate::engine::function::Answer;
 use crate::engine::function::request::Canonical;
 use crate::engine::idempotency::Idempotency;
 use crate::engine::lease::{FinishError, LeaseHandle};
+use crate::exchange::Replay;
 use crate::fingerprint::{NoCanonicalForm, canonicalize_value};
 use crate::key::Key;
 use crate::machine::Verdict;
@@ -36,9 +36,9 @@ pub enum Fault<E> {
     Failed(Source),
 }
 
-impl<E, X: Error + Send + Sync + 'static> From<X> for Fault<E> {
+impl<E, X: Into<Source>> From<X> for Fault<E> {
     fn from(error: X) -> Self {
-        Self::Failed(Box::new(error))
+        Self::Failed(error.into())
     }
 }
 
@@ -75,9 +75,9 @@ pub enum TransactError<E> {
     /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
     #[error("whether it was committed is not known yet")]
     Unsure,
-    /// The work panicked, or kept its transaction. Nothing of that is committed; the key goes by
-    /// its policy for what is unknown.
-    #[error("the work failed in the middle; its transaction was rolled back")]
+    /// The work panicked, or kept its transaction: nothing of that is committed. Or it ended its
+    /// transaction by itself, and nobody knows. The key goes by its policy for what is unknown.
+    #[error("the work panicked, or did not give its transaction back as it was")]
     Broken,
     /// It was refused, and that is still on its way to the store.
     #[error("it was refused, and that is on its way to the store")]
@@ -97,6 +97,12 @@ pub enum TransactError<E> {
     /// An earlier call may have happened, and must not run again by itself.
     #[error("whether an earlier call took effect is not known")]
     OutcomeUnknown,
+    /// The key was used by something that is no function in a transaction. Nothing was executed.
+    #[error("what was kept is in another format: {format}")]
+    OtherFormat {
+        /// Its name.
+        format: String,
+    },
     /// What was kept is no value of this type, or the request or value can not be written.
     #[error("it cannot be read or written: {0}")]
     Unreadable(#[source] ValueError),
@@ -116,6 +122,9 @@ impl Idempotency {
     ///   against another. It drops its [`Tx`] when it has written, at the latest with its end, and
     ///   does nothing outside of it.
     /// - What it returns is kept, and requests are compared, as by [`Idempotency::run`].
+    /// - The default policy fits: whatever died in the middle was rolled back, so that executing again
+    ///   is right. [`OnUnknown::Block`](crate::OnUnknown) has an operator look first, and so has
+    ///   `Reconcile`, for there is nobody to be asked here.
     /// - Dropping this future leaves nothing behind while it claims, and stops nothing afterwards.
     ///
     /// # Errors
@@ -144,13 +153,7 @@ impl Idempotency {
         let lease = match claim? {
             // No await since the claim was granted: it cannot be dropped in between.
             Claim::Execute(lease) => lease,
-            Claim::Replay(replay) => {
-                return match value::read(replay.outcome.bytes()) {
-                    Ok(Ok(value)) => Ok(Answer { value, replayed: true, fence: replay.fence }),
-                    Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
-                    Err(error) => Err(TransactError::Unreadable(error)),
-                };
-            }
+            Claim::Replay(replay) => return replayed(&replay),
             Claim::InFlight { elapsed, remaining } => {
                 let retry_after = elapsed.min(remaining).max(Duration::from_secs(1));
                 return Err(TransactError::InFlight { retry_after });
@@ -171,6 +174,23 @@ impl Idempotency {
             }
         });
         answer(ran.await, fence)
+    }
+}
+
+fn replayed<T, E>(replay: &Replay) -> Result<Answer<T>, TransactError<E>>
+where
+    T: DeserializeOwned,
+    E: DeserializeOwned,
+{
+    if replay.outcome.format() != FORMAT {
+        let format = replay.outcome.format().to_owned();
+        return Err(TransactError::OtherFormat { format });
+    }
+    match value::read::<Result<T, E>>(replay.outcome.bytes()) {
+        Ok(_) if replay.held_back => Err(TransactError::Pending),
+        Ok(Ok(value)) => Ok(Answer { value, replayed: true, fence: replay.fence }),
+        Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
+        Err(error) => Err(TransactError::Unreadable(error)),
     }
 }
 
@@ -211,7 +231,7 @@ fn answer<T, E>(
             Err(TransactError::Refused { error, replayed: false })
         }
         (Ended::Exhausted, _) => Err(TransactError::InTheWay),
-        (Ended::Kept, _) => Err(TransactError::Broken),
+        (Ended::Kept | Ended::OutOfHand(_), _) => Err(TransactError::Broken),
         (Ended::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
         (Ended::Failed(FinishError::TooLarge), _) => {
             Err(TransactError::RolledBack(FinishError::TooLarge.into()))

@@ -4,9 +4,13 @@ use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
 
+use tokio::time::timeout;
+
+use super::{TxTerms, TxTermsError};
 use crate::engine::lease::{FinishError, Shared};
 use crate::transaction::{AnyTransactions, AnyTx, TxError};
 
@@ -23,6 +27,12 @@ pub enum TakeError {
     /// It is of another type.
     #[error("the transaction is of another type")]
     OtherType,
+    /// The terms for transactions are none to go by.
+    #[error(transparent)]
+    Terms(#[from] TxTermsError),
+    /// None came in time: the pool has none free, or the database does not answer.
+    #[error("no transaction began in time")]
+    TimedOut,
     /// The lease could not be renewed for it.
     #[error("the lease could not be renewed: {0}")]
     Lease(#[from] FinishError),
@@ -44,8 +54,9 @@ pub struct TxHandle {
 struct Slot {
     lease: Arc<Shared>,
     database: Arc<dyn AnyTransactions>,
-    timeout: Duration,
+    terms: TxTerms,
     state: Mutex<State>,
+    ended: Arc<AtomicBool>,
 }
 
 enum State {
@@ -82,20 +93,30 @@ impl TxHandle {
     pub(super) fn new(
         lease: Arc<Shared>,
         database: Arc<dyn AnyTransactions>,
-        timeout: Duration,
+        terms: TxTerms,
     ) -> Self {
-        let state = Mutex::new(State::Idle);
-        Self { slot: Arc::new(Slot { lease, database, timeout, state }) }
+        let (state, ended) = (Mutex::new(State::Idle), Arc::default());
+        Self { slot: Arc::new(Slot { lease, database, terms, state, ended }) }
+    }
+
+    /// Whether there is a transaction in this run, or was one: with what was written in it rolled
+    /// back, nothing that it wrote is left.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        matches!(*self.slot.lock(), State::Out | State::Back(_))
     }
 
     /// Takes the run's transaction, which begins with the first call. It may be taken again once
     /// it was dropped, and is the same then.
     ///
-    /// Dropping this future takes none. One that is on its way then comes back by itself.
+    /// Dropping this future takes none, and neither does one that takes longer than
+    /// [`TxTerms::begin`]. One that is on its way then comes back by itself; as long as it has not,
+    /// there is none to be taken.
     ///
     /// # Errors
     /// [`TakeError`].
     pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeError> {
+        self.slot.terms.check()?;
         if let Some(there) = self.slot.reserve::<T>()? {
             return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
         }
@@ -103,26 +124,26 @@ impl TxHandle {
         let task = self.slot.lease.inner.runtime.spawn(async move {
             let begun = slot.begin().await;
             let begun = begun.and_then(|tx| tx.downcast().map_err(|_| TakeError::OtherType));
-            let mut state = slot.lock();
-            let open = matches!(*state, State::Beginning);
-            if open {
-                *state = if begun.is_ok() { State::Out } else { State::Idle };
-            }
-            drop(state);
-            if begun.is_err() {
-                slot.lease.moving();
+            let tx = begun.and_then(|tx| slot.hand_out(tx));
+            if tx.is_err() {
+                slot.give_up().await;
             }
             // If nobody waits any more, the guard is dropped with the task's output, and gives it
             // back.
-            begun.map(|tx| Tx { tx: Some(tx), slot })
+            tx.map(|tx| Tx { tx: Some(tx), slot })
         });
-        task.await.unwrap_or(Err(TakeError::Shutdown))
+        match timeout(self.slot.terms.begin, task).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(_)) => Err(TakeError::Shutdown),
+            Err(_) => Err(TakeError::TimedOut),
+        }
     }
 
     /// Ends the run.
     pub(super) fn close(&self) -> Closed {
+        self.slot.ended.store(true, Ordering::Relaxed);
         match mem::replace(&mut *self.slot.lock(), State::Closed) {
-            // One that is still on its way was not used for anything.
+            // One that is still on its way was not used for anything, and will not be.
             State::Idle | State::Beginning | State::Closed => Closed::Unused,
             State::Out => Closed::Kept,
             State::Back(tx) => Closed::Back(tx),
@@ -165,8 +186,31 @@ impl Slot {
     async fn begin(&self) -> Result<AnyTx, TakeError> {
         // The connection first: while the pool makes us wait, the lease is renewed as ever.
         let mut tx = self.database.any_connect().await?;
-        self.lease.stilled(self.timeout).await?;
+        if matches!(*self.lock(), State::Closed) {
+            return Err(TakeError::Ended);
+        }
+        self.lease.stilled(self.terms.lease, &self.ended).await?;
         self.database.any_begin(&mut tx).await?;
+        Ok(tx)
+    }
+
+    /// None has begun: there may be another try.
+    async fn give_up(&self) {
+        self.lease.moving_unless(&self.ended).await;
+        let mut state = self.lock();
+        if matches!(*state, State::Beginning) {
+            *state = State::Idle;
+        }
+    }
+
+    /// The transaction to whoever took it, unless the run has ended meanwhile: nothing of it would
+    /// be committed.
+    fn hand_out<T>(&self, tx: Box<T>) -> Result<Box<T>, TakeError> {
+        let mut state = self.lock();
+        if !matches!(*state, State::Beginning) {
+            return Err(TakeError::Ended);
+        }
+        *state = State::Out;
         Ok(tx)
     }
 }
@@ -174,8 +218,11 @@ impl Slot {
 impl<T: Send + 'static> Drop for Tx<T> {
     fn drop(&mut self) {
         let Some(tx) = self.tx.take() else { return };
+        // Whoever panics has not written all that it wanted to, even where somebody catches that:
+        // it counts as kept, and is not committed.
+        let whole = !thread::panicking();
         let mut state = self.slot.lock();
-        if matches!(*state, State::Out) {
+        if whole && matches!(*state, State::Out) {
             *state = State::Back(tx);
         } else {
             // Rolling back is not done under the lock.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::{BoxFuture, Stamped, Swap, Swapped};
 use hapax::transaction::{
-    AnyTransactions, Ended, Ending, InDatabase, LostRace, Ran, TakeError, Transacting,
-    Transactions, Tx, TxError,
+    AnyTransactions, Ended, Ending, Fault, InDatabase, LostRace, Ran, TakeError, TransactError,
+    Transacting, Transactions, Tx, TxError, TxTerms, TxTermsError,
 };
 use hapax::{Claim, FinishError, LeaseHandle, OnUnknown, Policy, Scope, Store};
 use tokio::time::sleep;
@@ -110,8 +110,8 @@ impl Transactions for Database {
         })
     }
 
-    fn rollback(&self, _: Writes) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
+    fn rollback(&self, _: Writes) -> BoxFuture<'_, Result<(), TxError>> {
+        Box::pin(async { Ok(()) })
     }
 
     fn is_conflict(&self, _: &(dyn std::error::Error + 'static)) -> bool {
@@ -196,7 +196,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         } else {
             let copy = claim(&process, "a", &Policy::default()).await;
             assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
-            sleep(within.terms.timeout).await;
+            sleep(within.terms.lease).await;
             assert_eq!(own(&process, &Policy::default()).await.attempt(), 2);
             assert_eq!(database.lines(), [0; 0]);
         }
@@ -246,7 +246,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
     let lease = own(&process, &Policy::default()).await;
     assert_eq!(world.store.swaps(), 1);
     let within = InDatabase::new(database);
-    let (store, timeout) = (Arc::clone(&world.store), within.terms.timeout);
+    let (store, timeout) = (Arc::clone(&world.store), within.terms.lease);
     let work = move |tx: Tx<Writes>, lease: LeaseHandle| {
         let store = Arc::clone(&store);
         async move {
@@ -298,6 +298,63 @@ async fn a_transaction_of_another_type_is_not_begun() {
     drop(run.take::<Writes>().await.unwrap());
     let ended = transacting.end(run, Ending::Release).await;
     assert!(matches!(ended, Ended::Recorded(None)), "{ended:?}");
+}
+
+/// Nobody is there to run it again.
+#[tokio::test(start_paused = true)]
+async fn what_was_to_run_again_for_nobody_is_released() {
+    let world = World::new();
+    let process = world.process();
+    let policy = policy(OnUnknown::Block);
+    let transacting = Transacting::new(
+        own(&process, &policy).await,
+        InDatabase::new(Database::new(&world, [])).any(),
+    );
+    let run = transacting.run();
+    drop(run.take::<Writes>().await.unwrap());
+    tokio::select! {
+        biased;
+        ended = transacting.end(run, Ending::Again) => panic!("{ended:?}"),
+        () = std::future::ready(()) => {}
+    }
+    process.drain().await;
+    assert_eq!(own(&process, &policy).await.attempt(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn terms_that_cannot_be_kept_are_refused() {
+    let good = TxTerms::default();
+    assert_eq!(good.check(), Ok(()));
+    for (terms, error) in [
+        (TxTerms { lease: Duration::from_millis(99), ..good }, TxTermsError::Lease),
+        (TxTerms { lease: Duration::MAX, ..good }, TxTermsError::Lease),
+        (TxTerms { begin: Duration::ZERO, ..good }, TxTermsError::Begin),
+        (TxTerms { doubt: Duration::MAX, ..good }, TxTermsError::Doubt),
+    ] {
+        assert_eq!(terms.check(), Err(error));
+        // Whoever did not look hears it before anything runs.
+        let world = World::new();
+        let process = world.process();
+        let lease = own(&process, &Policy::default()).await;
+        let within = InDatabase { database: Database::new(&world, []), terms };
+        let ran = lease.transact(&within, numbered(done())).await;
+        assert!(matches!(ran, Ran::NotBegun(TakeError::Terms(said)) if said == error), "{ran:?}");
+    }
+}
+
+/// A function that was called without transactions before, with the same key and request.
+#[tokio::test(start_paused = true)]
+async fn what_another_door_has_kept_is_not_read() {
+    let world = World::new();
+    let process = world.process();
+    let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
+    let scope = Scope::shared();
+    process.run(&scope, &key(), &17, move |_| std::future::ready(kept)).await.unwrap();
+    let within = InDatabase::new(Database::new(&world, []));
+    let policy = Policy::default();
+    let work = |_: Tx<Writes>, _| async { Ok::<u32, Fault<u32>>(2) };
+    let answer = process.transact(&within, (&scope, &key()), &17, &policy, work).await;
+    assert!(matches!(answer, Err(TransactError::OtherFormat { .. })), "{answer:?}");
 }
 
 #[derive(Debug, thiserror::Error)]

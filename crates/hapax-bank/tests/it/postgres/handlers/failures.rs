@@ -1,5 +1,6 @@
 //! What goes wrong around a handler's transaction.
 
+use hapax_http::server::transaction::TxTermsError;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use tokio_postgres::Error;
 
@@ -89,7 +90,7 @@ async fn a_commit_in_doubt_is_no_success() {
     let mut world = World::by(server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     let second = Duration::from_secs(1);
-    let terms = TxTerms { timeout: second * 6, doubt: second, ..TxTerms::default() };
+    let terms = TxTerms { lease: second * 6, doubt: second, ..TxTerms::default() };
     world.options.transactions.as_mut().unwrap().terms = terms;
     world.options.policy.terms.on_unknown = OnUnknown::Reexecute;
     let app = world.app(post(|tx: Db| async move {
@@ -224,9 +225,9 @@ async fn routes_that_could_not_keep_their_word_are_refused() {
     let keyless = check(|options| options.key = KeyRule::Optional);
     assert_eq!(keyless, Err(RouteError::KeylessTransactions));
     let short = check(|options| {
-        options.transactions.as_mut().unwrap().terms.timeout = Duration::from_millis(99);
+        options.transactions.as_mut().unwrap().terms.lease = Duration::from_millis(99);
     });
-    assert_eq!(short, Err(RouteError::ShortTransactions));
+    assert_eq!(short, Err(RouteError::Transactions(TxTermsError::Lease)));
 
     // And a handler of another route finds none.
     let mut plain = world.options.clone();

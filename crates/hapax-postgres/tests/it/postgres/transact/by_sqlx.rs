@@ -4,7 +4,7 @@ use hapax::transaction::AnyTransactions;
 use hapax_postgres::SqlxTransactions;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
-use sqlx::{Executor, Row, Transaction};
+use sqlx::{Acquire, Executor, Row, Transaction};
 
 use super::*;
 
@@ -169,8 +169,7 @@ async fn what_cannot_commit_does_not_by_sqlx() {
     let world = Sqlx::new().await;
     let deferred = "CREATE TABLE single (of int UNIQUE DEFERRABLE INITIALLY DEFERRED)";
     world.server.sql("postgres", deferred).await;
-    let statements =
-        ["SELECT 1/0", "SAVEPOINT here", "ROLLBACK", "INSERT INTO single VALUES (1), (1)"];
+    let statements = ["SELECT 1/0", "INSERT INTO single VALUES (1), (1)"];
     for (of, text) in (1..).zip(statements) {
         let ran = world.run(of, move |mut tx: SqlxTx| async move {
             tx.execute(LINE).await.unwrap();
@@ -189,5 +188,54 @@ async fn what_cannot_commit_does_not_by_sqlx() {
     });
     assert!(matches!(ran.await, Ran::Panicked));
     assert_eq!(lines(&world.server).await, "0");
+    world.at_rest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nested_transactions_may_be_rolled_back_by_sqlx() {
+    let world = Sqlx::new().await;
+    for of in 1..=3 {
+        let ran = world.run(of, move |mut tx: SqlxTx| async move {
+            tx.execute(LINE).await.unwrap();
+            let mut nested = tx.begin().await.unwrap();
+            nested.execute(LINE).await.unwrap();
+            match of {
+                1 => nested.rollback().await.unwrap(),
+                2 => drop(nested),
+                _ => nested.commit().await.unwrap(),
+            }
+            done("yes")
+        });
+        let ran = ran.await;
+        assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{of}: {ran:?}");
+        assert_eq!(replayed(&world.engine, of).await, "yes");
+    }
+    assert_eq!(lines(&world.server).await, "4");
+    world.at_rest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
+    let world = Sqlx::new().await;
+    let refused = Ending::Refuse { outcome: outcome("no"), retention: None };
+    let endings = [done("yes"), refused, Ending::Release, Ending::Again];
+    let statements = ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK"];
+    let cases = statements.iter().flat_map(|text| endings.iter().map(move |end| (*text, end)));
+    for (of, (text, ending)) in (1..).zip(cases) {
+        let ending = ending.clone();
+        let ran = world.run(of, move |mut tx: SqlxTx| {
+            let ending = ending.clone();
+            async move {
+                tx.execute(LINE).await.unwrap();
+                tx.execute(text).await.unwrap();
+                ending
+            }
+        });
+        let ran = ran.await;
+        assert!(matches!(ran, Ran::Ended(Ended::OutOfHand(_), ())), "{text}: {ran:?}");
+        let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
+        assert!(matches!(again, Claim::Unknown), "{text}: {again:?}");
+    }
+    assert_eq!(lines(&world.server).await, "8");
     world.at_rest().await;
 }

@@ -69,13 +69,13 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
-    let terms = TxTerms { timeout: second * 4, doubt: second, ..TxTerms::default() };
+    let terms = TxTerms { lease: second * 4, doubt: second, ..TxTerms::default() };
     let lease = world.own(1, &Policy::default()).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
     assert!(matches!(ended, Ended::Unsure), "{ended:?}");
     assert!(matches!(ask(&world.engine, 1, &Policy::default()).await, Claim::InFlight { .. }));
     // Its lease lapses, and still nobody can take over: the transaction has the row.
-    sleep(terms.timeout).await;
+    sleep(terms.lease).await;
     let scope = hapax::Scope::shared();
     let key = super::super::support::named(1);
     let same = super::super::support::Same;

@@ -33,11 +33,6 @@ async fn what_cannot_commit_does_not() {
     let statements = [
         // An error that is not heeded: the transaction has failed.
         "INSERT INTO work VALUES (1); SELECT 1/0",
-        // A savepoint that is left open.
-        "INSERT INTO work VALUES (1); SAVEPOINT here",
-        // It ended early, by a statement: there is nothing to commit, or another transaction.
-        "INSERT INTO work VALUES (1); ROLLBACK",
-        "INSERT INTO work VALUES (1); ROLLBACK; BEGIN; INSERT INTO work VALUES (1)",
         // COMMIT fails.
         "INSERT INTO work VALUES (1); INSERT INTO single VALUES (1), (1)",
     ];
@@ -46,11 +41,90 @@ async fn what_cannot_commit_does_not() {
             tx.batch_execute(text).await.ok();
         });
         let ended = ended.await;
-        assert!(matches!(ended, Ended::RolledBack(_) | Ended::Exhausted), "{text}: {ended:?}");
+        assert!(matches!(ended, Ended::RolledBack(_)), "{text}: {ended:?}");
         // The key is free.
         assert_eq!(world.own(of, &Policy::default()).await.attempt(), 2, "{text}");
         assert_eq!(lines(&server).await, "0", "{text}");
     }
+}
+
+/// What of it was committed nobody knows: it is neither free to run again nor recorded as done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn work_that_ends_its_transaction_leaves_it_unknown() {
+    let server = PostgresServer::start().await;
+    let world = World::new(&server).await;
+    let statements = ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN", "ROLLBACK", "ROLLBACK; BEGIN"];
+    let endings = [
+        done("yes"),
+        Ending::Refuse { outcome: outcome("no"), retention: None },
+        Ending::Release,
+        Ending::Again,
+    ];
+    let mut of = 0;
+    for text in statements {
+        for ending in &endings {
+            of += 1;
+            let lease = world.own(of, &policy(OnUnknown::Block)).await;
+            let ending = ending.clone();
+            let work = move |tx: Tx<PgTx>, _| {
+                let ending = ending.clone();
+                async move {
+                    tx.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
+                    tx.batch_execute(text).await.unwrap();
+                    (ending, ())
+                }
+            };
+            let ran = lease.transact(&world.within(), work).await;
+            assert!(matches!(ran, Ran::Ended(Ended::OutOfHand(_), ())), "{text}: {ran:?}");
+            let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
+            assert!(matches!(again, Claim::Unknown), "{text}: {again:?}");
+        }
+    }
+    // Each ran once.
+    assert_eq!(lines(&server).await, "12");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn savepoints_may_be_there_at_the_end() {
+    let server = PostgresServer::start().await;
+    let world = World::new(&server).await;
+    let line = "INSERT INTO work VALUES (1)";
+    // With how many lines each leaves.
+    let statements = [
+        (format!("{line}; SAVEPOINT here; {line}; ROLLBACK TO SAVEPOINT here"), 1),
+        (format!("{line}; SAVEPOINT here; {line}; RELEASE SAVEPOINT here"), 2),
+        (format!("{line}; SAVEPOINT here; {line}"), 2),
+    ];
+    let mut expected = 0;
+    for (of, (text, written)) in (1..).zip(statements) {
+        let given = text.clone();
+        let ended = misused(&world, of, move |tx| {
+            let text = given.clone();
+            async move { tx.batch_execute(&text).await.unwrap() }
+        });
+        let ended = ended.await;
+        assert!(matches!(ended, Ended::Recorded(_)), "{text}: {ended:?}");
+        assert_eq!(replayed(&world.engine, of).await, "yes", "{text}");
+        expected += written;
+        assert_eq!(lines(&server).await, expected.to_string(), "{text}");
+    }
+}
+
+/// Whoever catches the panic of a task that had the transaction does not commit the half of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_task_that_panics_with_the_transaction_spoils_it() {
+    let server = PostgresServer::start().await;
+    let world = World::new(&server).await;
+    let ended = misused(&world, 1, |tx| async move {
+        let half = tokio::spawn(async move {
+            tx.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
+            panic!("half-way");
+        });
+        half.await.unwrap_err();
+    });
+    let ended = ended.await;
+    assert!(matches!(ended, Ended::Kept), "{ended:?}");
+    assert_eq!(lines(&server).await, "0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
