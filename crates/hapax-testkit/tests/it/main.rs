@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod doubt;
 mod faults;
 mod history;
 mod memory;
