@@ -206,7 +206,7 @@ impl Records {
 
 fn refused(error: &KeysError) -> Failure {
     let failure = match error {
-        KeysError::Invalid(_) => Failure::usage(error),
+        KeysError::Invalid(_) | KeysError::NotHttp { .. } => Failure::usage(error),
         KeysError::NotFound
         | KeysError::InFlight
         | KeysError::Released { .. }

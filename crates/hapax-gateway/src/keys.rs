@@ -148,6 +148,15 @@ pub enum KeysError {
     /// What was said makes no response.
     #[error("{0}")]
     Invalid(&'static str),
+    /// It is no request over HTTP: nobody but its own program could read a response there.
+    #[error(
+        "the record is none of a request over HTTP ({scheme}): only its own program can say that it \
+         happened, and with which answer"
+    )]
+    NotHttp {
+        /// What its fingerprint is made by.
+        scheme: String,
+    },
     /// Others kept changing it.
     #[error("the record changes too fast")]
     Contended,
@@ -169,7 +178,7 @@ impl KeysError {
             Self::InFlight => "in-flight",
             Self::Done { .. } => "done",
             Self::Changed { .. } => "changed",
-            Self::Invalid(_) => "bad-request",
+            Self::Invalid(_) | Self::NotHttp { .. } => "bad-request",
             Self::Contended => "contended",
             Self::Store(StoreError::Corrupt(_))
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
@@ -262,6 +271,9 @@ impl Keys {
             forget: decision.forget,
             resolution: resolution(decision)?,
         };
+        if wanted == Became::Happened {
+            self.is_http(id).await?;
+        }
         let Resolved { wrote, was } =
             self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)?;
         let (now, cell) = (was.now, was.cell.ok_or(KeysError::NotFound)?);
@@ -272,6 +284,18 @@ impl Keys {
                 Err(why_not(was, cell.fence, expected, wanted))
             }
             Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
+        }
+    }
+
+    /// A record keeps its scheme for as long as it has the fence that is decided about.
+    async fn is_http(&self, id: &StoreKey) -> Result<(), KeysError> {
+        let _turn = self.turn().await;
+        let seen = self.within(self.store.load(id)).await?;
+        match seen.cell.map(|cell| cell.record.scheme) {
+            Some(scheme) if !scheme.as_str().starts_with("http/") => {
+                Err(KeysError::NotHttp { scheme: scheme.as_str().to_owned() })
+            }
+            _ => Ok(()),
         }
     }
 

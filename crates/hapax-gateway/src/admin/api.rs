@@ -246,7 +246,7 @@ fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
         | KeysError::Done { .. }
         | KeysError::Changed { .. }
         | KeysError::Contended => StatusCode::CONFLICT,
-        KeysError::Invalid(_) => StatusCode::BAD_REQUEST,
+        KeysError::Invalid(_) | KeysError::NotHttp { .. } => StatusCode::BAD_REQUEST,
         KeysError::Store(StoreError::Corrupt(_))
         | KeysError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR

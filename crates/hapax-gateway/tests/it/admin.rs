@@ -4,11 +4,14 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Inspect, MemoryCapacity, MemoryStore, OnUnknown, Store, StoreError, StoreKey, SystemClock,
+    Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
+    StoreKey, SystemClock,
 };
+use hapax_gateway::keys::{Decision, Keys, KeysError};
 use hapax_gateway::{CacheUrl, Callers, Gateway, Opened};
 use http::HeaderName;
 use serde_json::{Value, json};
@@ -145,6 +148,28 @@ async fn the_api_says_what_is_there() {
     assert_eq!((odd.status, odd.code().as_str()), (404, "not-found"));
     let odd = get(admin, "/api/odd").await;
     assert_eq!((odd.status, odd.code().as_str()), (404, "not-found"));
+}
+
+/// A response is nothing that a function could read.
+#[tokio::test]
+async fn a_record_of_a_function_is_released_here_and_not_resolved() {
+    let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+    let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build();
+    let keys = Keys::new(engine.clone(), store, Duration::from_secs(10));
+    let (scope, key) = (Scope::shared(), "of-a-function".parse().unwrap());
+    let call =
+        async || engine.run::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await;
+    call().await.unwrap_err();
+    let id = engine.store_key(&scope, &key);
+    let fence = keys.show(&id).await.unwrap().fence;
+    let happened: Decision =
+        serde_json::from_value(json!({"fence": fence, "outcome": "happened"})).unwrap();
+    let refused = keys.resolve(&id, happened).await.unwrap_err();
+    assert!(matches!(&refused, KeysError::NotHttp { scheme } if scheme.starts_with("function/")));
+    assert_eq!(refused.code(), "bad-request");
+    let released: Decision =
+        serde_json::from_value(json!({"fence": fence, "outcome": "did-not-happen"})).unwrap();
+    keys.resolve(&id, released).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
