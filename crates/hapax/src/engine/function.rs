@@ -54,8 +54,8 @@ impl Idempotency {
     ///   this future before that neither stops it nor loses what it answers; dropping it earlier,
     ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it. There are as many
     ///   such tasks as calls: what bounds them is to be where the calls come in.
-    /// - Equal requests are those of equal canonical JSON
-    ///   ([`canonicalize_value`](crate::canonicalize_value)).
+    /// - Equal requests are those of equal values, whatever the order of their maps and fields;
+    ///   [the manual](crate::manual::functions#which-request-it-is) says what is told apart.
     /// - A value may be anything that serde writes and reads; it is kept exactly, in a format of
     ///   its own, by the names of fields and variants: a type may change between two releases as
     ///   serde allows it (`default`, `alias`). It has at most 64 MiB and 128 levels.

@@ -12,10 +12,9 @@ use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
 use crate::engine::function::Answer;
-use crate::engine::function::request::Canonical;
+use crate::engine::function::request::Asked;
 use crate::engine::idempotency::Idempotency;
 use crate::engine::lease::{FinishError, LeaseHandle};
-use crate::fingerprint::{NoCanonicalForm, canonicalize_value};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::Policy;
@@ -97,12 +96,12 @@ pub enum TransactError<E> {
     /// An earlier call may have happened, and must not run again by itself.
     #[error("whether an earlier call took effect is not known")]
     OutcomeUnknown,
-    /// What was kept is no value of this type, or the request or value can not be written.
+    /// What was kept is no value of this type, or the value can not be written.
     #[error("it cannot be read or written: {0}")]
     Unreadable(#[source] ValueError),
-    /// The request has no canonical form.
-    #[error(transparent)]
-    NotCanonical(#[from] NoCanonicalForm),
+    /// The request cannot be written.
+    #[error("the request cannot be written")]
+    Request(#[source] ValueError),
     /// The store, while the key was claimed. Nothing was executed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -136,7 +135,7 @@ impl Idempotency {
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, Fault<E>>> + Send + 'static,
     {
-        let asked = Canonical(canonicalize_value(request)?);
+        let asked = Asked::of(request).map_err(TransactError::Request)?;
         let mut claim = self.claim(scope, key, &asked, policy).await;
         while let Ok(Claim::Ask(question)) = claim {
             claim = question.answer(Verdict::CannotSay, &asked).await;
