@@ -111,7 +111,7 @@ impl serde::ser::Error for ValueError {
     }
 }
 
-/// Without what was found: these errors are logged and shown, and values are not.
+/// Without what was found: errors are shown, and values are not.
 impl serde::de::Error for ValueError {
     fn custom<T: fmt::Display>(said: T) -> Self {
         Self::Type(said.to_string())

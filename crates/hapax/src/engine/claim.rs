@@ -10,7 +10,7 @@ use super::background::Talking;
 use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
-use super::waiters::is_live;
+use super::waiters::{Waiter, is_live};
 use crate::entropy::EntropyError;
 use crate::exchange::{self, Claimed, Claiming, Next, Replay};
 use crate::fingerprint::{Fingerprint, Scheme};
@@ -111,8 +111,7 @@ impl Idempotency {
             InFlight::Reject => None,
         };
         let call = Call { inner: Arc::clone(&self.inner), key, claim, deadline };
-        let heard = call.once(None, request).await?;
-        call.wait(heard, request).await
+        call.claim(None, request).await
     }
 }
 
@@ -151,40 +150,52 @@ struct Call {
 }
 
 impl Call {
-    /// Claims again whenever there is news, until there is something else to be told or it is too
-    /// late for that.
-    async fn wait(&self, mut heard: Heard, request: &dyn Request) -> Result<Claim, ClaimError> {
+    /// Claims, if it was not `heard` yet what comes of that, and again whenever there is news, until
+    /// there is something to be told or it is too late to wait for that.
+    async fn claim(
+        &self,
+        mut heard: Option<Heard>,
+        request: &dyn Request,
+    ) -> Result<Claim, ClaimError> {
         let mut waiter = None;
         loop {
             let pending = match heard {
-                Heard::Told(claim) => return Ok(claim),
-                Heard::Pending(pending) => pending,
+                Some(Heard::Told(claim)) => return Ok(claim),
+                Some(Heard::Pending(pending)) => Some(pending),
+                None => None,
             };
-            let Some(deadline) = self.deadline else { return Ok(pending.into()) };
-            let seen = match &mut waiter {
-                None => {
-                    // Register first, then look once more: what happened in between is not missed.
-                    let Some(registered) = self.inner.waiters.register(self.key) else {
-                        return Ok(pending.into());
-                    };
-                    waiter = Some(registered);
-                    None
-                }
-                // Nothing is held across this await but a place in the crowd.
-                Some(waiter) => match waiter.changed(&self.inner, deadline).await {
-                    // What is told now counts as known; what is told from here on wakes again.
-                    Ok(news) => news.map(|news| Snapshot::clone(&news)),
-                    Err(_) => return Ok(pending.into()),
+            let seen = match pending {
+                Some(pending) => match self.news(&mut waiter).await {
+                    Some(news) => news,
+                    None => return Ok(pending.into()),
                 },
+                None => None,
             };
-            heard = match self.once(seen, request).await {
-                Ok(heard) => heard,
+            heard = match (self.once(seen, request).await, pending) {
+                (Ok(heard), _) => Some(heard),
                 // It was there when it was last seen: no reason to forget that.
-                Err(ClaimError::Store(error)) => return Err(ClaimError::Interrupted(error)),
-                Err(ClaimError::Overloaded) => return Ok(pending.into()),
-                Err(error) => return Err(error),
+                (Err(ClaimError::Store(error)), Some(_)) => {
+                    return Err(ClaimError::Interrupted(error));
+                }
+                (Err(ClaimError::Overloaded), Some(pending)) => return Ok(pending.into()),
+                (Err(error), _) => return Err(error),
             };
         }
+    }
+
+    /// Sleeps until there is news, and gives what was seen, if anything; `None` if this call does not
+    /// wait, or no longer.
+    async fn news(&self, waiter: &mut Option<Waiter>) -> Option<Option<Snapshot>> {
+        let deadline = self.deadline?;
+        let Some(waiter) = waiter else {
+            // Register first, then look once more: what happened in between is not missed.
+            *waiter = Some(self.inner.waiters.register(self.key)?);
+            return Some(None);
+        };
+        // Nothing is held across this await but a place in the crowd.
+        let news = waiter.changed(&self.inner, deadline).await.ok()?;
+        // What is told now counts as known; what is told from here on wakes again.
+        Some(news.map(|news| Snapshot::clone(&news)))
     }
 
     async fn once(
@@ -379,6 +390,7 @@ impl Question {
         if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown)) {
             call.inner.waiters.wake(&call.key, None);
         }
-        call.wait(heard, request).await
+        // Apart, since it is rare and large.
+        Box::pin(call.claim(Some(heard), request)).await
     }
 }

@@ -219,8 +219,8 @@ impl Idempotency {
     }
 
     /// Resolves when nothing is held back any more, no conversation is under way and no function
-    /// runs or is being called. To be awaited before a process ends, with a time-out: while the store is away, or a
-    /// function or who waits for one hangs, it does not resolve.
+    /// runs or is being called. To be awaited before a process ends, with a time-out: while the store
+    /// is away, or a function hangs, or a call of one still waits, it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;
     }
