@@ -2,6 +2,7 @@
 #![no_main]
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use hapax::value;
 use libfuzzer_sys::fuzz_target;
@@ -18,6 +19,27 @@ enum Plain {
         a: Option<char>,
         b: BTreeMap<(bool, String), Vec<Plain>>,
     },
+}
+
+/// What has a form for people and another one, where serde buffers it too.
+#[derive(PartialEq, Debug, Serialize, Deserialize)]
+struct Page {
+    at: IpAddr,
+    host: Host,
+    #[serde(flatten)]
+    rest: Rest,
+}
+
+#[derive(PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+enum Host {
+    Down,
+    Up { at: IpAddr },
+}
+
+#[derive(PartialEq, Debug, Serialize, Deserialize)]
+struct Rest {
+    also: Option<IpAddr>,
 }
 
 #[derive(Deserialize)]
@@ -41,6 +63,8 @@ fn kept<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[
 fuzz_target!(|bytes: &[u8]| {
     kept::<Plain>(bytes);
     kept::<serde_json::Value>(bytes);
+    kept::<Page>(bytes);
+    kept::<Host>(bytes);
     // Which variant it is, serde guesses: a member that is there twice may make it another.
     drop(value::read::<Untagged>(bytes));
     drop(value::read::<IgnoredAny>(bytes));

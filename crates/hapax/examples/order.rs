@@ -1,6 +1,9 @@
 //! An order of several steps, each a function under the order's own key: when it fails in the
 //! middle, the next call does only what was not done.
 //!
+//! The whole may execute again, because none of its steps does: of a step about which nobody knows,
+//! an operator says what happened.
+//!
 //! ```text
 //! cargo run -p hapax --example order
 //! ```
@@ -11,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::{
     Answer, ErrorClass, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey,
-    RunError, Scope,
+    OnUnknown, RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +29,8 @@ struct Order {
 enum OrderError {
     #[error("only {left} apples are left")]
     SoldOut { left: u32 },
+    #[error("the till is locked")]
+    Locked,
     #[error("{0}")]
     Step(String),
 }
@@ -68,16 +73,31 @@ struct Shop {
 
 impl Shop {
     fn open(idempotency: &Idempotency) -> Result<Self, FunctionError> {
-        // Sold out is an answer. Of a step that failed nobody knows here how far it came; it is safe
-        // to execute again, which is the default, because its own steps are safe.
+        // Sold out is an answer. Who finds the till locked has not charged.
         let class = |error: &OrderError| match error {
             OrderError::SoldOut { .. } => ErrorClass::Final,
+            OrderError::Locked => ErrorClass::Retryable,
             OrderError::Step(_) => ErrorClass::Unknown,
         };
         Ok(Self {
-            place: idempotency.function("place order").classify(class).build()?,
-            reserve: idempotency.function("reserve").classify(class).build()?,
-            charge: idempotency.function("charge").classify(class).build()?,
+            // It does nothing but call the others, and what they did they do not do again.
+            place: idempotency
+                .function("place order")
+                .on_unknown(OnUnknown::Reexecute)
+                .classify(class)
+                .build()?,
+            // Were a process to die in the middle of one of these, to execute it again could take
+            // the apples, or the money, twice.
+            reserve: idempotency
+                .function("reserve")
+                .on_unknown(OnUnknown::Block)
+                .classify(class)
+                .build()?,
+            charge: idempotency
+                .function("charge")
+                .on_unknown(OnUnknown::Block)
+                .classify(class)
+                .build()?,
             books: Mutex::new((10, 0)),
             charges_tried: AtomicU32::new(0),
         })
@@ -106,13 +126,14 @@ impl Shop {
         let reserve = move |_| async move { shop.take(apples) };
         let left = match self.reserve.run(scope, key, &apples, reserve).await {
             Ok(answer) => answer.value,
-            Err(RunError::Failed { error, class: ErrorClass::Final, .. }) => return Err(error),
+            Err(RunError::Failed { error, .. }) => return Err(error),
             Err(other) => return Err(OrderError::Step(other.to_string())),
         };
         let shop = Arc::clone(self);
         let charge = |_| async move { shop.collect() };
         match self.charge.run(scope, key, &order, charge).await {
             Ok(answer) => Ok(format!("{} ({left} left)", answer.value)),
+            Err(RunError::Failed { error, .. }) => Err(error),
             Err(other) => Err(OrderError::Step(other.to_string())),
         }
     }
@@ -126,7 +147,7 @@ impl Shop {
     /// Fails the first time, before it has done anything.
     fn collect(&self) -> Result<String, OrderError> {
         if self.charges_tried.fetch_add(1, Ordering::SeqCst) == 0 {
-            return Err(OrderError::Step("the till is locked".into()));
+            return Err(OrderError::Locked);
         }
         let (_, charges) = &mut *self.books.lock().unwrap_or_else(PoisonError::into_inner);
         *charges += 1;

@@ -80,7 +80,7 @@ fn declare(
         async move {
             // To say that it did not happen is to promise that it never will. So the provider is told
             // to refuse this key and everything up to this fence from now on.
-            match provider.find_or_refuse(doubt.key.as_str(), doubt.fence.get()) {
+            match provider.find_or_refuse(doubt.downstream.as_str(), doubt.fence.get()) {
                 Some(charge) => Reconciled::Happened(charge),
                 None => Reconciled::DidNotHappen,
             }
@@ -104,10 +104,12 @@ async fn charge(
     let payment = Payment { order: order.into(), cents };
     let key = NaturalKey::payment(order, cents, "EUR").key();
     let customer = Scope::of([("customer", "c-1")]);
-    let (provider, downstream, asked) = (provider.clone(), key.clone(), payment.clone());
+    let (provider, asked) = (provider.clone(), payment.clone());
     let answer = pay
         .run(&customer, &key, &payment, |lease| async move {
-            provider.charge(downstream.as_str(), lease.fence().get(), &asked)
+            // Not under `key`: to the provider all of our customers are one, and two of them may
+            // have an order of the same name.
+            provider.charge(lease.downstream().as_str(), lease.fence().get(), &asked)
         })
         .await?;
     Ok((answer.value, answer.replayed))

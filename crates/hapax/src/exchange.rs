@@ -171,7 +171,10 @@ impl Claiming {
                     (Intent::Answer, State::Done(outcome)) => {
                         Claimed::Replay(replay(outcome.clone(), stamped.now, &cell))
                     }
-                    (Intent::Answer, _) => Claimed::Unknown,
+                    (Intent::Answer, _) => {
+                        self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
+                        Claimed::Unknown
+                    }
                 }))
             }
             Swapped::Conflict(seen) => {
@@ -265,6 +268,12 @@ impl Claiming {
     #[must_use]
     pub const fn key(&self) -> &StoreKey {
         &self.key
+    }
+
+    /// What was last heard of it; nothing is there, at no time, before anything was heard.
+    #[must_use]
+    pub const fn seen(&self) -> &Snapshot {
+        &self.seen
     }
 
     fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Claimed>, EntropyError> {

@@ -58,7 +58,7 @@ impl Key {
     }
 
     /// The hash as a key.
-    fn hash(hasher: &blake3::Hasher) -> Self {
+    pub(crate) fn hash(hasher: &blake3::Hasher) -> Self {
         Self(hasher.finalize().to_hex().as_str().into())
     }
 

@@ -80,6 +80,15 @@ impl StoreKey {
         Self(*hasher.finalize().as_bytes())
     }
 
+    /// The key under which the work on this record calls systems downstream: a hash of this name,
+    /// which does not tell it.
+    #[must_use]
+    pub fn downstream(&self) -> Key {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax 1 downstream key");
+        hasher.update(&self.0);
+        Key::hash(&hasher)
+    }
+
     /// The name as stores write it.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {

@@ -5,12 +5,15 @@
 //! formats without names in them, such as postcard, give a changed type other values instead of an
 //! error, and cannot read `flatten`, `untagged` or `tag = ".."` back; RON refuses variants and
 //! fields whose names are no identifiers. So there are these bytes: a tag before everything, so that
-//! what is read is what was written and nothing has to be guessed. Fields and variants go by their
-//! names: fields may be added with a default, taken away, and change their order.
+//! what is read is what was written. Fields and variants go by their names: fields may be added with
+//! a default, taken away, and change their order. Types that have a text form, such as addresses,
+//! are in that.
 //!
-//! What serde itself cannot buffer stays impossible: integers of more than 64 bits within
-//! `flatten`, `untagged` or `tag = ".."`. Text forms of types that have two, such as addresses, are
-//! not used.
+//! What serde itself buffers is as serde has it. Integers of more than 64 bits are impossible within
+//! `flatten`, `untagged` or `tag = ".."`. Which variant of an `untagged` enum it was, serde guesses
+//! again when it reads: the first that takes what is there, as where bytes that happen to be UTF-8 are
+//! taken by a `String` that stands before them. And what a type writes, it must also read: a field
+//! that `skip_serializing` leaves out needs a `default`.
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -21,6 +24,7 @@
 //! # Ok::<(), value::ValueError>(())
 //! ```
 
+mod canonical;
 mod read;
 mod write;
 
@@ -28,7 +32,9 @@ use std::fmt;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Expected, Unexpected};
+
+pub(crate) use canonical::canonical;
 
 /// The deepest nesting that is written, and so that is read.
 pub const MAX_DEPTH: u32 = 128;
@@ -93,7 +99,8 @@ pub enum ValueError {
     /// The bytes are none that were written here.
     #[error("the bytes are damaged")]
     Damaged,
-    /// What the value's own type says.
+    /// What the value's own type says. Of what was found there is its kind alone; a message that a
+    /// type makes itself is as it is.
     #[error("{0}")]
     Type(String),
 }
@@ -104,9 +111,49 @@ impl serde::ser::Error for ValueError {
     }
 }
 
+/// Without what was found: errors are shown, and values are not.
 impl serde::de::Error for ValueError {
     fn custom<T: fmt::Display>(said: T) -> Self {
         Self::Type(said.to_string())
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::Type(format!("invalid type: {}, expected {expected}", kind(found)))
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::Type(format!("invalid value: {}, expected {expected}", kind(found)))
+    }
+
+    fn unknown_variant(_: &str, _: &'static [&'static str]) -> Self {
+        Self::Type("it is a variant that the type does not have".into())
+    }
+
+    fn unknown_field(_: &str, _: &'static [&'static str]) -> Self {
+        Self::Type("it has a field that the type does not have".into())
+    }
+}
+
+fn kind(found: Unexpected<'_>) -> &'static str {
+    match found {
+        Unexpected::Bool(_) => "a boolean",
+        Unexpected::Unsigned(_) | Unexpected::Signed(_) => "an integer",
+        Unexpected::Float(_) => "a floating point number",
+        Unexpected::Char(_) => "a character",
+        Unexpected::Str(_) => "a string",
+        Unexpected::Bytes(_) => "bytes",
+        Unexpected::Unit => "a unit",
+        Unexpected::Option => "an option",
+        Unexpected::NewtypeStruct => "a newtype struct",
+        Unexpected::Seq => "a sequence",
+        Unexpected::Map => "a map",
+        Unexpected::Enum => "an enum",
+        Unexpected::UnitVariant => "a unit variant",
+        Unexpected::NewtypeVariant => "a newtype variant",
+        Unexpected::TupleVariant => "a tuple variant",
+        Unexpected::StructVariant => "a struct variant",
+        // Serde puts integers of 128 bits into it.
+        Unexpected::Other(_) => "something else",
     }
 }
 

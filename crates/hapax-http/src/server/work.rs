@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -472,22 +473,12 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 /// A future panicked. Its own message went to the panic hook.
 pub(super) struct Panicked;
 
-/// Runs a future that may panic, perhaps in being dropped as well. After a panic it is not polled
-/// again, only dropped.
+/// Runs a future that may panic. After a panic it is not polled again, only dropped.
 pub(super) async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
-    let mut future = Some(Box::pin(future));
-    std::future::poll_fn(|cx| {
-        let caught = catch_unwind(AssertUnwindSafe(|| match &mut future {
-            Some(running) => running.as_mut().poll(cx),
-            None => Poll::Pending,
-        }));
-        caught.map_or_else(
-            |_| {
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(future.take())));
-                Poll::Ready(Err(Panicked))
-            },
-            |poll| poll.map(Ok),
-        )
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(_) => Poll::Ready(Err(Panicked)),
     })
     .await
 }

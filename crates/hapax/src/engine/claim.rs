@@ -10,6 +10,7 @@ use super::background::Talking;
 use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
+use super::waiters::{Waiter, is_live};
 use crate::entropy::EntropyError;
 use crate::exchange::{self, Claimed, Claiming, Next, Replay};
 use crate::fingerprint::{Fingerprint, Scheme};
@@ -88,7 +89,7 @@ impl Idempotency {
     /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
     ///    leaves a claim behind: what lands unheard is released in the background.
     /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
-    ///    gives up.
+    ///    gives up. They wait as well while another claim asks the hook.
     ///
     /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
     ///
@@ -105,126 +106,178 @@ impl Idempotency {
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let claim = exchange::Claim { scheme, fingerprint, terms: policy.terms, hook: policy.hook };
-        let InFlight::Wait(patience) = policy.in_flight else {
-            return self.claim_once(key, claim, None, request).await;
+        let deadline = match policy.in_flight {
+            InFlight::Wait(patience) => Some(after(patience)),
+            InFlight::Reject => None,
         };
-        let deadline = after(patience);
+        let call = Call { inner: Arc::clone(&self.inner), key, claim, deadline };
+        call.claim(None, request).await
+    }
+}
+
+/// What is heard of a claim.
+enum Heard {
+    Told(Claim),
+    /// To be told, unless waiting changes it.
+    Pending(Pending),
+}
+
+/// Why there is nothing to be done yet.
+#[derive(Clone, Copy)]
+enum Pending {
+    /// Somebody executes.
+    InFlight { elapsed: Duration, remaining: Duration },
+    /// Somebody asks a hook.
+    Asked,
+}
+
+impl From<Pending> for Claim {
+    fn from(pending: Pending) -> Self {
+        match pending {
+            Pending::InFlight { elapsed, remaining } => Self::InFlight { elapsed, remaining },
+            Pending::Asked => Self::Unknown,
+        }
+    }
+}
+
+/// A call for a claim: what it takes to claim again, and until when it waits.
+#[derive(Clone, Debug)]
+struct Call {
+    inner: Arc<Inner>,
+    key: StoreKey,
+    claim: exchange::Claim,
+    deadline: Option<Instant>,
+}
+
+impl Call {
+    /// Claims, if it was not `heard` yet what comes of that, and again whenever there is news, until
+    /// there is something to be told or it is too late to wait for that.
+    async fn claim(
+        &self,
+        mut heard: Option<Heard>,
+        request: &dyn Request,
+    ) -> Result<Claim, ClaimError> {
         let mut waiter = None;
-        let mut seen = None;
-        let mut in_flight = None;
         loop {
-            let claimed = match self.claim_once(key, claim.clone(), seen, request).await {
-                Ok(Claim::InFlight { elapsed, remaining }) => {
-                    in_flight = Some((elapsed, remaining));
-                    Claim::InFlight { elapsed, remaining }
-                }
-                Ok(claimed) => return Ok(claimed),
-                Err(error) => {
-                    let Some((elapsed, remaining)) = in_flight else { return Err(error) };
-                    return match error {
-                        // It was in flight when it was last seen: no reason to forget that.
-                        ClaimError::Store(error) => Err(ClaimError::Interrupted(error)),
-                        ClaimError::Overloaded => Ok(Claim::InFlight { elapsed, remaining }),
-                        error => Err(error),
-                    };
-                }
+            let pending = match heard {
+                Some(Heard::Told(claim)) => return Ok(claim),
+                Some(Heard::Pending(pending)) => Some(pending),
+                None => None,
             };
-            let Some(waiter) = &mut waiter else {
-                // Register first, then look once more: what happened in between is not missed.
-                let Some(registered) = self.inner.waiters.register(key) else {
-                    return Ok(claimed);
-                };
-                waiter = Some(registered);
-                seen = None;
-                continue;
+            let seen = match pending {
+                Some(pending) => match self.news(&mut waiter).await {
+                    Some(news) => news,
+                    None => return Ok(pending.into()),
+                },
+                None => None,
             };
-            // Nothing is held across this await but a place in the crowd.
-            match waiter.changed(&self.inner, deadline).await {
-                // What is told now counts as known; what is told from here on wakes again.
-                Ok(news) => seen = news.map(|news| Snapshot::clone(&news)),
-                Err(_) => return Ok(claimed),
-            }
+            heard = match (self.once(seen, request).await, pending) {
+                (Ok(heard), _) => Some(heard),
+                // It was there when it was last seen: no reason to forget that.
+                (Err(ClaimError::Store(error)), Some(_)) => {
+                    return Err(ClaimError::Interrupted(error));
+                }
+                (Err(ClaimError::Overloaded), Some(pending)) => return Ok(pending.into()),
+                (Err(error), _) => return Err(error),
+            };
         }
     }
 
-    async fn claim_once(
+    /// Sleeps until there is news, and gives what was seen, if anything; `None` if this call does not
+    /// wait, or no longer.
+    async fn news(&self, waiter: &mut Option<Waiter>) -> Option<Option<Snapshot>> {
+        let deadline = self.deadline?;
+        let Some(waiter) = waiter else {
+            // Register first, then look once more: what happened in between is not missed.
+            *waiter = Some(self.inner.waiters.register(self.key)?);
+            return Some(None);
+        };
+        // Nothing is held across this await but a place in the crowd.
+        let news = waiter.changed(&self.inner, deadline).await.ok()?;
+        // What is told now counts as known; what is told from here on wakes again.
+        Some(news.map(|news| Snapshot::clone(&news)))
+    }
+
+    async fn once(
         &self,
-        key: StoreKey,
-        claim: exchange::Claim,
         seen: Option<Snapshot>,
         request: &dyn Request,
-    ) -> Result<Claim, ClaimError> {
-        let inner = &self.inner;
-        if let Some(held) = inner.backlog.outcome(&key) {
+    ) -> Result<Heard, ClaimError> {
+        let Self { inner, key, claim, .. } = self;
+        if let Some(held) = inner.backlog.outcome(key) {
             let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
-            return Ok(if fingerprint == held.fingerprint {
+            return Ok(Heard::Told(if fingerprint == held.fingerprint {
                 Claim::Replay(held.replay.clone())
             } else {
                 Claim::Mismatch
-            });
+            }));
         }
         if inner.overloaded() {
             return Err(ClaimError::Overloaded);
         }
         let started = match seen {
-            Some(seen) => Claiming::start_at(key, claim, seen, &*inner.entropy),
-            None => Claiming::start(key, claim, &*inner.entropy),
+            Some(seen) => Claiming::start_at(*key, claim.clone(), seen, &*inner.entropy),
+            None => Claiming::start(*key, claim.clone(), &*inner.entropy),
         };
         let (claiming, next) = started?;
-        converse(inner, claiming, next, request).await
+        self.converse(claiming, next, request).await
     }
-}
 
-/// Runs a claim's conversations until there is something for the caller to do.
-async fn converse(
-    inner: &Arc<Inner>,
-    mut claiming: Claiming,
-    mut next: Next<Claimed>,
-    request: &dyn Request,
-) -> Result<Claim, ClaimError> {
-    let deadline = inner.deadline();
-    // Kept until the caller has what it was told: dropped before, or after, nothing is owned by it.
-    let turn = timeout_at(deadline, Arc::clone(&inner.turns).acquire_owned()).await;
-    // A turn that comes with the deadline is none: nothing is sent that nobody waits for.
-    let Some(mut turn) = turn.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
-    else {
-        let error = StoreError::unavailable("the claims before it were not answered in time");
-        let known = claiming.knows_a_record();
-        return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
-    };
-    loop {
-        let (reply, heard) = oneshot::channel();
-        // Dropping this future from here on drops `heard`; the task goes on, and what it then
-        // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
-        let talking = inner.backlog.talking();
-        let said = Said { claiming, next, deadline, turn };
-        inner.runtime.spawn(talk(Arc::clone(inner), said, reply, talking));
-        let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
-        let (back, claimed, again) = talked?;
-        turn = again;
-        match claimed {
-            Settled::Owned(handover) => return Ok(Claim::Execute(handover.accept())),
-            Settled::Told(Claimed::Rehash(scheme)) => {
-                let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
-                claiming = back;
-                next = claiming.rehashed(scheme, fingerprint, &*inner.entropy)?;
-            }
-            Settled::Told(Claimed::Ask(fence)) => {
-                return Ok(Claim::Ask(Question {
-                    inner: Arc::clone(inner),
-                    claiming: back,
-                    fence,
-                }));
-            }
-            Settled::Told(Claimed::Replay(replay)) => return Ok(Claim::Replay(replay)),
-            Settled::Told(Claimed::InFlight { elapsed, remaining }) => {
-                return Ok(Claim::InFlight { elapsed, remaining });
-            }
-            Settled::Told(Claimed::Mismatch) => return Ok(Claim::Mismatch),
-            Settled::Told(Claimed::Unknown) => return Ok(Claim::Unknown),
-            Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
-                return Err(ClaimError::Contended);
-            }
+    /// Runs a claim's conversations until there is something for the caller to do.
+    async fn converse(
+        &self,
+        mut claiming: Claiming,
+        mut next: Next<Claimed>,
+        request: &dyn Request,
+    ) -> Result<Heard, ClaimError> {
+        let inner = &self.inner;
+        let deadline = inner.deadline();
+        // Kept until the caller has what it was told: dropped before, or after, nothing is owned by
+        // it.
+        let turn = timeout_at(deadline, Arc::clone(&inner.turns).acquire_owned()).await;
+        // A turn that comes with the deadline is none: nothing is sent that nobody waits for.
+        let Some(mut turn) = turn.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
+        else {
+            let error = StoreError::unavailable("the claims before it were not answered in time");
+            let known = claiming.knows_a_record();
+            return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
+        };
+        loop {
+            let (reply, heard) = oneshot::channel();
+            // Dropping this future from here on drops `heard`; the task goes on, and what it then
+            // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
+            let talking = inner.backlog.talking();
+            let said = Said { claiming, next, deadline, turn };
+            inner.runtime.spawn(talk(Arc::clone(inner), said, reply, talking));
+            let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
+            let (back, claimed, again) = talked?;
+            turn = again;
+            let claim = match claimed {
+                Settled::Owned(handover) => Claim::Execute(handover.accept()),
+                Settled::Told(Claimed::Rehash(scheme)) => {
+                    let fingerprint =
+                        request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
+                    claiming = back;
+                    next = claiming.rehashed(scheme, fingerprint, &*inner.entropy)?;
+                    continue;
+                }
+                Settled::Told(Claimed::Ask(fence)) => {
+                    Claim::Ask(Question { call: self.clone(), claiming: back, fence })
+                }
+                Settled::Told(Claimed::Replay(replay)) => Claim::Replay(replay),
+                Settled::Told(Claimed::InFlight { elapsed, remaining }) => {
+                    return Ok(Heard::Pending(Pending::InFlight { elapsed, remaining }));
+                }
+                Settled::Told(Claimed::Mismatch) => Claim::Mismatch,
+                Settled::Told(Claimed::Unknown) if is_live(back.seen()) => {
+                    return Ok(Heard::Pending(Pending::Asked));
+                }
+                Settled::Told(Claimed::Unknown) => Claim::Unknown,
+                Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
+                    return Err(ClaimError::Contended);
+                }
+            };
+            return Ok(Heard::Told(claim));
         }
     }
 }
@@ -300,7 +353,7 @@ impl Drop for Handover {
 #[derive(Debug)]
 #[must_use]
 pub struct Question {
-    inner: Arc<Inner>,
+    call: Call,
     claiming: Claiming,
     fence: FencingToken,
 }
@@ -312,8 +365,16 @@ impl Question {
         self.fence
     }
 
+    /// The key that this execution had for systems downstream, as
+    /// [`LeaseHandle::downstream`](super::LeaseHandle::downstream) gave it.
+    #[must_use]
+    pub fn downstream(&self) -> Key {
+        self.call.key.downstream()
+    }
+
     /// What the hook said. It counts only if the record has not changed since it was asked;
-    /// otherwise the claim goes by what is there now. As safe to drop as [`Idempotency::claim`].
+    /// otherwise the claim goes by what is there now, and waits if its policy says so and there is
+    /// time left. As safe to drop as [`Idempotency::claim`].
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.
@@ -322,13 +383,14 @@ impl Question {
         verdict: Verdict,
         request: &dyn Request,
     ) -> Result<Claim, ClaimError> {
-        let Self { inner, mut claiming, .. } = self;
-        let key = *claiming.key();
-        let next = claiming.answered(verdict, &*inner.entropy)?;
-        let claim = converse(&inner, claiming, next, request).await;
-        if matches!(claim, Ok(Claim::Replay(_))) {
-            inner.waiters.wake(&key, None);
+        let Self { call, mut claiming, .. } = self;
+        let next = claiming.answered(verdict, &*call.inner.entropy)?;
+        let heard = call.converse(claiming, next, request).await?;
+        // Those who waited for the answer: one of them may ask again.
+        if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown)) {
+            call.inner.waiters.wake(&call.key, None);
         }
-        claim
+        // Apart, since it is rare and large.
+        Box::pin(call.claim(Some(heard), request)).await
     }
 }

@@ -12,11 +12,11 @@ use super::background::Backlog;
 use super::carry::{self, Stuck};
 use super::claim::ClaimError;
 use super::waiters::Waiters;
+use crate::clock::Timestamp;
 use crate::entropy::{Entropy, SystemEntropy};
 use crate::exchange::{Resolved, Writing, Wrote};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
-use crate::record::State;
 use crate::scope::{Scope, StoreKey};
 use crate::secret::Secret;
 use crate::store::{Notify, Store, StoreError};
@@ -129,7 +129,10 @@ impl Idempotency {
 
     /// Which candidate of `key` to call with: the earlier one if there is a record of it that a
     /// retry would find, else the current one. `scope` is that of the call; for a declared function
-    /// `Function::scope` of it. Safe to drop: it reads.
+    /// there is `Function::choose`. Safe to drop: it reads.
+    ///
+    /// A record that was released counts as well: whoever has its key will call again with it. It is
+    /// there for a lease after the release.
     ///
     /// # Errors
     /// [`ClaimError::Store`]: it cannot be told, so do not call.
@@ -140,14 +143,17 @@ impl Idempotency {
         if inner.backlog.outcome(&record).is_some() {
             return Ok(previous.clone());
         }
-        let seen = match tokio::time::timeout(inner.patience, inner.store.load(&record)).await {
+        let look = async {
+            // What is told may be of any size. Closed, it would bound nothing.
+            let _turn = inner.turns.acquire().await;
+            inner.store.load(&record).await
+        };
+        let seen = match tokio::time::timeout(inner.patience, look).await {
             Ok(seen) => seen?,
             Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
         };
-        let found = seen.cell.is_some_and(|cell| {
-            let kept = cell.keep_until.is_none_or(|until| seen.now < until);
-            kept && cell.record.state != State::Released
-        });
+        let kept = |until: Option<Timestamp>| until.is_none_or(|until| seen.now < until);
+        let found = seen.cell.is_some_and(|cell| kept(cell.keep_until));
         Ok(if found { previous } else { current }.clone())
     }
 
@@ -213,8 +219,8 @@ impl Idempotency {
     }
 
     /// Resolves when nothing is held back any more, no conversation is under way and no function
-    /// runs. To be awaited before a process ends, with a time-out: while the store is away, or a
-    /// function hangs, it does not resolve.
+    /// runs or is being called. To be awaited before a process ends, with a time-out: while the store
+    /// is away, or a function hangs, or a call of one still waits, it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;
     }

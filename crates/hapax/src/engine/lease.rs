@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Mutex, watch};
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::background::{Held, HeldOutcome, held};
@@ -17,6 +17,7 @@ use super::idempotency::Inner;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
 use crate::exchange::{Holding, Replay, Wrote};
+use crate::key::Key;
 use crate::machine::Act;
 use crate::record::{FencingToken, Outcome, Record, Terms};
 use crate::scope::StoreKey;
@@ -139,29 +140,19 @@ impl Lease {
     /// Runs `work` and renews the lease every third of it until `work` is done. Work goes on when
     /// the lease is lost: it can hear of that by [`LeaseHandle::lost`].
     ///
+    /// It is renewed on a task of its own, so that work which blocks its thread keeps its lease
+    /// where the runtime has another thread. On a runtime of one thread it does not: nothing runs
+    /// there meanwhile. `tokio::task::spawn_blocking` is for such work.
+    ///
     /// Dropping it drops the work and stops renewing; a renewal under way goes on, on its task.
     pub async fn keep_alive<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        let every = self.shared.terms.lease / 3;
-        let mut pause = every;
-        loop {
-            let tick = async {
-                sleep(pause).await;
-                self.shared.renew().await
-            };
-            tokio::select! {
-                biased;
-                // A renewal under way is on a task of its own and holds the lock that the ending
-                // needs: stopping here is waiting for it there.
-                done = &mut work => return done,
-                renewed = tick => match renewed {
-                    Ok(()) => pause = every,
-                    // Sooner again: two of three renewals may fail before the lease lapses.
-                    Err(FinishError::Lost | FinishError::Gone) => break,
-                    Err(_) => pause = every / 4,
-                },
-            }
-        }
+        // Aborted when it is dropped. A renewal under way is on a further task and holds the lock
+        // that the ending needs: stopping here is waiting for it there.
+        let mut renewing = JoinSet::new();
+        renewing.spawn_on(renew(Arc::downgrade(&self.shared)), &self.shared.inner.runtime);
+        // What was just spawned may be next on this thread, and on no other: it is let begin before
+        // the work can block that.
+        yield_now().await;
         work.await
     }
 
@@ -227,6 +218,16 @@ impl LeaseHandle {
         self.shared.attempt
     }
 
+    /// A key for systems downstream that take one: the same in every execution of this record, and
+    /// another for every other caller, function and key. [`Key::as_str`] has it as text.
+    ///
+    /// The operation's own key is not that: it names it within its caller's scope, and two customers
+    /// may have the same.
+    #[must_use]
+    pub fn downstream(&self) -> Key {
+        self.shared.key.downstream()
+    }
+
     /// Resolves when the lease is found to be lost: work that can stop should. In a transaction that
     /// is found at its end.
     pub async fn lost(&self) {
@@ -268,15 +269,30 @@ enum Motion {
     Stilling(Arc<AtomicBool>),
 }
 
-impl Shared {
-    async fn renew(self: &Arc<Self>) -> Result<(), FinishError> {
-        match self.write(Act::Renew { lease: self.terms.lease }, Motion::Moving).await {
-            // It was renewed for as long as the transaction may take.
-            Err(FinishError::InTransaction) => Ok(()),
-            renewed => renewed,
+/// Renews a lease every third of it, for as long as somebody has it.
+async fn renew(lease: Weak<Shared>) {
+    let Some(every) = lease.upgrade().map(|shared| shared.terms.lease / 3) else { return };
+    let mut pause = every;
+    loop {
+        sleep(pause).await;
+        // Not held while it waits: a lease that was given back counts no more.
+        let Some(renewal) = lease
+            .upgrade()
+            .map(|shared| shared.write(Act::Renew { lease: shared.terms.lease }, Motion::Moving))
+        else {
+            return;
+        };
+        match renewal.await {
+            // In a transaction: it was renewed for as long as that may take.
+            Ok(()) | Err(FinishError::InTransaction) => pause = every,
+            Err(FinishError::Lost | FinishError::Gone) => return,
+            // Sooner again: two of three renewals may fail before the lease lapses.
+            Err(_) => pause = every / 4,
         }
     }
+}
 
+impl Shared {
     /// Renews for `lease`, and then no more until [`Shared::moving`]; for a run that has not
     /// `ended`.
     pub(super) async fn stilled(
@@ -304,7 +320,11 @@ impl Shared {
 
     /// A write that the lease outlives, on a task of its own. A copy of it that was given up is
     /// harmless: it expects a tag, and the next write learns which tag is there.
-    async fn write(self: &Arc<Self>, act: Act, motion: Motion) -> Result<(), FinishError> {
+    fn write(
+        self: &Arc<Self>,
+        act: Act,
+        motion: Motion,
+    ) -> impl Future<Output = Result<(), FinishError>> + use<> {
         let shared = Arc::clone(self);
         let talking = self.inner.backlog.talking();
         let task = self.inner.runtime.spawn(async move {
@@ -336,7 +356,7 @@ impl Shared {
             }
         });
         // The task ends without an answer only when the runtime shuts down.
-        task.await.unwrap_or(Err(FinishError::Pending))
+        async { task.await.unwrap_or(Err(FinishError::Pending)) }
     }
 
     /// The last write, on a task of its own; if the store does not take it, it is held back.

@@ -175,8 +175,11 @@ fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a StoreKey) -> BoxFutur
     notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 
-fn is_live(seen: &Snapshot) -> bool {
-    seen.cell
-        .as_ref()
-        .is_some_and(|cell| cell.record.state == State::InFlight && seen.now < cell.lease_until)
+/// Whether somebody executes, or asks what became of an execution.
+pub(super) fn is_live(seen: &Snapshot) -> bool {
+    seen.cell.as_ref().is_some_and(|cell| {
+        let busy =
+            matches!(cell.record.state, State::InFlight | State::Unknown { asking: true, .. });
+        busy && seen.now < cell.lease_until
+    })
 }

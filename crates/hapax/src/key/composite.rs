@@ -15,9 +15,12 @@ use crate::clock::Timestamp;
 /// twice: a defect if that is legitimate. A retry that falls into the next stretch is *new* under
 /// [`current`](Self::current) alone: ask about [`previous`](Self::previous) first, as
 /// `Idempotency::choose` does; asking twice on purpose is then safe only after two stretches, and a
-/// retry is recognised for at least one. What no question settles is a retry while the first, from
-/// the stretch before, has not reached the store yet. Time is that of whoever makes the key: where
-/// machines make it whose clocks differ by more than a stretch, none of this holds.
+/// retry is recognised for at least one: until the stretch after that of its key has ended, whenever
+/// it was executed. Make it and choose anew for every call, retries too. A key that was kept executes
+/// again, should its call have failed retryably and another key have been chosen since: that is so a
+/// lease after such a failure. What no question settles is a retry while the first, from the stretch
+/// before, has not reached the store yet. Time is that of whoever makes the key: where machines make
+/// it whose clocks differ by more than a stretch, none of this holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CompositeKey {
     current: Key,

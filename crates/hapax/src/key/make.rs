@@ -148,8 +148,7 @@ impl Key {
         KeyMaker::default().client_timestamp_random(client)
     }
 
-    /// The key of what is asked: a hash of its canonical JSON
-    /// ([`canonicalize_value`](crate::canonicalize_value)).
+    /// The key of what is asked: a hash of it, whatever the order of its maps and fields.
     ///
     /// Risk: two operations that are legitimately equal are one. Who orders the same coffee twice
     /// gets one coffee, until the first one's retention ends. Right only where the payload has
@@ -157,13 +156,14 @@ impl Key {
     /// payload can guess the key.
     ///
     /// # Errors
-    /// [`NoCanonicalForm`](crate::NoCanonicalForm).
+    /// [`ValueError`](crate::value::ValueError): it cannot be written.
     #[cfg(feature = "serde")]
     pub fn of_payload<T: serde::Serialize + ?Sized>(
         payload: &T,
-    ) -> Result<Self, crate::fingerprint::NoCanonicalForm> {
+    ) -> Result<Self, crate::value::ValueError> {
         let mut hasher = blake3::Hasher::new_derive_key("hapax 1 payload key");
-        hasher.update(&crate::fingerprint::canonicalize_value(payload)?);
+        let written = crate::value::write(payload, usize::MAX)?;
+        hasher.update(&crate::value::canonical(&written)?);
         Ok(Self::hash(&hasher))
     }
 

@@ -48,6 +48,10 @@ impl NaturalKey {
 
     /// A payment of an order: this amount, in minor units (cents), of this currency. Two payments of
     /// one order over the same amount, as by instalments, are one: add what tells them apart.
+    ///
+    /// And an amount that was corrected is another key, so that it is a second payment beside the
+    /// first, and nothing refuses it. Where an order is paid once, leave the amount to the request
+    /// (`NaturalKey::new("payment").part("order", …)`): another amount is then refused.
     pub fn payment(
         order: &(impl KeyPart + ?Sized),
         minor_units: u64,

@@ -1,7 +1,7 @@
 //! Bytes to values. Recursion is bounded by the depth, which writing keeps as well.
 
 use serde::de::value::StrDeserializer;
-use serde::de::{self, DeserializeSeed, Error as _, Unexpected, Visitor};
+use serde::de::{self, DeserializeSeed, Error as _, Visitor};
 
 use super::{MAX_DEPTH, ValueError, tag};
 
@@ -20,11 +20,11 @@ impl<'de> Reader<'de> {
         if self.input.is_empty() { Ok(()) } else { Err(ValueError::Damaged) }
     }
 
-    fn peek(&self) -> Result<u8, ValueError> {
+    pub(super) fn peek(&self) -> Result<u8, ValueError> {
         self.input.first().copied().ok_or(ValueError::Damaged)
     }
 
-    fn next(&mut self) -> Result<u8, ValueError> {
+    pub(super) fn next(&mut self) -> Result<u8, ValueError> {
         Ok(self.take(1)?[0])
     }
 
@@ -60,8 +60,22 @@ impl<'de> Reader<'de> {
         std::str::from_utf8(self.text()?).map_err(|_| ValueError::Damaged)
     }
 
+    /// Passes over what has nothing in it, and gives its bytes.
+    pub(super) fn scalar(&mut self) -> Result<&'de [u8], ValueError> {
+        let from = self.input;
+        match self.next()? {
+            tag::NONE | tag::UNIT | tag::FALSE | tag::TRUE => {}
+            tag::NATURAL | tag::NEGATIVE | tag::CHAR => drop(self.varint()?),
+            tag::F32 => drop(self.take(4)?),
+            tag::F64 => drop(self.take(8)?),
+            tag::STR | tag::BYTES => drop(self.text()?),
+            _ => return Err(ValueError::Damaged),
+        }
+        Ok(&from[..from.len() - self.input.len()])
+    }
+
     /// Reads something nested.
-    fn nested<T>(
+    pub(super) fn nested<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, ValueError>,
     ) -> Result<T, ValueError> {
@@ -92,8 +106,9 @@ impl<'de> Reader<'de> {
 impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
     type Error = ValueError;
 
+    // As for JSON: what serde buffers, for `tag`, `flatten` and `untagged`, is read as that.
     fn is_human_readable(&self) -> bool {
-        false
+        true
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
@@ -234,7 +249,7 @@ impl<'de> de::VariantAccess<'de> for &mut Items<'_, 'de> {
     type Error = ValueError;
 
     fn unit_variant(self) -> Result<(), ValueError> {
-        Err(ValueError::invalid_type(Unexpected::Other("a variant with data"), &"one without"))
+        Err(ValueError::custom("it is a variant with data, and the type's has none"))
     }
 
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(

@@ -1,5 +1,6 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
+use std::net::IpAddr;
 
 use proptest::prelude::*;
 use serde::de::Visitor;
@@ -159,8 +160,121 @@ fn every_kind_of_enum_is_kept() {
 fn values_of_other_crates_and_of_std_are_kept() {
     kept(serde_json::json!({"a": [1, 2.5, null, "x", {"b": -1}]}));
     kept(std::time::Duration::from_nanos(5));
-    kept("127.0.0.1".parse::<std::net::IpAddr>().unwrap());
     kept((Raw((0..=255).collect()), 'é', "\0\u{10ffff}".to_owned(), ()));
+}
+
+/// Types that have a form for people and another one, wherever they stand.
+#[test]
+fn addresses_are_kept_where_serde_buffers_them() {
+    #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+    #[serde(tag = "kind")]
+    enum Host {
+        Up { at: IpAddr },
+    }
+    #[derive(PartialEq, Debug, Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(u8),
+        Host(Host),
+        Address(IpAddr),
+    }
+    #[derive(PartialEq, Debug, Serialize, Deserialize)]
+    struct Main {
+        at: IpAddr,
+    }
+    #[derive(PartialEq, Debug, Serialize, Deserialize)]
+    struct Page {
+        number: u8,
+        #[serde(flatten)]
+        main: Main,
+        #[serde(flatten)]
+        others: BTreeMap<String, IpAddr>,
+    }
+    for at in ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()) {
+        let host = Host::Up { at };
+        kept(at);
+        kept(host.clone());
+        kept([Either::Number(1), Either::Host(host), Either::Address(at)]);
+        kept(Page { number: 1, main: Main { at }, others: BTreeMap::from([("other".into(), at)]) });
+    }
+}
+
+/// Serde guesses again: nothing here says which variant it was.
+#[test]
+fn of_an_untagged_enum_the_first_variant_that_fits_is_read() {
+    let bytes = write(&Untagged::Bytes(Raw(b"ab".to_vec())), LIMIT).unwrap();
+    assert_eq!(read::<Untagged>(&bytes).unwrap(), Untagged::Text("ab".into()));
+}
+
+#[test]
+fn errors_show_nothing_of_what_was_found() {
+    fn shown<T: DeserializeOwned + Debug>(value: impl Serialize) -> String {
+        read::<T>(&write(&value, LIMIT).unwrap()).unwrap_err().to_string()
+    }
+    let text = "4111 1111";
+    assert_eq!(shown::<u8>(text), "invalid type: a string, expected u8");
+    assert_eq!(shown::<u8>(4111), "invalid value: an integer, expected u8");
+    assert_eq!(shown::<u8>(u128::MAX), "invalid type: something else, expected u8");
+    assert_eq!(shown::<char>(text), "invalid value: a string, expected a character");
+    assert_eq!(shown::<Plain>(text), "it is a variant that the type does not have");
+    assert_eq!(shown::<Tagged>(BTreeMap::from([("kind", text)])), shown::<Plain>(text));
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    let field = BTreeMap::from([(text, 1)]);
+    assert_eq!(shown::<Nothing>(field), "it has a field that the type does not have");
+}
+
+fn form<T: Serialize>(value: T) -> Vec<u8> {
+    canonical(&write(&value, LIMIT).unwrap()).unwrap()
+}
+
+#[test]
+fn the_canonical_form_is_that_of_the_same_value() {
+    #[derive(Serialize)]
+    struct One {
+        a: Option<u8>,
+        b: HashMap<(u8, String), Plain>,
+    }
+    #[derive(Serialize)]
+    struct Other {
+        b: BTreeMap<(u64, String), Plain>,
+        a: u64,
+    }
+    let entries = || (0..50).map(|n| ((n, n.to_string()), Plain::C(n, "x".into())));
+    let other =
+        Other { b: entries().map(|((n, text), plain)| ((n.into(), text), plain)).collect(), a: 1 };
+    assert_eq!(form(One { a: Some(1), b: entries().collect() }), form(other));
+    assert_eq!(form([Some(Some("x"))]), form(["x"]));
+}
+
+#[test]
+fn the_canonical_form_tells_values_apart() {
+    let forms = [
+        form(None::<()>),
+        form(Some(None::<()>)),
+        form(Some(Some(None::<()>))),
+        form(()),
+        form(Some(())),
+        form(Some(Some(()))),
+        form(f64::NAN),
+        form(1.0f64),
+        form(1),
+        form("1"),
+        form('1'),
+        form([1]),
+        form((1, 2)),
+        form((2, 1)),
+        form(Raw(vec![b'1'])),
+        form(BTreeMap::from([(1, 2)])),
+        form(BTreeMap::from([("1", 2)])),
+        form(Plain::D { x: None }),
+        form(Plain::D { x: Some(None) }),
+        form(Plain::D { x: Some(Some(0)) }),
+    ];
+    for (at, form) in forms.iter().enumerate() {
+        assert!(!forms[..at].contains(form), "{at}");
+    }
 }
 
 #[test]
@@ -214,6 +328,9 @@ fn the_bytes_are_what_they_were_in_earlier_versions() {
     assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), hex);
 }
 
+/// So few that two of them are often the same.
+type Few = (Option<Option<Option<bool>>>, Option<Option<()>>, BTreeMap<bool, Option<()>>);
+
 type Anything = (
     Vec<(Option<Option<u64>>, i128, char, bool)>,
     BTreeMap<String, Result<Vec<u16>, f32>>,
@@ -225,6 +342,15 @@ proptest! {
     fn anything_is_kept(value: Anything) {
         let bytes = write(&value, LIMIT).unwrap();
         prop_assert_eq!(read::<Anything>(&bytes).unwrap(), value);
+    }
+
+    #[test]
+    fn canonical_forms_are_equal_where_values_are(one: Anything, other: Anything, few: [Few; 2]) {
+        prop_assert_eq!(form(&one) == form(&other), one == other);
+        prop_assert_eq!(form(&few[0]) == form(&few[1]), few[0] == few[1]);
+        // It is a form of the value itself, not only a name of it.
+        prop_assert_eq!(&read::<Anything>(&form(&one)).unwrap(), &one);
+        prop_assert_eq!(&read::<Few>(&form(&few[0])).unwrap(), &few[0]);
     }
 
     #[test]
@@ -247,5 +373,6 @@ proptest! {
         drop(read::<Anything>(&bytes));
         drop(read::<Untagged>(&bytes));
         drop(read::<serde_json::Value>(&bytes));
+        drop(canonical(&bytes));
     }
 }

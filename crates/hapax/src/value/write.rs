@@ -99,7 +99,7 @@ impl<'a> ser::Serializer for &'a mut Writer {
     type SerializeStructVariant = Compound<'a>;
 
     fn is_human_readable(&self) -> bool {
-        false
+        true
     }
 
     fn serialize_bool(self, v: bool) -> Result<(), ValueError> {

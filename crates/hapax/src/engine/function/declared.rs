@@ -5,13 +5,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::super::claim::ClaimError;
 use super::super::idempotency::Idempotency;
 use super::error::ErrorClass;
 use super::outcome::{of_error, of_value};
-use crate::key::Key;
+use crate::key::{CompositeKey, Key};
 use crate::machine::{Hook, Verdict};
 use crate::policy::{InFlight, Policy, PolicyError};
 use crate::record::{FencingToken, OnUnknown, Outcome};
@@ -73,15 +75,21 @@ pub(super) struct Declared<E> {
     name: Option<Box<str>>,
     pub(super) policy: Policy,
     pub(super) errors: Option<Errors<E>>,
-    pub(super) hook: Option<(Hook, Box<AskFn>)>,
+    pub(super) hook: Option<Asked>,
 }
 
+/// When a hook is asked, and the hook.
+type Asked = (Hook, Box<AskFn>);
 type AskFn = dyn Fn(Doubt) -> BoxFuture<'static, Verdict> + Send + Sync;
 
 /// How errors are classified and kept. What it takes to write and read them is asked for only of
 /// those that are.
 pub(super) struct Errors<E> {
     pub(super) class: Box<dyn Fn(&E) -> ErrorClass + Send + Sync>,
+    pub(super) keep: Option<Keep<E>>,
+}
+
+pub(super) struct Keep<E> {
     pub(super) write: fn(&E) -> Outcome,
     pub(super) read: fn(&[u8]) -> Result<E, ValueError>,
 }
@@ -94,14 +102,16 @@ impl Idempotency {
     /// another name nothing is found, and a retry executes again. The same goes for adding a name to
     /// what was called by [`Idempotency::run`].
     pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
-        let declared = Declared {
+        FunctionBuilder {
             engine: self.clone(),
-            name: Some(name.into()),
+            name: name.into(),
             policy: Policy::default(),
+            on_unknown: None,
+            patience: None,
             errors: None,
             hook: None,
-        };
-        FunctionBuilder { declared, value: PhantomData }
+            value: PhantomData,
+        }
     }
 }
 
@@ -127,6 +137,15 @@ impl<T, E> Function<T, E> {
         }
     }
 
+    /// Which candidate of `key` to call with: [`Idempotency::choose`] in the scope that this
+    /// function's calls have.
+    ///
+    /// # Errors
+    /// [`ClaimError::Store`]: it cannot be told, so do not call.
+    pub async fn choose(&self, caller: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
+        self.declared.engine.choose(&self.scope(caller), key).await
+    }
+
     /// The outcome that answers calls with `value`: for a program by which operators say that it
     /// happened ([`Idempotency::resolve`]).
     #[must_use]
@@ -135,6 +154,16 @@ impl<T, E> Function<T, E> {
         T: Serialize,
     {
         of_value(value)
+    }
+
+    /// The outcome that answers calls with `error`, as one that is final. It takes a function that
+    /// [classifies](FunctionBuilder::classify) to read it.
+    #[must_use]
+    pub fn error_outcome(&self, error: &E) -> Outcome
+    where
+        E: Serialize,
+    {
+        of_error(error)
     }
 
     /// What holds for it.
@@ -162,35 +191,43 @@ impl<T, E> fmt::Debug for Function<T, E> {
 /// A function being declared.
 #[must_use]
 pub struct FunctionBuilder<T, E> {
-    declared: Declared<E>,
+    engine: Idempotency,
+    name: Box<str>,
+    policy: Policy,
+    on_unknown: Option<OnUnknown>,
+    patience: Option<Duration>,
+    errors: Option<Errors<E>>,
+    hook: Option<Asked>,
     value: PhantomData<fn() -> T>,
 }
 
 impl<T, E> fmt::Debug for FunctionBuilder<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FunctionBuilder")
-            .field("name", &self.declared.name)
-            .field("policy", &self.declared.policy)
+            .field("name", &self.name)
+            .field("policy", &self.settled())
             .finish_non_exhaustive()
     }
 }
 
 impl<T, E> FunctionBuilder<T, E> {
-    /// Lease, retention, what is unknown, copies in flight: all of it. Without this the default.
+    /// Lease, retention, and whatever is not said by [`on_unknown`](Self::on_unknown),
+    /// [`wait`](Self::wait) or [`reconcile`](Self::reconcile), which count for more. Without this
+    /// the default.
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.declared.policy = policy;
+        self.policy = policy;
         self
     }
 
     /// What a call gets when nobody knows whether an earlier one took effect.
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
-        self.declared.policy.terms.on_unknown = on_unknown;
+        self.on_unknown = Some(on_unknown);
         self
     }
 
     /// Has calls wait this long for one that is in flight, instead of being told so at once.
     pub fn wait(mut self, patience: Duration) -> Self {
-        self.declared.policy.in_flight = InFlight::Wait(patience);
+        self.patience = Some(patience);
         self
     }
 
@@ -202,14 +239,27 @@ impl<T, E> FunctionBuilder<T, E> {
     where
         E: Serialize + DeserializeOwned,
     {
-        let class = Box::new(class);
-        self.declared.errors =
-            Some(Errors { class, write: of_error, read: |bytes| value::read(bytes) });
+        let keep = Keep { write: of_error, read: |bytes| value::read(bytes) };
+        self.errors = Some(Errors { class: Box::new(class), keep: Some(keep) });
+        self
+    }
+
+    /// Says of which errors it is certain that nothing happened: [`ErrorClass::Retryable`]. Any
+    /// other is [`ErrorClass::Unknown`], none is final, so that this takes errors which cannot be
+    /// written and read, such as `std::io::Error`. Instead of [`classify`](Self::classify): the
+    /// later of the two counts.
+    pub fn retryable(mut self, nothing: impl Fn(&E) -> bool + Send + Sync + 'static) -> Self {
+        let class = move |error: &E| match nothing(error) {
+            true => ErrorClass::Retryable,
+            false => ErrorClass::Unknown,
+        };
+        self.errors = Some(Errors { class: Box::new(class), keep: None });
         self
     }
 
     /// Has `ask` asked what became of an execution that nobody knows the outcome of, at the times of
-    /// `hook`, and sets [`OnUnknown::Reconcile`].
+    /// `hook`. Unless [`on_unknown`](Self::on_unknown) says `Block`, by which nobody is asked, it is
+    /// [`OnUnknown::Reconcile`].
     ///
     /// It is asked in the course of a later call. An answer that takes longer than `hook.timeout`,
     /// or a panic, is *cannot say*.
@@ -232,26 +282,46 @@ impl<T, E> FunctionBuilder<T, E> {
                 }
             })
         };
-        self.declared.hook = Some((hook, Box::new(ask)));
-        self.on_unknown(OnUnknown::Reconcile)
+        self.hook = Some((hook, Box::new(ask)));
+        self
+    }
+
+    /// What holds, in whichever order it was said.
+    fn settled(&self) -> Policy {
+        let mut policy = self.policy;
+        if let Some((times, _)) = &self.hook {
+            policy.hook = Some(*times);
+            policy.terms.on_unknown = OnUnknown::Reconcile;
+        }
+        if let Some(on_unknown) = self.on_unknown {
+            policy.terms.on_unknown = on_unknown;
+        }
+        if let Some(patience) = self.patience {
+            policy.in_flight = InFlight::Wait(patience);
+        }
+        policy
     }
 
     /// The function.
     ///
     /// # Errors
     /// [`FunctionError`] says what would break a promise in production.
-    pub fn build(mut self) -> Result<Function<T, E>, FunctionError> {
-        let Declared { name, policy, hook, .. } = &mut self.declared;
-        if name.as_ref().is_none_or(|name| name.is_empty()) {
+    pub fn build(self) -> Result<Function<T, E>, FunctionError> {
+        let policy = self.settled();
+        if self.name.is_empty() {
             return Err(FunctionError::NoName);
         }
-        match hook {
-            Some((times, _)) => policy.hook = Some(*times),
+        match self.hook {
+            Some(_) if policy.terms.on_unknown < OnUnknown::Reconcile => {
+                return Err(FunctionError::NeverAsked);
+            }
             None if policy.hook.is_some() => return Err(FunctionError::NoReconcile),
-            None => {}
+            _ => {}
         }
         policy.check()?;
-        Ok(Function { declared: Arc::new(self.declared), value: PhantomData })
+        let Self { engine, name, errors, hook, .. } = self;
+        let declared = Declared { engine, name: Some(name), policy, errors, hook };
+        Ok(Function { declared: Arc::new(declared), value: PhantomData })
     }
 }
 
@@ -268,6 +338,9 @@ pub enum FunctionError {
     /// There are times to ask at, but nobody to ask.
     #[error("`policy.hook` needs somebody to ask: `reconcile`")]
     NoReconcile,
+    /// What is unknown would be executed again without asking.
+    #[error("`reconcile` would never be asked: `reexecute` executes again what is unknown")]
+    NeverAsked,
 }
 
 /// An execution that nobody knows the outcome of. Its `Debug` form shows nothing of the request.
@@ -276,19 +349,24 @@ pub struct Doubt {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
     pub fence: FencingToken,
-    /// The key it had.
+    /// The key it had. It names the operation within its caller's scope: two customers may have the
+    /// same.
     pub key: Key,
-    pub(super) request: Arc<[u8]>,
+    /// The key that the execution had for systems downstream, as [`LeaseHandle::downstream`] gave it.
+    ///
+    /// [`LeaseHandle::downstream`]: crate::LeaseHandle::downstream
+    pub downstream: Key,
+    pub(super) request: Bytes,
 }
 
 impl Doubt {
-    /// What was asked: the request of the call that asks now, which has the same canonical JSON.
+    /// What was asked: the request of the call that asks now, which is the same.
     ///
     /// # Errors
     /// An error if `R` cannot be read from that, or the function was called by
     /// [`run_request`](Function::run_request), which has none.
-    pub fn request<R: DeserializeOwned>(&self) -> Result<R, serde_json::Error> {
-        serde_json::from_slice(&self.request)
+    pub fn request<R: DeserializeOwned>(&self) -> Result<R, ValueError> {
+        value::read(&self.request)
     }
 }
 

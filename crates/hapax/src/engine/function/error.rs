@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::super::claim::ClaimError;
-use crate::fingerprint::NoCanonicalForm;
+use crate::value::ValueError;
 
 /// What an error of a function's work means for its key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -26,7 +26,8 @@ pub enum ErrorClass {
 /// Why a call of a function has no value to answer with. What each means for the caller is in the
 /// table of [`functions`](crate::manual::functions).
 ///
-/// Its `Debug` form shows errors, and no values.
+/// Its `Debug` form shows errors, and no values. [`source`](std::error::Error::source) of `Failed` has
+/// none, since its error may be of any type, `String` among them: match on it for its own chain.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<T, E> {
@@ -111,9 +112,10 @@ pub enum RunError<T, E> {
     /// of that kind: the record is of a later version, or not of a function.
     #[error(transparent)]
     NotClaimed(#[from] ClaimError),
-    /// The request has no fingerprint, so nothing was executed, and never will be.
-    #[error(transparent)]
-    Request(#[from] NoCanonicalForm),
+    /// The request cannot be written, so that it has no fingerprint: nothing was executed, and never
+    /// will be.
+    #[error("the request cannot be written")]
+    Request(#[source] ValueError),
 }
 
 impl<T, E: fmt::Debug> fmt::Debug for RunError<T, E> {

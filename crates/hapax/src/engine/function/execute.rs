@@ -9,20 +9,21 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
+use super::super::background::Talking;
 use super::super::claim::{Claim, ClaimError, Question, Request};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
 use super::declared::{Declared, Doubt, Function};
 use super::error::{ErrorClass, RunError};
 use super::outcome::{Ending, judge, replayed};
-use super::request::Canonical;
+use super::request::Asked;
 use crate::exchange::Replay;
-use crate::fingerprint::canonicalize_value;
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::scope::Scope;
@@ -50,8 +51,8 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let asked = Canonical(canonicalize_value(request)?);
-        self.call(scope, key, &asked, &asked.0, work).await
+        let asked = Asked::of(request).map_err(RunError::Request)?;
+        self.call(scope, key, &asked, asked.bytes.clone(), work).await
     }
 
     /// [`run`](Self::run) for a request that has a fingerprint of its own.
@@ -69,7 +70,7 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.call(scope, key, request, &[], work).await
+        self.call(scope, key, request, Bytes::new(), work).await
     }
 
     async fn call<W, F>(
@@ -77,7 +78,7 @@ where
         scope: &Scope,
         key: &Key,
         request: &dyn Request,
-        json: &[u8],
+        bytes: Bytes,
         work: W,
     ) -> Result<Answer<T>, RunError<T, E>>
     where
@@ -86,14 +87,16 @@ where
     {
         let Declared { engine, policy, .. } = &*self.declared;
         let scope = self.scope(scope);
+        // Counted from here to its end: a drain misses it at no moment in between.
+        let running = engine.inner.backlog.talking();
         let mut claim = engine.claim(&scope, key, request, policy).await;
         while let Ok(Claim::Ask(question)) = claim {
-            claim = self.ask(key, json, question, request).await;
+            claim = self.ask(key, &bytes, question, request).await;
         }
         match claim? {
             // No await since the claim was granted: it cannot be dropped in between.
             Claim::Execute(lease) => {
-                let answered = self.detach(lease, work);
+                let answered = self.detach(lease, running, work);
                 // The task ends without an answer only when the runtime shuts down.
                 answered.await.unwrap_or(Err(RunError::Interrupted))
             }
@@ -111,14 +114,19 @@ where
     async fn ask(
         &self,
         key: &Key,
-        json: &[u8],
+        bytes: &Bytes,
         question: Question,
         request: &dyn Request,
     ) -> Result<Claim, ClaimError> {
         let Some((hook, ask)) = &self.declared.hook else {
             return question.answer(Verdict::CannotSay, request).await;
         };
-        let doubt = Doubt { fence: question.fence(), key: key.clone(), request: json.into() };
+        let doubt = Doubt {
+            fence: question.fence(),
+            key: key.clone(),
+            downstream: question.downstream(),
+            request: bytes.clone(),
+        };
         // In one future, so that a panic in making the answer counts like one in awaiting it.
         let answer = catch(async { ask(doubt).await });
         let verdict = match tokio::time::timeout(hook.timeout, answer).await {
@@ -144,6 +152,7 @@ where
     fn detach<W, F>(
         &self,
         lease: Lease,
+        running: Talking,
         work: W,
     ) -> oneshot::Receiver<Result<Answer<T>, RunError<T, E>>>
     where
@@ -152,9 +161,6 @@ where
     {
         let (answer, answered) = oneshot::channel();
         let declared = Arc::clone(&self.declared);
-        let inner = &self.declared.engine.inner;
-        // Counted from here on: a drain does not miss it.
-        let running = inner.backlog.talking();
         let task = async move {
             let _running = running;
             let handle = lease.handle();
@@ -169,7 +175,7 @@ where
             // Nobody listens any more: the outcome is recorded all the same.
             drop(answer.send(record(lease, done).await));
         };
-        inner.runtime.spawn(task.in_current_span());
+        self.declared.engine.inner.runtime.spawn(task.in_current_span());
         answered
     }
 }
@@ -207,7 +213,9 @@ async fn record<T, E>(
 /// A future panicked. Its own message went to the panic hook.
 struct Panicked;
 
-/// Runs a future that may panic. After a panic it is not polled again, only dropped.
+/// Runs a future that may panic. After a panic it is not polled again, only dropped. It is an `async`
+/// block, and what one holds is dropped by the panic itself: were its destructors to panic, that is
+/// caught as well.
 async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = pin!(future);
     std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {

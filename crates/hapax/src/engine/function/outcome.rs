@@ -30,8 +30,9 @@ fn kept(format: &'static str, written: Result<Bytes, ValueError>) -> Outcome {
     match written {
         Ok(bytes) => Outcome::new(format, bytes),
         Err(error) => {
+            // Not in the log: it may quote what was answered.
+            tracing::warn!(format, "what a function answered cannot be kept, nor replayed");
             let why: String = error.to_string().chars().take(256).collect();
-            tracing::warn!(why, "what a function answered cannot be kept, nor replayed");
             Outcome::new(NOTHING, why)
         }
     }
@@ -43,16 +44,17 @@ pub(super) fn replayed<T: DeserializeOwned, E>(
     errors: Option<&Errors<E>>,
 ) -> Result<Result<T, E>, RunError<T, E>> {
     let undecodable = |why: String| {
-        tracing::error!(format = outcome.format(), why, "what was kept cannot be replayed");
+        // Not why: that may quote what was kept.
+        tracing::error!(format = outcome.format(), "what was kept cannot be replayed");
         RunError::Undecodable { format: outcome.format().to_owned(), why }
     };
-    match (outcome.format(), errors) {
+    match (outcome.format(), errors.and_then(|errors| errors.keep.as_ref())) {
         (VALUE, _) => {
             let value = value::read(outcome.bytes());
             value.map(Ok).map_err(|error| undecodable(error.to_string()))
         }
-        (ERROR, Some(errors)) => {
-            let error = (errors.read)(outcome.bytes());
+        (ERROR, Some(keep)) => {
+            let error = (keep.read)(outcome.bytes());
             error.map(Err).map_err(|error| undecodable(error.to_string()))
         }
         (ERROR, None) => Err(undecodable("it is an error, and errors are not kept here".into())),
@@ -81,12 +83,16 @@ pub(super) fn judge<T: Serialize, E>(
     match (result, errors) {
         (Ok(value), _) => (ErrorClass::Final, Ending::Kept(of_value(value))),
         (Err(_), None) => (ErrorClass::Unknown, Ending::Doubtful(None)),
-        (Err(error), Some(errors)) => match (errors.class)(error) {
-            ErrorClass::Final => (ErrorClass::Final, Ending::Kept((errors.write)(error))),
-            ErrorClass::Retryable => (ErrorClass::Retryable, Ending::Released),
-            ErrorClass::Unknown => {
-                (ErrorClass::Unknown, Ending::Doubtful(Some((errors.write)(error))))
+        (Err(error), Some(errors)) => {
+            let kept = || errors.keep.as_ref().map(|keep| (keep.write)(error));
+            match (errors.class)(error) {
+                ErrorClass::Final => match kept() {
+                    Some(outcome) => (ErrorClass::Final, Ending::Kept(outcome)),
+                    None => (ErrorClass::Unknown, Ending::Doubtful(None)),
+                },
+                ErrorClass::Retryable => (ErrorClass::Retryable, Ending::Released),
+                ErrorClass::Unknown => (ErrorClass::Unknown, Ending::Doubtful(kept())),
             }
-        },
+        }
     }
 }

@@ -11,11 +11,10 @@ use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
 use crate::engine::function::Answer;
-use crate::engine::function::request::Canonical;
+use crate::engine::function::request::Asked;
 use crate::engine::idempotency::Idempotency;
 use crate::engine::lease::{FinishError, LeaseHandle};
 use crate::exchange::Replay;
-use crate::fingerprint::{NoCanonicalForm, canonicalize_value};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::Policy;
@@ -103,12 +102,12 @@ pub enum TransactError<E> {
         /// Its name.
         format: String,
     },
-    /// What was kept is no value of this type, or the request or value can not be written.
+    /// What was kept is no value of this type, or the value can not be written.
     #[error("it cannot be read or written: {0}")]
     Unreadable(#[source] ValueError),
-    /// The request has no canonical form.
-    #[error(transparent)]
-    NotCanonical(#[from] NoCanonicalForm),
+    /// The request cannot be written.
+    #[error("the request cannot be written")]
+    Request(#[source] ValueError),
     /// The store, while the key was claimed. Nothing was executed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -145,7 +144,9 @@ impl Idempotency {
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, Fault<E>>> + Send + 'static,
     {
-        let asked = Canonical(canonicalize_value(request)?);
+        let asked = Asked::of(request).map_err(TransactError::Request)?;
+        // Counted from here on: a drain does not miss what this claim begins.
+        let _running = self.inner.backlog.talking();
         let mut claim = self.claim(scope, key, &asked, policy).await;
         while let Ok(Claim::Ask(question)) = claim {
             claim = question.answer(Verdict::CannotSay, &asked).await;

@@ -15,7 +15,7 @@ use hapax::{
     Scope,
 };
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::key;
 
@@ -30,6 +30,16 @@ struct Receipt {
 
 fn receipt(id: &str) -> Receipt {
     Receipt { id: id.into(), cents: 100, note: Some(None) }
+}
+
+/// What cannot be written.
+#[derive(Debug, Deserialize)]
+struct Stubborn;
+
+impl Serialize for Stubborn {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("I will not be written"))
+    }
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, thiserror::Error)]

@@ -7,7 +7,7 @@ use hapax::machine::{Hook, Resolution, Resolve, Verdict};
 use hapax::{Claim, FinishError, OnUnknown, Policy, Scope};
 
 use super::faults::Mode;
-use super::{Text, World, claim, key, outcome, own, policy, replayed};
+use super::{Text, World, claim, key, outcome, own, policy, replayed, settle};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -179,4 +179,42 @@ async fn retention_ends_and_the_key_is_new() {
     let second = own(&process, &Policy::default()).await;
     assert_eq!(second.attempt(), 1);
     assert!(second.fence() > fence);
+}
+
+/// Over a clock that follows real time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_blocks_its_thread_keeps_its_lease() {
+    let world = World::new();
+    let mut short = Policy::default();
+    short.terms.lease = Policy::MIN_LEASE;
+    let lease = own(&world.process(), &short).await;
+    let (end, ended) = std::sync::mpsc::channel();
+    let work = tokio::spawn(async move {
+        let done = lease.keep_alive(async move { ended.recv() }).await;
+        (lease, done)
+    });
+    let renewed = tokio::time::timeout(Duration::from_secs(60), world.store.asked(5)).await;
+    // Before anything can fail: what blocks a thread of the runtime keeps it from its end.
+    end.send(()).unwrap();
+    renewed.expect("it was not renewed");
+    let (lease, done) = work.await.unwrap();
+    done.unwrap();
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_renewed_once_the_work_is_done_or_dropped() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &Policy::default()).await;
+    lease.keep_alive(tokio::time::sleep(LEASE)).await;
+    let hangs = lease.keep_alive(std::future::pending::<()>());
+    assert!(tokio::time::timeout(LEASE / 2, hangs).await.is_err());
+    settle().await;
+    let before = world.store.swaps();
+    tokio::time::sleep(LEASE * 2).await;
+    assert_eq!(world.store.swaps(), before);
+    assert_eq!(process.stats().in_flight, 1);
+    drop(lease);
+    assert_eq!(process.stats().in_flight, 0);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::{Claim, ClaimError, FinishError, Key, Limits, Policy, Scope, StoreError};
+use hapax::{Claim, ClaimError, FinishError, Key, Limits, NaturalKey, Policy, Scope, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::faults::Mode;
@@ -46,6 +46,24 @@ async fn claims_talk_to_the_store_in_turns() {
     for claim in turns {
         assert!(matches!(claim.await.unwrap(), Ok(Claim::Execute(_))));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn choosing_takes_a_turn_too() {
+    let world = World::new();
+    let process = world.limited(Limits { claims: 1, ..Limits::default() });
+    let parts = NaturalKey::new("pay").part("user", "u-1");
+    let key = Key::composite(&parts, Duration::from_secs(60)).unwrap();
+    let (scope, other, policy) = (Scope::shared(), super::key(), Policy::default());
+    world.store.set(Mode::Silent);
+    let began = Instant::now();
+    let (_, chosen) = tokio::join!(
+        process.claim(&scope, &other, &Text("a"), &policy),
+        process.choose(&scope, &key)
+    );
+    assert!(matches!(chosen, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{chosen:?}");
+    assert_eq!(began.elapsed(), Duration::from_secs(2));
+    assert_eq!(&process.choose(&scope, &key).await.unwrap(), key.current());
 }
 
 #[tokio::test(start_paused = true)]

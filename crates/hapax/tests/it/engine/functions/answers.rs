@@ -1,14 +1,21 @@
 //! Answers: executed once, given to everybody who asks the same.
 
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown, Policy, RunError, Scope};
+use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
-use super::{Count, LEASE, call, charge, declare, executed, never, receipt, replayed, run};
+use super::{
+    Count, LEASE, Stubborn, call, charge, declare, executed, never, receipt, replayed, run,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_function_is_executed_once_and_its_value_comes_back_whole() {
@@ -82,6 +89,27 @@ async fn a_caller_that_goes_away_neither_stops_it_nor_loses_what_it_answers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_is_waited_for_from_its_claim_on() {
+    async fn once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+        poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+    }
+    let world = World::new();
+    let process = world.process();
+    let charge = charge(&process, OnUnknown::Block);
+    let (end, ended) = oneshot::channel();
+    let mut calling = pin!(call(&charge, |_| async { Ok(ended.await.unwrap()) }));
+    // It claims; it is granted the claim, and does not know yet; it executes.
+    for _ in 0..2 {
+        assert!(once(calling.as_mut()).await.is_pending());
+        settle().await;
+        assert!(once(pin!(process.drain())).await.is_pending(), "it is over");
+    }
+    end.send(receipt("r-1")).unwrap();
+    executed(&calling.await);
+    process.drain().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_while_it_claims_leaves_nothing_behind() {
     let world = World::new();
     let process = world.process();
@@ -133,13 +161,29 @@ async fn another_request_under_the_key_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_are_told_apart_by_all_that_serde_says() {
+    async fn differ<A: Serialize, B: Serialize>(one: A, other: B) {
+        let process = World::new().process();
+        let work = |_| async { Ok::<_, String>(1) };
+        run(&process, one, work).await.unwrap();
+        let other = run(&process, other, work).await;
+        assert!(matches!(other, Err(RunError::KeyReused)), "{other:?}");
+    }
+    differ(None::<Option<u8>>, Some(None::<u8>)).await;
+    differ(None::<()>, Some(())).await;
+    differ(f64::NAN, f64::INFINITY).await;
+    differ((1, "2"), ("1", 2)).await;
+    differ(BTreeMap::from([(1, 2)]), BTreeMap::from([("1", 2)])).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_without_a_fingerprint_is_refused() {
     let world = World::new();
     let one = |_| async { Ok::<_, String>(1) };
-    let request = BTreeMap::from([((1, 2), 3)]);
-    let error = run(&world.process(), &request, one).await.unwrap_err();
+    let error = run(&world.process(), Stubborn, one).await.unwrap_err();
     assert!(matches!(error, RunError::Request(_)));
-    assert_eq!(error.to_string(), "the value cannot be written as JSON");
+    assert_eq!(error.to_string(), "the request cannot be written");
+    assert_eq!(error.source().unwrap().to_string(), "I will not be written");
     assert_eq!(world.store.swaps(), 0);
 }
 

@@ -3,9 +3,18 @@
 use std::time::Duration;
 
 use hapax::machine::Hook;
-use hapax::{Function, FunctionError, OnUnknown, Policy, PolicyError};
+use hapax::{
+    Doubt, Function, FunctionBuilder, FunctionError, InFlight, OnUnknown, Policy, PolicyError,
+    Reconciled,
+};
 
 use super::super::World;
+
+const HOOK: Hook = Hook { after: Duration::ZERO, timeout: Duration::from_secs(1) };
+
+async fn cannot_say(_: Doubt) -> Reconciled<u8> {
+    Reconciled::CannotSay
+}
 
 #[tokio::test]
 async fn what_would_break_a_promise_is_refused() {
@@ -19,11 +28,47 @@ async fn what_would_break_a_promise_is_refused() {
     let mut policy = Policy::default();
     policy.terms.lease = Duration::ZERO;
     assert_eq!(declare(policy), Err(PolicyError::NoLease.into()));
-    let hook = Hook { after: Duration::ZERO, timeout: Duration::from_secs(1) };
-    let policy = Policy { hook: Some(hook), ..Policy::default() };
+    let policy = Policy { hook: Some(HOOK), ..Policy::default() };
     assert_eq!(declare(policy), Err(FunctionError::NoReconcile));
     let nobody = process.function::<u8, ()>("f").on_unknown(OnUnknown::Reconcile).build();
     assert_eq!(nobody.map(drop), Err(PolicyError::NoHook.into()));
+}
+
+#[tokio::test]
+async fn what_is_said_counts_in_whichever_order() {
+    let process = World::new().process();
+    let mut policy = Policy::default();
+    policy.terms.lease = Duration::from_secs(60);
+    let said = |build: fn(FunctionBuilder<u8, ()>) -> FunctionBuilder<u8, ()>| {
+        let [before, after] = [
+            build(process.function("f")).policy(policy),
+            build(process.function("f").policy(policy)),
+        ];
+        let settled = *before.build().unwrap().policy();
+        assert_eq!(&settled, after.build().unwrap().policy());
+        assert_eq!(settled.terms.lease, Duration::from_secs(60));
+        settled
+    };
+    let block = said(|function| function.on_unknown(OnUnknown::Block));
+    assert_eq!(block.terms.on_unknown, OnUnknown::Block);
+    let wait = said(|function| function.wait(Duration::from_secs(5)));
+    assert_eq!(wait.in_flight, InFlight::Wait(Duration::from_secs(5)));
+    let asks = said(|function| function.reconcile(HOOK, cannot_say));
+    assert_eq!((asks.terms.on_unknown, asks.hook), (OnUnknown::Reconcile, Some(HOOK)));
+    let blocks = said(|function| function.reconcile(HOOK, cannot_say).on_unknown(OnUnknown::Block));
+    assert_eq!(blocks.terms.on_unknown, OnUnknown::Block);
+}
+
+#[tokio::test]
+async fn a_hook_that_would_never_be_asked_is_refused() {
+    let process = World::new().process();
+    let function = || process.function::<u8, ()>("f");
+    for loose in [
+        function().reconcile(HOOK, cannot_say).on_unknown(OnUnknown::Reexecute),
+        function().on_unknown(OnUnknown::Reexecute).reconcile(HOOK, cannot_say),
+    ] {
+        assert_eq!(loose.build().map(drop), Err(FunctionError::NeverAsked));
+    }
 }
 
 #[tokio::test]

@@ -1,15 +1,18 @@
 //! Errors and panics of the work.
 
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hapax::{ErrorClass, OnUnknown, RunError, Scope};
-use serde::{Deserialize, Serialize, Serializer};
+use hapax::machine::{Resolution, Resolve};
+use hapax::{ErrorClass, Function, OnUnknown, RunError, Scope};
 use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
 use super::{
-    Charge, Count, LEASE, Refused, call, charge, declare, declined, executed, failed, never,
-    receipt, run,
+    Charge, Count, LEASE, Receipt, Refused, Stubborn, call, charge, declare, declined, executed,
+    failed, never, receipt, run,
 };
 
 #[tokio::test(start_paused = true)]
@@ -134,16 +137,6 @@ async fn a_panic_after_the_work_counts_like_one_in_it() {
     assert!(matches!(call(&charge, never).await, Err(RunError::OutcomeUnknown)));
 }
 
-/// A value that cannot be written.
-#[derive(Debug, Deserialize)]
-struct Stubborn;
-
-impl Serialize for Stubborn {
-    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        Err(serde::ser::Error::custom("I will not be written"))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
     let world = World::new();
@@ -171,7 +164,7 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
     let (scope, key) = (Scope::shared(), key());
     let read = later.run(&scope, &key, &("order", 17), |_| async { panic!("executed") });
     let Err(RunError::Undecodable { format, why }) = read.await else { panic!() };
-    assert_eq!((&*format, &*why), ("function/1", "invalid type: map, expected a sequence"));
+    assert_eq!((&*format, &*why), ("function/1", "invalid type: a map, expected a sequence"));
 
     // An error where errors are not kept.
     let scope = Scope::of([("customer", "c-1")]);
@@ -182,4 +175,83 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
     assert!(
         matches!(read, Err(RunError::Undecodable { format, .. }) if format == "function-error/1")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_kept_is_not_shown_by_who_cannot_read_it() {
+    let process = World::new().process();
+    let card = |_| async { Ok::<_, String>("4111 1111 1111 1111".to_owned()) };
+    run(&process, "r", card).await.unwrap();
+    let number = run(&process, "r", |_| async { Ok::<u64, String>(1) }).await.unwrap_err();
+    let class = run(&process, "r", |_| async { Ok::<Refused, String>(Refused::Busy) });
+    let class = class.await.unwrap_err();
+    for shown in [format!("{number:?} {number}"), format!("{class:?} {class}")] {
+        assert!(shown.contains("Undecodable") && !shown.contains("4111"), "{shown}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_that_cannot_be_kept_may_be_free_to_retry() {
+    let world = World::new();
+    let connect: Function<u8, std::io::Error> = world
+        .process()
+        .function("connect")
+        .on_unknown(OnUnknown::Block)
+        .retryable(|error: &std::io::Error| error.kind() == ErrorKind::ConnectionRefused)
+        .build()
+        .unwrap();
+    let call = |error: ErrorKind| {
+        let connect = connect.clone();
+        async move {
+            let work = move |_| async move { Err(std::io::Error::from(error)) };
+            match connect.run(&Scope::shared(), &key(), "r", work).await.unwrap_err() {
+                RunError::Failed { class, .. } => Some(class),
+                RunError::OutcomeUnknown => None,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    assert_eq!(call(ErrorKind::ConnectionRefused).await, Some(ErrorClass::Retryable));
+    assert_eq!(call(ErrorKind::TimedOut).await, Some(ErrorClass::Unknown));
+    assert_eq!(call(ErrorKind::ConnectionRefused).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_may_say_that_it_was_refused() {
+    let world = World::new();
+    let process = world.process();
+    let charge = charge(&process, OnUnknown::Block);
+    call(&charge, Count::default().then(Err(Refused::NoAnswer))).await.unwrap_err();
+    let record = process.store_key(&charge.scope(&Scope::shared()), &key());
+    let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
+    let resolution = Resolution::Happened(charge.error_outcome(&declined()));
+    let resolve = Resolve { expected, force: false, forget: false, resolution };
+    process.resolve(record, resolve).await.unwrap();
+    let answer = call(&charge, never).await;
+    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_destructor_that_panics_counts_like_the_work() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            assert!(std::thread::panicking(), "in the destructor");
+        }
+    }
+    /// Panics when it is polled, or else when it is dropped.
+    struct Work(#[allow(dead_code, reason = "it is dropped")] Bomb, bool);
+    impl Future for Work {
+        type Output = Result<Receipt, Refused>;
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+            assert!(!self.1, "in the work");
+            Poll::Ready(Ok(receipt("r-1")))
+        }
+    }
+    for panics in [false, true] {
+        let charge = charge(&World::new().process(), OnUnknown::Block);
+        let answer = call(&charge, move |_| Work(Bomb, panics)).await;
+        assert!(matches!(answer, Err(RunError::Panicked)), "{answer:?}");
+        assert!(matches!(call(&charge, never).await, Err(RunError::OutcomeUnknown)));
+    }
 }

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::machine::Hook;
-use hapax::{Doubt, FencingToken, Reconciled, RunError};
+use hapax::machine::{Hook, Resolution, Resolve};
+use hapax::{Doubt, FencingToken, Policy, Reconciled, RunError, Scope};
+use tokio::time::Instant;
 
-use super::super::World;
+use super::super::{World, key, settle};
 use super::{Charge, Count, Receipt, Refused, call, declare, executed, never, receipt, replayed};
 
 const HOOK: Hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
@@ -74,4 +75,120 @@ async fn a_panic_leads_to_the_hook_too() {
     let (charge, _) = asking(&world, |_| async { Reconciled::Happened(receipt("found")) });
     assert!(matches!(call(&charge, never).await, Err(RunError::Panicked)));
     assert_eq!(replayed(&call(&charge, never).await), &receipt("found"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hook_is_asked_whenever_the_policy_was_said() {
+    let world = World::new();
+    let charge = declare(&world.process())
+        .reconcile(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
+        .policy(Policy::default())
+        .build()
+        .unwrap();
+    doubtful(&charge).await;
+    assert_eq!(replayed(&call(&charge, never).await), &receipt("found"));
+}
+
+/// A function whose copies wait, and whose hook takes two seconds for this answer.
+fn waiting(world: &World, answer: Reconciled<Receipt>) -> Charge {
+    let ask = move |_| {
+        let answer = answer.clone();
+        async move {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            answer
+        }
+    };
+    declare(&world.process()).wait(Duration::from_secs(60)).reconcile(HOOK, ask).build().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_waits_waits_for_the_hook() {
+    let world = World::new();
+    let here = waiting(&world, Reconciled::Happened(receipt("found")));
+    let there = waiting(&world, Reconciled::CannotSay);
+    doubtful(&here).await;
+    let asking = call(&here, never);
+    let copies = async {
+        settle().await;
+        tokio::join!(call(&here, never), call(&there, never))
+    };
+    let (first, (second, third)) = tokio::join!(asking, copies);
+    for answer in [first, second, third] {
+        assert_eq!(replayed(&answer), &receipt("found"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_waited_for_the_hook_is_promoted_or_asks_itself() {
+    let world = World::new();
+    let did_not = waiting(&world, Reconciled::DidNotHappen);
+    doubtful(&did_not).await;
+    let count = Count::default();
+    let (first, second) = tokio::join!(
+        call(&did_not, count.slowly(Duration::from_secs(10))),
+        call(&did_not, count.slowly(Duration::from_secs(10)))
+    );
+    assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
+    assert_eq!(count.get(), 1);
+
+    let world = World::new();
+    let nobody = waiting(&world, Reconciled::CannotSay);
+    doubtful(&nobody).await;
+    let began = Instant::now();
+    let (first, second) = tokio::join!(call(&nobody, never), call(&nobody, never));
+    for answer in [first, second] {
+        assert!(matches!(answer, Err(RunError::OutcomeUnknown)), "{answer:?}");
+    }
+    assert_eq!(began.elapsed().as_secs(), 4, "one after the other");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asked_waits_for_who_came_before_the_answer() {
+    let world = World::new();
+    let charge = waiting(&world, Reconciled::CannotSay);
+    doubtful(&charge).await;
+    let asking = call(&charge, never);
+    let operator = async {
+        settle().await;
+        let process = world.process();
+        let record = process.store_key(&charge.scope(&Scope::shared()), &key());
+        let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
+        let resolution = Resolution::DidNotHappen;
+        let resolve = Resolve { expected, force: false, forget: false, resolution };
+        process.resolve(record, resolve).await.unwrap();
+        call(&charge, Count::default().slowly(Duration::from_secs(10))).await
+    };
+    let (asked, executing) = tokio::join!(asking, operator);
+    assert_eq!(executed(&executing), &receipt("slow"));
+    assert_eq!(replayed(&asked), &receipt("slow"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
+    let world = World::new();
+    let (keys, asked) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(None)));
+    let tell = Arc::clone(&asked);
+    let charge = declare(&world.process()).reconcile(HOOK, move |doubt: Doubt| {
+        *tell.lock().unwrap() = Some(doubt.downstream);
+        async { Reconciled::DidNotHappen }
+    });
+    let charge = charge.build().unwrap();
+    let other = world.process().function::<Receipt, Refused>("other").build().unwrap();
+    let call = async |charge: &Charge, customer: &str| {
+        let keys = Arc::clone(&keys);
+        let work = move |lease: hapax::LeaseHandle| async move {
+            keys.lock().unwrap().push(lease.downstream());
+            Err(Refused::NoAnswer)
+        };
+        charge.run(&Scope::of([("customer", customer)]), &key(), "r", work).await.unwrap_err();
+    };
+    for (function, customer) in [(&charge, "a"), (&charge, "b"), (&other, "a"), (&charge, "a")] {
+        call(function, customer).await;
+    }
+    let keys = keys.lock().unwrap();
+    assert_eq!(keys[0], keys[3], "the same whenever it executes");
+    assert_eq!(asked.lock().unwrap().as_ref(), Some(&keys[0]));
+    assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
+    let record = world.process().store_key(&charge.scope(&Scope::of([("customer", "a")])), &key());
+    assert_ne!(keys[0].as_str(), record.to_string());
 }
