@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::support::{are_waiting, client, deadlocks};
+use super::support::{are_waiting, client, deadlocks, quick_at_deadlocks};
 
 pub(crate) const EVENTS: &str =
     "CREATE TABLE events (stream text, sequence bigint, id text PRIMARY KEY,
@@ -117,17 +117,15 @@ async fn every_outcome_is_told() {
 }
 
 /// 64 writers at one version, some of them with the same events, in transactions or not.
-async fn race(ids: Ids) {
+async fn race(server: &PostgresServer, ids: Ids) {
     const WRITERS: u64 = 64;
-    let server = PostgresServer::start().await;
-    server.sql("postgres", EVENTS).await;
     let log = Arc::new(log(ids));
     let mut clients = Vec::new();
     for _ in 0..WRITERS {
-        clients.push(client(&server).await);
+        clients.push(client(server).await);
     }
     let mut already = 0;
-    for round in 0..8 {
+    for round in 0..4 {
         let barrier = Arc::new(Barrier::new(clients.len()));
         let mut writers = JoinSet::new();
         for (writer, mut client) in clients.drain(..).enumerate() {
@@ -173,13 +171,15 @@ async fn race(ids: Ids) {
     let table = if ids == Ids::UniqueInTable { "events" } else { "own_ids" };
     let whole = format!("SELECT count(*) = max(sequence) AND min(sequence) = 1 FROM {table}");
     assert_eq!(server.sql("postgres", &whole).await, "t");
-    assert_eq!(deadlocks(&server).await, "0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_many_writers_at_a_version_appends() {
-    race(Ids::UniqueInTable).await;
-    race(Ids::UniqueInStream).await;
+    let server = quick_at_deadlocks().await;
+    server.sql("postgres", EVENTS).await;
+    race(&server, Ids::UniqueInTable).await;
+    race(&server, Ids::UniqueInStream).await;
+    assert_eq!(deadlocks(&server), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -211,7 +211,7 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
     for _ in 0..16 {
         clients.push(client(&server).await);
     }
-    for round in 0..30 {
+    for round in 0..20 {
         let ids = if round % 2 == 0 { Ids::UniqueInTable } else { Ids::UniqueInStream };
         let (log, barrier) = (Arc::new(log(ids)), Arc::new(Barrier::new(clients.len())));
         log.verify(&clients[0]).await.unwrap();
@@ -295,11 +295,11 @@ async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database() {
-    let server = PostgresServer::start().await;
+    let server = quick_at_deadlocks().await;
     server.sql("postgres", EVENTS).await;
     let log = Arc::new(log(Ids::UniqueInTable));
     let dice = SeededEntropy::new(7);
-    for round in 0..20 {
+    for round in 0..8 {
         let mut writers = JoinSet::new();
         for writer in 0..8 {
             let (log, client) = (log.clone(), client(&server).await);
@@ -326,7 +326,7 @@ async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
     let (log, plain, mut holder) =
         (log(Ids::UniqueInTable), client(&server).await, client(&server).await);
     // Only the server ends the deadlock, and chooses the plain connection.
-    plain.batch_execute("SET deadlock_timeout = '3s'").await.unwrap();
+    plain.batch_execute("SET deadlock_timeout = '1s'").await.unwrap();
     holder.batch_execute("SET deadlock_timeout = '1min'").await.unwrap();
     for (round, in_circles) in [(0, false), (1, true)] {
         let [mine, taken] = ["p", "q"].map(|id| format!("{id}{round}"));
@@ -348,7 +348,7 @@ async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
         assert_eq!(told.unwrap(), told_as);
     }
     assert_eq!(all(&server, "events").await, "z01q0 z11q1 z12p1");
-    assert_eq!(deadlocks(&server).await, "1");
+    assert!(deadlocks(&server) >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
