@@ -82,10 +82,10 @@ fn append(layout: &EventLogBuilder, target: &str) -> String {
     format!(
         "WITH {given}, {head}, first AS (
     INSERT INTO {table} AS t ({names})
-    SELECT {to}, $3::bigint + 1, {brought}
-    FROM head AS h, given AS g
+    SELECT {to}, l.position + 1, {brought}
+    FROM head AS h CROSS JOIN given AS g CROSS JOIN LATERAL (SELECT {last} AS position) AS l
     WHERE g.n = 1
-        AND $3::bigint = {last}
+        AND l.position = $3::bigint
         AND NOT EXISTS (SELECT FROM given AS g JOIN {table} AS t ON {same})
         AND (SELECT count(*) = count(DISTINCT {id}) FROM given AS g)
     ON CONFLICT{target} DO NOTHING

@@ -145,3 +145,41 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn outcomes_of_an_older_view_are_about_what_it_shows() {
+    let server = prepared().await;
+    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+    let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
+    let operations = operations.unwrap();
+    let (plain, mut other) = (client(&server).await, client(&server).await);
+    for level in LEVELS {
+        let anew = "TRUNCATE events, shop.orders, done; DELETE FROM counters WHERE name = 'new';
+            UPDATE counters SET value = 0, version = 0";
+        server.sql("postgres", anew).await;
+        let _: Inserted<Value> = orders.insert(&plain, &order(1, "1")).await.unwrap();
+        log.append(&plain, "s", 0, &[event("a")]).await.unwrap();
+        let view = other.transaction().await.unwrap();
+        let begin = format!("SET TRANSACTION ISOLATION LEVEL {level}; SELECT 1 FROM done");
+        view.batch_execute(&begin).await.unwrap();
+        log.append(&plain, "s", 1, &[event("b")]).await.unwrap();
+        let _: Operation<Value> =
+            operations.update(&plain, "o", 0, &counter("a", 1)).await.unwrap();
+        let since = "DELETE FROM shop.orders; INSERT INTO counters VALUES ('new', 1, 0, 0)";
+        plain.batch_execute(since).await.unwrap();
+
+        let gap = Append::Gap { current: 1 };
+        assert_eq!(log.append(&view, "s", 2, &[event("c")]).await.unwrap(), gap);
+        let told: Update<Value> = counters.update(&view, 1, &counter("a", 5)).await.unwrap();
+        assert!(matches!(told, Update::Conflict { current } if current.version == 0));
+        let told: Operation<Value> =
+            operations.update(&view, "o", 1, &counter("a", 5)).await.unwrap();
+        assert!(matches!(told, Operation::Conflict { current } if current.version == 0));
+        let told: Update<Value> = counters.update(&view, 0, &counter("new", 5)).await.unwrap();
+        assert_eq!(told, Update::NotFound);
+        let twice = [order(1, "1"), order(1, "1")];
+        let told: Vec<Inserted<Value>> = orders.insert_all(&view, &twice).await.unwrap();
+        assert!(told.iter().all(|told| matches!(told, Inserted::Exists(_))), "{told:?}");
+        view.rollback().await.unwrap();
+    }
+}
