@@ -88,7 +88,7 @@ pub enum DataError {
         constraint: String,
         /// The server's words.
         #[source]
-        source: ServerError,
+        source: Box<ServerError>,
     },
     /// The server rolled the transaction back in favour of another: under REPEATABLE READ and
     /// SERIALIZABLE it began before what it meets was committed, and does not see it (SQLSTATE
@@ -208,7 +208,7 @@ impl Failure {
             "40001" | "40P01" => DataError::Again(server),
             UNIQUE_VIOLATION => {
                 let constraint = server.constraint.clone().unwrap_or_default();
-                DataError::UniqueViolation { item: None, constraint, source: server }
+                DataError::UniqueViolation { item: None, constraint, source: server.into() }
             }
             _ => DataError::Refused(server),
         }
