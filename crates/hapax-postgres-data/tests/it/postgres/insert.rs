@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::support::{are_waiting, client, deadlocks, quick_at_deadlocks};
+use super::support::{are_waiting, client, deadlocks, on_one_server, quick_at_deadlocks};
 
 pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
     id bigserial, customer text, cart bigint, amount numeric(12, 2) NOT NULL, note jsonb,
@@ -43,11 +43,18 @@ fn told(outcomes: &[Inserted<Value>]) -> Vec<&str> {
     outcomes.iter().map(short).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_first_is_created_and_others_are_told_what_is_there() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    every_outcome_of_an_insert:
+    the_first_is_created_and_others_are_told_what_is_there,
+    another_unique_constraint_is_named_and_the_same_row_is_not,
+    what_is_deleted_in_between_is_inserted_after_all,
+    a_table_that_does_not_fit_is_refused_before_anything_is_written,
+    keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told,
+}
+
+async fn the_first_is_created_and_others_are_told_what_is_there(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
-    let (orders, client) = (orders(), client(&server).await);
+    let (orders, client) = (orders(), client(server).await);
     let first: Inserted<Value> = orders.insert(&client, &order(1, "10.50")).await.unwrap();
     let there = json!({"customer": "c", "cart": 1, "amount": 10.5, "note": {"a": 1, "b": [2.0]},
         "id": 1});
@@ -176,9 +183,7 @@ async fn the_order_of_keys_is_what_avoids_deadlocks() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
-    let server = PostgresServer::start().await;
+async fn another_unique_constraint_is_named_and_the_same_row_is_not(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let referenced = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
         .key("customer")
@@ -189,7 +194,7 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
         .unwrap();
     let item =
         |cart, of: &str| json!({"customer": "c", "cart": cart, "amount": 1, "reference": of});
-    let mut client = client(&server).await;
+    let mut client = client(server).await;
     let both = [item(1, "r-1"), item(2, "r-1")];
     let refused = referenced.insert_all::<_, Value>(&client, &both).await;
     let Err(DataError::UniqueViolation { item: Some(1), constraint, .. }) = refused else {
@@ -223,7 +228,7 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
         let mut callers = JoinSet::new();
         for _ in 0..16 {
             let (referenced, item) = (referenced.clone(), item(round, &format!("r-{round}")));
-            let mut client = super::support::client(&server).await;
+            let mut client = super::support::client(server).await;
             callers.spawn(async move {
                 let transaction = client.transaction().await.unwrap();
                 let told: Inserted<Value> = referenced.insert(&transaction, &item).await.unwrap();
@@ -236,11 +241,9 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_deleted_in_between_is_inserted_after_all() {
-    let server = PostgresServer::start().await;
+async fn what_is_deleted_in_between_is_inserted_after_all(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
-    let (orders, client, mut other) = (orders(), client(&server).await, client(&server).await);
+    let (orders, client, mut other) = (orders(), client(server).await, client(server).await);
     // Inserted and deleted in one transaction: whoever waited for that creates it.
     let transaction = other.transaction().await.unwrap();
     let _: Inserted<Value> = orders.insert(&transaction, &order(1, "1")).await.unwrap();
@@ -248,7 +251,7 @@ async fn what_is_deleted_in_between_is_inserted_after_all() {
         let orders = self::orders();
         async move { orders.insert::<_, Value>(client, &order(1, "1")).await.unwrap() }
     });
-    are_waiting(&server, 1).await;
+    are_waiting(server, 1).await;
     transaction.batch_execute("DELETE FROM shop.orders").await.unwrap();
     transaction.commit().await.unwrap();
     let told = waiting.await.unwrap();
@@ -300,16 +303,14 @@ async fn deleters_are_no_match_for_the_loop() {
     assert_eq!(created, deleted + left.parse::<u64>().unwrap());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
-    let server = PostgresServer::start().await;
+async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server: &PostgresServer) {
     let tables = "CREATE TABLE loose (k text, a int);
         CREATE TABLE partial (k text, a int); CREATE UNIQUE INDEX ON partial (k) WHERE a > 0;
         CREATE TABLE wide (k text, a int, UNIQUE (k, a));
         CREATE TABLE late (k text UNIQUE DEFERRABLE, a int);
         CREATE TABLE unequal (k text UNIQUE, a json)";
     server.sql("postgres", tables).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let layout = |table: &str| {
         InsertOrFetch::into_table(Table::new(table)).key("k").field("a").build().unwrap()
     };
@@ -346,15 +347,15 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
     assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told() {
-    let server = PostgresServer::start().await;
+async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told(
+    server: &PostgresServer,
+) {
     let tables = "CREATE TABLE changed (k text UNIQUE, a int);
         CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.k := upper(NEW.k); RETURN NEW; END';
         CREATE TRIGGER changing BEFORE INSERT ON changed FOR EACH ROW EXECUTE FUNCTION change()";
     server.sql("postgres", tables).await;
-    let mut client = client(&server).await;
+    let mut client = client(server).await;
     let layout =
         InsertOrFetch::into_table(Table::new("changed")).key("k").field("a").build().unwrap();
     let refused = layout.insert::<_, Value>(&client, &json!({"k": null, "a": 1})).await;

@@ -10,26 +10,31 @@ use tokio::task::JoinSet;
 
 use super::events::{EVENTS, event, log};
 use super::insert::{ORDERS, order, orders};
-use super::support::{are_waiting, client};
+use super::support::{are_waiting, client, on_one_server};
 use super::versioned::{COUNTERS, counter, counters};
 
 const LEVELS: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
-async fn prepared() -> PostgresServer {
-    let server = PostgresServer::start().await;
+async fn prepared(server: &PostgresServer) {
     for tables in [ORDERS, EVENTS, COUNTERS] {
         server.sql("postgres", tables).await;
     }
-    server
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_with_an_older_view_has_to_run_again() {
-    let server = prepared().await;
+on_one_server! {
+    levels_above_read_committed:
+    a_transaction_with_an_older_view_has_to_run_again,
+    plain_connections_ask_again_by_themselves,
+    plain_connections_that_waited_for_what_they_cannot_see_ask_again,
+    outcomes_of_an_older_view_are_about_what_it_shows,
+}
+
+async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServer) {
+    prepared(server).await;
     let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
     let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
     let operations = operations.unwrap();
-    let (client, mut other) = (client(&server).await, client(&server).await);
+    let (client, mut other) = (client(server).await, client(server).await);
     for (round, level) in (0..).zip(LEVELS) {
         // What they meet, each in a transaction of its own, for it is over then.
         for call in 0..4 {
@@ -70,16 +75,15 @@ async fn a_transaction_with_an_older_view_has_to_run_again() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn plain_connections_ask_again_by_themselves() {
+async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
     const WRITERS: usize = 16;
-    let server = prepared().await;
+    prepared(server).await;
     for (round, level) in (0..).zip(LEVELS) {
         let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInTable)));
         let (counters, barrier) = (Arc::new(counters()), Arc::new(Barrier::new(WRITERS)));
         let mut writers = JoinSet::new();
         for writer in 0..WRITERS {
-            let client = client(&server).await;
+            let client = client(server).await;
             let set = format!("SET default_transaction_isolation = '{level}'");
             client.batch_execute(&set).await.unwrap();
             let (orders, log) = (orders.clone(), log.clone());
@@ -108,12 +112,11 @@ async fn plain_connections_ask_again_by_themselves() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
-    let server = prepared().await;
-    let mut holder = client(&server).await;
+async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server: &PostgresServer) {
+    prepared(server).await;
+    let mut holder = client(server).await;
     for (round, level) in (0..).zip(LEVELS) {
-        let plain = client(&server).await;
+        let plain = client(server).await;
         let set = format!("SET default_transaction_isolation = '{level}'");
         plain.batch_execute(&set).await.unwrap();
         let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
@@ -123,7 +126,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         let _: Inserted<Value> = orders.insert(&holding, &item).await.unwrap();
         let (told, ()) = tokio::join!(orders.insert::<_, Value>(&plain, &item), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert!(matches!(told, Ok(Inserted::Exists(_))), "{told:?}");
@@ -131,7 +134,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         log.append(&holding, "s", round, &mine).await.unwrap();
         let (told, ()) = tokio::join!(log.append(&plain, "s", round, &other), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert_eq!(told.unwrap(), Append::Conflict { current: round + 1 });
@@ -139,20 +142,19 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         let _: Update<Value> = counters.update(&holding, round, &row).await.unwrap();
         let (told, ()) = tokio::join!(counters.update::<_, Value>(&plain, round, &row), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn outcomes_of_an_older_view_are_about_what_it_shows() {
-    let server = prepared().await;
+async fn outcomes_of_an_older_view_are_about_what_it_shows(server: &PostgresServer) {
+    prepared(server).await;
     let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
     let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
     let operations = operations.unwrap();
-    let (plain, mut other) = (client(&server).await, client(&server).await);
+    let (plain, mut other) = (client(server).await, client(server).await);
     for level in LEVELS {
         let anew = "TRUNCATE events, shop.orders, done; DELETE FROM counters WHERE name = 'new';
             UPDATE counters SET value = 0, version = 0";

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio_postgres::{Error, NoTls};
 
-use super::support::{are_waiting, client, connect, until};
+use super::support::{are_waiting, client, connect, on_one_server, until};
 use super::versioned::{COUNTERS, counter, increment, key, operations, times};
 
 const DONE: &str =
@@ -34,9 +34,15 @@ fn count_up(mut row: Value) -> Result<Value, String> {
     Ok(row)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_id_is_of_one_row_of_one_table() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    an_operation_and_its_id:
+    an_id_is_of_one_row_of_one_table,
+    an_id_is_of_what_was_asked,
+    what_a_change_leaves_alone_stays_as_it_is,
+    a_key_is_noted_in_one_form_whatever_the_session_is_set_to,
+}
+
+async fn an_id_is_of_one_row_of_one_table(server: &PostgresServer) {
     let tables = "CREATE SCHEMA a; CREATE SCHEMA b;
         CREATE TABLE a.accounts (id int PRIMARY KEY, n int, version bigint NOT NULL);
         CREATE TABLE b.accounts (LIKE a.accounts INCLUDING ALL);
@@ -47,7 +53,7 @@ async fn an_id_is_of_one_row_of_one_table() {
         INSERT INTO a.savings VALUES (1, 0, 0); INSERT INTO a.names VALUES ('x', 0, 0);
         INSERT INTO a.ledgers VALUES ('x', 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     client.batch_execute("SET search_path = a, public").await.unwrap();
     let one = json!({"id": 1, "n": 7});
     let accounts = of(Table::new("accounts"), "id", &["n"]);
@@ -84,12 +90,10 @@ async fn an_id_is_of_one_row_of_one_table() {
     assert_eq!(server.sql("postgres", written).await, "7|7|0|7|0");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_id_is_of_what_was_asked() {
-    let server = PostgresServer::start().await;
+async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
-    let here = client(&server).await;
+    let here = client(server).await;
     let asked = |cents: u64| OperationId::from("o").asking(&json!({"add": cents})).unwrap();
     let told: Operation<Value> =
         operations.update(&here, asked(1), 0, &counter("a", 1)).await.unwrap();
@@ -113,9 +117,7 @@ async fn an_id_is_of_what_was_asked() {
     assert_eq!(told.unwrap(), Retried::AlreadyApplied { version: 1 });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_change_leaves_alone_stays_as_it_is() {
-    let server = PostgresServer::start().await;
+async fn what_a_change_leaves_alone_stays_as_it_is(server: &PostgresServer) {
     let tables =
         "CREATE TABLE kept (id numeric PRIMARY KEY, n int NOT NULL, x float8, cents numeric(30, 2),
             doc jsonb, version bigint NOT NULL);
@@ -163,13 +165,11 @@ async fn what_a_change_leaves_alone_stays_as_it_is() {
     assert_eq!(doc, "[{\"a\": 123456789012345678.25}]");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to() {
-    let server = PostgresServer::start().await;
+async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to(server: &PostgresServer) {
     let tables = "CREATE TABLE days (day date PRIMARY KEY, n int, version bigint NOT NULL);
         INSERT INTO days VALUES ('2026-02-01', 0, 0), ('2026-01-02', 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let days = of(Table::new("days"), Column::new("day").read_as_text(), &["n"]);
     let (first, second) =
         (json!({"day": "2026-02-01", "n": 1}), json!({"day": "2026-01-02", "n": 1}));
@@ -183,13 +183,20 @@ async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to() {
     assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn doubt_is_told_with_whatever_ends_the_retries() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    retries_and_their_limits:
+    doubt_is_told_with_whatever_ends_the_retries,
+    an_update_that_is_given_up_gives_its_connection_back,
+    what_passes_is_tried_again,
+    an_id_that_another_row_takes_meanwhile_is_told_as_such,
+    a_pool_may_wrap_its_connections_and_limits_may_be_any,
+}
+
+async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let (operations, mut holder) = (operations(), client(&server).await);
+    let (operations, mut holder) = (operations(), client(server).await);
     operations.verify(&holder).await.unwrap();
     for (round, declines) in [(0, false), (1, true)] {
         let holding = holder.transaction().await.unwrap();
@@ -210,7 +217,7 @@ async fn doubt_is_told_with_whatever_ends_the_retries() {
         let (id, key, retry) = (round.to_string(), key(), times(5));
         let (told, ()) =
             tokio::join!(operations.retrying(connecting, &retry, &*id, &key, change), async {
-                are_waiting(&server, 1).await;
+                are_waiting(server, 1).await;
                 proxy.cut();
             });
         let error = told.unwrap_err();
@@ -228,18 +235,16 @@ async fn doubt_is_told_with_whatever_ends_the_retries() {
             "SELECT (value, version) = ({0}, {0}) FROM counters WHERE name = 'a'",
             round + 1
         );
-        until(&server, &made).await;
+        until(server, &made).await;
         let told = operations.retrying(|| connect(&url), &retry, id, &key, increment).await;
         assert_eq!(told.unwrap(), Retried::AlreadyApplied { version: round + 1 });
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_update_that_is_given_up_gives_its_connection_back() {
-    let server = PostgresServer::start().await;
+async fn an_update_that_is_given_up_gives_its_connection_back(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
-    let mut holder = client(&server).await;
+    let mut holder = client(server).await;
     let holding = holder.transaction().await.unwrap();
     holding.batch_execute("SELECT * FROM counters FOR UPDATE").await.unwrap();
     let short = times(5).deadline(Duration::from_millis(200));
@@ -249,19 +254,16 @@ async fn an_update_that_is_given_up_gives_its_connection_back() {
         assert!(matches!(told, Err(RetryError::GaveUp { .. })), "{told:?}");
     }
     // While the row is still locked.
-    until(&server, "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-        .await;
+    until(server, "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").await;
     holding.commit().await.unwrap();
     let nothing = "SELECT value, (SELECT count(*) FROM done) FROM counters WHERE name = 'a'";
     assert_eq!(server.sql("postgres", nothing).await, "0|0");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_passes_is_tried_again() {
-    let server = PostgresServer::start().await;
+async fn what_passes_is_tried_again(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
-    let mut holder = client(&server).await;
+    let mut holder = client(server).await;
     // A limit of the session's own is kept, and one of the statement's.
     for (n, (limit, code)) in
         [("lock_timeout = '50ms'", "55P03"), ("statement_timeout = 200", "57014")]
@@ -288,20 +290,18 @@ async fn what_passes_is_tried_again() {
         let (often, key) = (times(100), key());
         let (told, ()) =
             tokio::join!(operations.retrying(connecting, &often, &*id, &key, increment), async {
-                are_waiting(&server, 1).await;
+                are_waiting(server, 1).await;
                 holding.commit().await.unwrap();
             });
         assert!(matches!(told, Ok(Retried::Applied { .. })), "{told:?}");
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_id_that_another_row_takes_meanwhile_is_told_as_such() {
-    let server = PostgresServer::start().await;
+async fn an_id_that_another_row_takes_meanwhile_is_told_as_such(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     server.sql("postgres", "ALTER TABLE counters ADD CONSTRAINT one UNIQUE (value)").await;
     let (operations, url) = (Arc::new(operations()), server.url("postgres"));
-    let mut holder = client(&server).await;
+    let mut holder = client(server).await;
     let holding = holder.transaction().await.unwrap();
     let _: Operation<Value> = operations.update(&holding, "x", 0, &counter("a", 7)).await.unwrap();
     let other = json!({"name": "b", "part": 1});
@@ -310,7 +310,7 @@ async fn an_id_that_another_row_takes_meanwhile_is_told_as_such() {
     let (told, ()) = tokio::join!(
         operations.retrying(|| connect(&url), &retry, "x", &other, increment),
         async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         }
     );
@@ -331,9 +331,7 @@ async fn an_id_that_another_row_takes_meanwhile_is_told_as_such() {
     assert_eq!(constraint, "one");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_pool_may_wrap_its_connections_and_limits_may_be_any() {
-    let server = PostgresServer::start().await;
+async fn a_pool_may_wrap_its_connections_and_limits_may_be_any(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let config = server.url("postgres").parse().unwrap();
     let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();

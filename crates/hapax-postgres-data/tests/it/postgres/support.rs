@@ -55,3 +55,37 @@ pub(crate) async fn are_waiting(server: &PostgresServer, many: u32) {
         format!("SELECT count(*) >= {many} FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
     until(server, &waiting).await;
 }
+
+/// A test of several, one after the other on one server: most of a short one is its start.
+macro_rules! on_one_server {
+    ($name:ident: $($test:ident),+ $(,)?) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+        async fn $name() {
+            let server = crate::postgres::support::quick_at_deadlocks().await;
+            $(
+                println!("{}", stringify!($test));
+                $test(&server).await;
+                crate::postgres::support::clear(&server).await;
+            )+
+        }
+    };
+}
+pub(crate) use on_one_server;
+
+/// Nobody is connected and nothing is there.
+pub(crate) async fn clear(server: &PostgresServer) {
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    server.sql("postgres", end).await;
+    until(server, ALONE).await;
+    let drop = "DO $$ DECLARE own text; BEGIN
+        FOR own IN SELECT nspname FROM pg_namespace
+            WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
+        LOOP EXECUTE format('DROP SCHEMA %I CASCADE', own); END LOOP;
+        END $$; CREATE SCHEMA public";
+    server.sql("postgres", drop).await;
+}
+
+/// No connection but the one that asks.
+pub(crate) const ALONE: &str =
+    "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'";

@@ -11,17 +11,25 @@ use serde_json::{Value, json};
 
 use super::events::{EVENTS, event, log};
 use super::insert::{ORDERS, order};
-use super::support::{are_waiting, client, deadlocks, quick_at_deadlocks};
+use super::support::{are_waiting, client, deadlocks, on_one_server};
 use super::versioned::{COUNTERS, counter, counters};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn json_is_not_read_as_text_where_it_is_written_too() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    tables_of_every_kind:
+    json_is_not_read_as_text_where_it_is_written_too,
+    an_index_by_another_collation_is_no_unique_key,
+    triggers_run_for_what_is_inserted,
+    two_layouts_of_a_table_do_not_deadlock,
+    versions_past_their_columns_range_are_versions_that_are_not_there,
+    two_rounds_name_what_is_in_the_way,
+}
+
+async fn json_is_not_read_as_text_where_it_is_written_too(server: &PostgresServer) {
     let tables = "CREATE DOMAIN inner_doc AS jsonb; CREATE DOMAIN doc AS inner_doc;
         CREATE TABLE docs (id int PRIMARY KEY, stream text, sequence bigint, a json, b jsonb, c doc,
             d int[], version bigint NOT NULL DEFAULT 0, UNIQUE (stream, sequence))";
     server.sql("postgres", tables).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let table = || Table::new("docs");
     for column in ["a", "b", "c"] {
         let text = Column::new(column).read_as_text();
@@ -61,9 +69,7 @@ async fn json_is_not_read_as_text_where_it_is_written_too() {
     assert_eq!(told, Inserted::Created(json!({"id": 1, "d": "{1,2}", "b": null})));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_index_by_another_collation_is_no_unique_key() {
-    let server = PostgresServer::start().await;
+async fn an_index_by_another_collation_is_no_unique_key(server: &PostgresServer) {
     let tables = "CREATE COLLATION loose
             (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
         CREATE TABLE a (email text, n int, version int); CREATE UNIQUE INDEX ON a (email COLLATE loose);
@@ -74,7 +80,7 @@ async fn an_index_by_another_collation_is_no_unique_key() {
         CREATE TABLE d (LIKE a); CREATE UNIQUE INDEX ON d (email COLLATE \"POSIX\");
         CREATE TABLE e (LIKE c); CREATE UNIQUE INDEX ON e (email)";
     server.sql("postgres", tables).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     for (table, inserts, updates) in [
         ("a", false, false),
         ("b", false, true),
@@ -95,9 +101,7 @@ async fn an_index_by_another_collation_is_no_unique_key() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn triggers_run_for_what_is_inserted() {
-    let server = PostgresServer::start().await;
+async fn triggers_run_for_what_is_inserted(server: &PostgresServer) {
     let triggers = "CREATE TABLE people (k int PRIMARY KEY, email text, low text, n serial);
         CREATE TABLE fired (n int);
         CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS
@@ -110,7 +114,7 @@ async fn triggers_run_for_what_is_inserted() {
             'BEGIN NEW.more := OLD.more + 1; RETURN NEW; END';
         CREATE TRIGGER more BEFORE UPDATE ON counters FOR EACH ROW EXECUTE FUNCTION more()";
     server.sql("postgres", &format!("{EVENTS}; {COUNTERS}; {triggers}")).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let people = InsertOrFetch::into_table(Table::new("people"))
         .key("k")
         .field("email")
@@ -146,9 +150,7 @@ async fn triggers_run_for_what_is_inserted() {
     assert_eq!(server.sql("postgres", more).await, "8");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_layouts_of_a_table_do_not_deadlock() {
-    let server = quick_at_deadlocks().await;
+async fn two_layouts_of_a_table_do_not_deadlock(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let layout = |one: &str, other: &str| {
         let table = Table::in_schema("shop", "orders");
@@ -159,12 +161,12 @@ async fn two_layouts_of_a_table_do_not_deadlock() {
     let item = |customer: &str, cart: u64| json!({"customer": customer, "cart": cart, "amount": 1});
     let items = [item("a", 3), item("b", 2), item("c", 1)];
     // Both batches stop at the middle key, whichever way they go.
-    let mut holder = client(&server).await;
+    let mut holder = client(server).await;
     let holding = holder.transaction().await.unwrap();
     let layouts = [layout("customer", "cart"), layout("cart", "customer")];
     let _: Inserted<Value> = layouts[0].insert(&holding, &items[1]).await.unwrap();
     let batches = layouts.map(|layout| {
-        let (client, items) = (client(&server), items.clone());
+        let (client, items) = (client(server), items.clone());
         async move {
             let mut client = client.await;
             let transaction = client.transaction().await.unwrap();
@@ -175,22 +177,22 @@ async fn two_layouts_of_a_table_do_not_deadlock() {
     });
     let [one, other] = batches;
     let (one, other, ()) = tokio::join!(one, other, async {
-        are_waiting(&server, 2).await;
+        are_waiting(server, 2).await;
         holding.rollback().await.unwrap();
     });
     assert_eq!((one.min(other), one.max(other)), (0, 3));
-    assert_eq!(deadlocks(&server), 0);
+    assert_eq!(deadlocks(server), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn versions_past_their_columns_range_are_versions_that_are_not_there() {
-    let server = PostgresServer::start().await;
+async fn versions_past_their_columns_range_are_versions_that_are_not_there(
+    server: &PostgresServer,
+) {
     let tables = "CREATE TABLE e (stream text, sequence int, id text PRIMARY KEY,
             UNIQUE (stream, sequence));
         CREATE TABLE r (id int PRIMARY KEY, n int, version int);
         INSERT INTO r VALUES (1, 0, NULL), (2, 0, -1), (3, 0, 2147483646)";
     server.sql("postgres", tables).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let log = EventLog::on_table(Table::new("e")).build().unwrap();
     let one = [json!({"id": "a"})];
     let gap = log.append(&client, "s", 1 << 40, &one).await.unwrap();
@@ -217,14 +219,12 @@ async fn versions_past_their_columns_range_are_versions_that_are_not_there() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_rounds_name_what_is_in_the_way() {
-    let server = PostgresServer::start().await;
+async fn two_rounds_name_what_is_in_the_way(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     server.sql("postgres", EVENTS).await;
     server.sql("postgres", "ALTER TABLE shop.orders ADD UNIQUE (amount)").await;
     server.sql("postgres", "ALTER TABLE events ADD UNIQUE (body)").await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let orders = |rounds| {
         InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
             .key("customer")
