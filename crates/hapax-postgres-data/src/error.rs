@@ -58,7 +58,8 @@ pub enum DataError {
     },
     /// The table does not have the unique constraint that this rests on (SQLSTATE 42P10): none, or one
     /// that takes other values for equal than the columns do, by a collation of its own. Or two
-    /// rows have one key.
+    /// rows have one key: in a table that lost its constraint; or, under REPEATABLE READ and
+    /// SERIALIZABLE, where a transaction has written what others have deleted and it still sees.
     #[error(
         "{table} needs a unique constraint on exactly ({columns}), not deferrable, not partial, by \
          the columns' own collations"

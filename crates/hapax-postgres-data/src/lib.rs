@@ -93,7 +93,8 @@
 //!
 //! # Dropped futures
 //! Nothing here sends a cancel request. A call that is dropped half-way leaves one statement
-//! that the server carries out, whole or not at all; the same call again finds it. Where this crate
+//! that the server carries out, whole or not at all; the same call again finds it. It waits for locks as
+//! long as the connection's `lock_timeout` lets it. Where this crate
 //! takes connections itself, in [`Operations::retrying`], what commits runs on a task of its own. To
 //! COMMIT their own transactions in a place that nobody drops is up to callers; the reply may be lost
 //! nonetheless, and then the same call in a new transaction tells what became of it.
