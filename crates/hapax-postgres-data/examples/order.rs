@@ -4,7 +4,7 @@
 //! cargo run -p hapax-postgres-data --example order -- postgres://postgres@127.0.0.1/postgres
 //! ```
 
-use hapax_postgres_data::{Column, DataError, InsertOrFetch, Inserted, LayoutError, Table};
+use hapax_postgres_data::{BoxError, Column, InsertOrFetch, Inserted, LayoutError, Table};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};
 
@@ -48,16 +48,15 @@ pub(crate) async fn place(
     client: &mut Client,
     orders: &InsertOrFetch,
     order: &Order<'_>,
-) -> Result<String, DataError> {
-    let lost = |error: tokio_postgres::Error| DataError::Lost(error.into());
-    let transaction = client.transaction().await.map_err(lost)?;
+) -> Result<String, BoxError> {
+    let transaction = client.transaction().await?;
     let placed: Inserted<Placed> = orders.insert(&transaction, order).await?;
     Ok(match placed {
         Inserted::Created(Placed { id, total }) => {
             let ship = "INSERT INTO shipments VALUES ($1)";
-            transaction.execute(ship, &[&id]).await.map_err(lost)?;
+            transaction.execute(ship, &[&id]).await?;
             // If its reply is lost, the customer sends the cart again.
-            transaction.commit().await.map_err(lost)?;
+            transaction.commit().await?;
             format!("placed order {id} of {total}")
         }
         Inserted::Exists(Placed { id, total }) => {
@@ -70,7 +69,7 @@ pub(crate) async fn place(
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), BoxError> {
     let url = std::env::args().nth(1).ok_or("which database? postgres://…")?;
     let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await?;
     tokio::spawn(connection);

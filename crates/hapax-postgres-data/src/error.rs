@@ -22,10 +22,12 @@ pub struct ServerError {
 
 /// Why there is no outcome.
 ///
-/// Unless it is [`Lost`](Self::Lost) or [`Contended`](Self::Contended), the statement that it is
-/// about did nothing. In a transaction the server has given up on the transaction as well, wherever
-/// it answered with an error; on a plain connection earlier statements of the same call were
-/// committed, and calling again finds what they did.
+/// Where the server answered with an error (all that have a [`ServerError`], and
+/// [`NoUniqueConstraint`](Self::NoUniqueConstraint)), that statement did nothing, and a transaction
+/// is over; on a plain connection earlier statements of the same call were committed, and calling
+/// again finds what they did. After [`Lost`](Self::Lost), [`Contended`](Self::Contended),
+/// [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) what was asked for may have been written;
+/// in a transaction, who does not want it rolls back. With the others nothing was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -54,10 +56,13 @@ pub enum DataError {
         /// How many may be.
         most: usize,
     },
-    /// The table does not have the unique constraint that this rests on (SQLSTATE 42P10), or has
-    /// rows that violate it.
+    /// The table does not have the unique constraint that this rests on (SQLSTATE 42P10): none, or one
+    /// that takes other values for equal than the columns do, by a collation of its own. Or two
+    /// rows have one key: in a table that lost its constraint; or, under REPEATABLE READ and
+    /// SERIALIZABLE, where a transaction has written what others have deleted and it still sees.
     #[error(
-        "{table} needs a unique constraint on exactly ({columns}), not deferrable, not partial"
+        "{table} needs a unique constraint on exactly ({columns}), not deferrable, not partial, by \
+         the columns' own collations"
     )]
     NoUniqueConstraint {
         /// The table, quoted.
@@ -65,19 +70,32 @@ pub enum DataError {
         /// The columns, quoted.
         columns: String,
     },
+    /// `json` or `jsonb` that is [read as text](crate::Column::read_as_text) and written too; nothing
+    /// was sent but a question about the table.
+    #[error("{column} of {table} is JSON, which is not written as text: do not read it as text")]
+    JsonAsText {
+        /// The table, quoted.
+        table: String,
+        /// The column.
+        column: String,
+    },
     /// Another unique constraint than that of the layout does not allow the row (SQLSTATE 23505).
     #[error("the unique constraint {constraint:?} does not allow it")]
     UniqueViolation {
+        /// Which item of a batch of rows, from 0. Without it, and with what else may be wrong, the
+        /// same call tells about the others. Unknown for events.
+        item: Option<usize>,
         /// Its name.
         constraint: String,
         /// The server's words.
         #[source]
-        source: ServerError,
+        source: Box<ServerError>,
     },
     /// The server rolled the transaction back in favour of another: under REPEATABLE READ and
     /// SERIALIZABLE it began before what it meets was committed, and does not see it (SQLSTATE
     /// 40001); or there was a deadlock (40P01). Run the transaction again, from BEGIN. On a plain
-    /// connection the call did that by itself, and gave up.
+    /// connection the call did that by itself, and gave up. (Where others have taken a place
+    /// without being in the way, outcomes tell of the past: see [the crate](crate#isolation).)
     #[error("the transaction has to be run again: {0}")]
     Again(#[source] ServerError),
     /// Others were in the way in every one of [`Limits::rounds`](crate::Limits::rounds) rounds: rows
@@ -91,10 +109,11 @@ pub enum DataError {
     /// The server refused it for another reason.
     #[error(transparent)]
     Refused(ServerError),
-    /// The connection is gone. On a plain connection it may have happened, or may yet: ask again.
+    /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
+    /// have happened, or may yet: ask again.
     #[error("the connection to the database is lost")]
     Lost(#[source] BoxError),
-    /// A row cannot be read as what it is to be read as. What was written is written.
+    /// A row cannot be read as what it is to be read as.
     #[error("a row cannot be read: {0}")]
     Row(#[source] serde_json::Error),
     /// What came back does not belong to what was sent: a trigger or a rule that changes keys.
@@ -102,8 +121,12 @@ pub enum DataError {
         "the database answered with other rows than were asked for: does a trigger change keys?"
     )]
     OtherRows,
-    /// The operation's id was used for another row.
-    #[error("the operation {0:?} was used for another row")]
+    /// A row has no version: null, or below 0.
+    #[error("a version that is null or negative: {0:?}")]
+    NoVersion(Option<String>),
+    /// The operation's id was used for another row, of this table or another, or for something else
+    /// that was [asked](crate::OperationId::asking).
+    #[error("the operation {0:?} was used for something else")]
     OperationReused(String),
 }
 
@@ -114,6 +137,9 @@ pub enum ItemError {
     /// It cannot be written as JSON.
     #[error("it cannot be written as JSON: {0}")]
     Json(#[source] serde_json::Error),
+    /// What is asked by an operation cannot be compared.
+    #[error("it has no canonical form: {0}")]
+    NoCanonicalForm(#[source] hapax::NoCanonicalForm),
     /// It is no struct or map.
     #[error("it has no fields")]
     NotAnObject,
@@ -159,13 +185,11 @@ const NO_SUCH_CONSTRAINT: &str = "42P10";
 
 impl Failure {
     /// By code and severity alone; texts are translated. A server, or a pooler between, that ends
-    /// the connection (FATAL, PANIC; 08, 57P) does not say what became of the statement.
+    /// the connection (FATAL, PANIC; 08, 57P) does not say what became of the statement; 40003 says
+    /// that nobody knows.
     pub(crate) fn of(server: ServerError, is_error: bool) -> Self {
-        if is_error && !server.code.starts_with("08") && !server.code.starts_with("57P") {
-            Self::Refused(server)
-        } else {
-            Self::Lost(server.source)
-        }
+        let unknown = ["08", "57P", "40003"].iter().any(|code| server.code.starts_with(code));
+        if is_error && !unknown { Self::Refused(server) } else { Self::Lost(server.source) }
     }
 
     pub(crate) fn is(&self, code: &str) -> bool {
@@ -185,9 +209,23 @@ impl Failure {
             "40001" | "40P01" => DataError::Again(server),
             UNIQUE_VIOLATION => {
                 let constraint = server.constraint.clone().unwrap_or_default();
-                DataError::UniqueViolation { constraint, source: server }
+                DataError::UniqueViolation { item: None, constraint, source: server.into() }
             }
             _ => DataError::Refused(server),
+        }
+    }
+}
+
+impl DataError {
+    /// Whether another attempt may mend it. Besides races, what a server refuses for the time being:
+    /// locks that are held, time limits of its own, resources.
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Again(_) | Self::Lost(_) => true,
+            Self::Refused(ServerError { code, .. }) => {
+                matches!(&code[..], "55P03" | "57014") || code.starts_with("53")
+            }
+            _ => false,
         }
     }
 }
@@ -206,12 +244,25 @@ impl Races {
     /// # Errors
     /// With any other.
     pub(crate) fn lost(&mut self, failure: Failure) -> Result<(), DataError> {
+        self.lost_by(failure, None)
+    }
+
+    /// The same of a statement that was about one item.
+    pub(crate) fn lost_by(
+        &mut self,
+        failure: Failure,
+        about: Option<usize>,
+    ) -> Result<(), DataError> {
         if failure.is(IN_FAILED_TRANSACTION)
             && let Some(race) = self.0.take()
         {
             return Err(race);
         }
-        match failure.into_error() {
+        let mut error = failure.into_error();
+        if let DataError::UniqueViolation { item, .. } = &mut error {
+            *item = about;
+        }
+        match error {
             race @ (DataError::Again(_) | DataError::UniqueViolation { .. }) => {
                 self.0 = Some(race);
                 Ok(())
@@ -252,7 +303,7 @@ mod tests {
             assert!(refused(code, true) && !refused(code, false), "{code}");
         }
         // Of a pooler, as an error, too.
-        for code in ["08006", "08P01", "57P01", "57P03"] {
+        for code in ["08006", "08P01", "57P01", "57P03", "40003"] {
             assert!(!refused(code, true), "{code}");
         }
     }

@@ -120,21 +120,23 @@ pub struct Recorded<E> {
 /// - A race never shows as an error of the database, on a plain connection. In a transaction all of
 ///   this holds for streams under READ COMMITTED. What may be told there is [`DataError::Again`]: of
 ///   two transactions that append to two streams in opposite order, and under REPEATABLE READ and
-///   SERIALIZABLE, of one that began before another's append was committed; and
+///   SERIALIZABLE, of one whose place was taken by what it does not see (what expects the version
+///   that the others have made is a `Gap` there: see [the crate](crate#isolation)); and
 ///   [`DataError::UniqueViolation`] of two that give one id to events of two streams at the same moment.
 ///
 /// # What is defined
 /// - No events: the version is compared, nothing is written, and `Appended` is at no position.
 /// - The same id twice in a call: [`ItemError::DuplicateId`], by what the id's type holds equal.
 ///   Nothing was appended; in a transaction, that goes on.
-/// - No unique constraint of the table is deferrable.
+/// - No unique constraint of the table is deferrable. `BEFORE INSERT` triggers change no column of
+///   the layout: with another field, the same append again would be
+///   [`SameIdDifferentBody`](Append::SameIdDifferentBody).
 /// - Streams only grow. Who removes events keeps the last one of each stream, or its versions begin
 ///   anew.
 #[derive(Debug)]
 pub struct EventLog {
     shape: Shape,
     stream: String,
-    sequence: String,
     statements: Statements,
     verified: Verified,
 }
@@ -168,8 +170,8 @@ impl EventLog {
 
     /// The statements, each under a name: `append`; `look`, for where nothing was appended; `insist`,
     /// instead of `append` where `look` found no reason, so that another unique constraint that is in
-    /// the way is named; `version`; `read`. Parameters are the events, as a JSON array, then stream
-    /// and sequence as a JSON object, then how many to read.
+    /// the way is named; `version`; `read`. Parameters are the events, as a JSON array, then the stream,
+    /// as a JSON object, then the version, then how many to read.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 5] {
         let Statements { append, look, insist, version, read } = &self.statements;
@@ -187,7 +189,8 @@ impl EventLog {
     /// start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await
     }
@@ -214,12 +217,13 @@ impl EventLog {
             return Ok(decide(expected, current, &[])
                 .unwrap_or(Append::Appended { positions: expected + 1..expected + 1 }));
         }
-        let (given, head) = (array(texts.iter().map(String::as_str)), self.head(stream, expected));
+        let (given, head) = (array(texts.iter().map(String::as_str)), self.head(stream));
+        let version = expected.to_string();
         let end = expected + events.len() as u64;
         let mut races = Races::default();
         let mut append = &self.statements.append;
         for _ in 0..self.shape.limits.rounds {
-            match executor.query(append, &[&given, &head]).await {
+            match executor.query(append, &[&given, &head, &version]).await {
                 Ok(rows) if rows.is_empty() => {}
                 Ok(_) => return Ok(Append::Appended { positions: expected + 1..end + 1 }),
                 Err(failure) => races.lost(failure)?,
@@ -248,7 +252,7 @@ impl EventLog {
         mut executor: impl Executor,
         stream: &str,
     ) -> Result<u64, DataError> {
-        let head = self.head(stream, 0);
+        let head = self.head(stream);
         let rows = executor.query(&self.statements.version, &[&head]).await;
         let rows = rows.map_err(crate::error::Failure::into_error)?;
         rows.first().and_then(|row| number(row, 0)).ok_or(DataError::OtherRows)
@@ -265,8 +269,10 @@ impl EventLog {
         after: u64,
         most: u32,
     ) -> Result<Vec<Recorded<E>>, DataError> {
-        let head = self.head(stream, after);
-        let rows = executor.query(&self.statements.read, &[&head, &most.to_string()]).await;
+        // Past the end is past the end.
+        let after = after.min(i64::MAX.unsigned_abs()).to_string();
+        let page = [&self.head(stream)[..], &after, &most.to_string()];
+        let rows = executor.query(&self.statements.read, &page).await;
         let recorded = |there: &Vec<Option<String>>| {
             let position = number(there, 0).ok_or(DataError::OtherRows)?;
             Ok(Recorded { position, event: row(text(there, 1))? })
@@ -274,12 +280,8 @@ impl EventLog {
         rows.map_err(crate::error::Failure::into_error)?.iter().map(recorded).collect()
     }
 
-    fn head(&self, stream: &str, sequence: u64) -> String {
-        let fields = [
-            (self.stream.clone(), Value::from(stream)),
-            (self.sequence.clone(), Value::from(sequence)),
-        ];
-        Value::from_iter(fields).to_string()
+    fn head(&self, stream: &str) -> String {
+        Value::from_iter([(self.stream.clone(), Value::from(stream))]).to_string()
     }
 
     /// What `look` answered: the version, and what there is of each event.
@@ -352,12 +354,11 @@ impl EventLogBuilder {
         check_columns([&self.stream, &self.sequence, &self.id].into_iter().chain(&self.fields))?;
         self.limits.check()?;
         let (statements, checks) = Statements::new(&self);
-        let Self { stream, sequence, id, fields, limits, .. } = self;
+        let Self { stream, id, fields, limits, .. } = self;
         let columns = [id].into_iter().chain(fields).collect();
         Ok(EventLog {
             shape: Shape { columns, key: 1, limits },
             stream: stream.name,
-            sequence: sequence.name,
             statements,
             verified: Verified::new(checks),
         })

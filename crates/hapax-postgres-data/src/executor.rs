@@ -31,9 +31,26 @@ pub trait Executor: Query + Send {}
 
 impl<T: Query + Send> Executor for T {}
 
-/// What a pool for tokio-postgres hands out, whichever pool it is.
+/// What a pool for tokio-postgres hands out, whichever pool it is, and how its connection is found.
+///
+/// ```
+/// # use hapax_postgres_data::Pooled;
+/// # async fn example(pool: deadpool_postgres::Pool) -> Result<(), deadpool_postgres::PoolError> {
+/// let here = Pooled::new(pool.get().await?, |object| object);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
-pub struct Pooled<P>(pub P);
+pub struct Pooled<P> {
+    of: P,
+    client: fn(&P) -> &Client,
+}
+
+impl<P> Pooled<P> {
+    /// What was handed out, and the connection in it.
+    pub const fn new(of: P, client: fn(&P) -> &Client) -> Self {
+        Self { of, client }
+    }
+}
 
 pub(crate) type Rows = Vec<Vec<Option<String>>>;
 pub(crate) type Answering<'a> = Pin<Box<dyn Future<Output = Result<Rows, Failure>> + Send + 'a>>;
@@ -77,14 +94,14 @@ by_tokio_postgres! {
     () Client, this => &*this;
     () &Client, this => &**this;
     () &Transaction<'_>, this => &**this;
-    (P: Deref<Target = Client> + Send) Pooled<P>, this => &**this;
+    (P: Send) Pooled<P>, this => &**this;
 }
 
-impl<P: Deref<Target = Client>> Deref for Pooled<P> {
+impl<P> Deref for Pooled<P> {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        &self.0
+        (self.client)(&self.of)
     }
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{DataError, Races};
-use crate::executor::Executor;
+use crate::executor::{Executor, Rows};
 use crate::items::{Shape, array, number, row, text};
 use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
 use crate::sql;
@@ -43,13 +43,15 @@ impl<R> Inserted<R> {
 /// compared: see [the crate](crate#values).
 ///
 /// # What happens
-/// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items in one statement, in the order of their keys,
-///    so that two batches cannot wait for each other. An item whose key somebody else is inserting
-///    waits until that is decided.
+/// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items whose keys are not there, in one statement, in
+///    the order of their keys, so that two batches cannot wait for each other, whatever layouts they
+///    are of. An item whose key somebody else is inserting waits until that is decided.
 /// 2. Where nothing was inserted, a second statement fetches what is there. (In one statement it
 ///    could not be seen: that statement began before the other was committed.)
-/// 3. Where nothing is there either, because it was deleted in between: again from 1, for these, in
-///    at most [`Limits::rounds`] rounds.
+/// 3. Where nothing is there either: 1 and 2 for the first of these alone, so that another
+///    unique constraint that is in the way is named, with its item.
+/// 4. For the others, whose rows were deleted in between: again from 1, in at most
+///    [`Limits::rounds`] rounds.
 ///
 /// # Guarantees
 /// - Of any number of calls with one key, exactly one is told [`Inserted::Created`], as long as its
@@ -67,13 +69,18 @@ impl<R> Inserted<R> {
 /// # Isolation
 /// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
 /// that began before the row in its way was committed does not see it, and is told
-/// [`DataError::Again`]. Several calls in one transaction may deadlock with another's in the other
-/// order; the one that the server chooses is told `Again`.
+/// [`DataError::Again`]; a row that it sees exists, also if it was deleted since. Several calls in one
+/// transaction may deadlock with another's in the other order; the one that the server chooses is
+/// told `Again`.
 ///
 /// # Limits
 /// Columns of the key may not be null. The constraint must not be deferrable, nor may any other
-/// unique constraint of the table. Triggers may change fields, not keys. What
-/// [`Inserted::Exists`] tells may be deleted the next moment: nothing is locked.
+/// unique constraint of the table. `BEFORE INSERT` triggers must not change a column of the layout but
+/// those [also read](InsertOrFetchBuilder::also_read): with another key the call fails
+/// ([`DataError::OtherRows`]), and with another field the next call of the same is told
+/// [`Inserted::ExistsWithDifferent`]. They run for rows that come to be, and for copies that
+/// come at the same moment. What [`Inserted::Exists`] tells may be deleted the next moment:
+/// nothing is locked.
 /// And a copy that comes late, after the row was deleted, inserts it again: where that matters, rows
 /// are marked instead.
 ///
@@ -108,9 +115,9 @@ impl InsertOrFetch {
     }
 
     /// The statements, each under a name: `insert`, for the items that are in question; `fetch`, for
-    /// those that were not inserted; `insist`, instead of `insert` where nothing was fetched
-    /// either, so that another unique constraint that is in the way is named. Their parameter is
-    /// the items, as a JSON array.
+    /// those that were not inserted; `insist`, for one at a time that was not fetched either, so
+    /// that another unique constraint that is in the way is named. Their parameter is the items,
+    /// as a JSON array.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 3] {
         [("insert", &self.insert), ("fetch", &self.fetched), ("insist", &self.insist)]
@@ -121,7 +128,8 @@ impl InsertOrFetch {
     /// start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await
     }
@@ -160,44 +168,47 @@ impl InsertOrFetch {
         let mut pending = Pending::new(self.shape.items(items)?);
         self.verified.once(&mut executor).await?;
         let mut races = Races::default();
-        let mut insert = &self.insert;
         for _ in 0..self.shape.limits.rounds {
-            if pending.open.is_empty() {
-                return pending.into_outcomes();
-            }
-            match executor.query(insert, &[&pending.json()]).await {
-                Ok(rows) => {
-                    for created in rows {
-                        // Without a number: a row that no item asked for.
-                        let at = pending.place(&created)?;
-                        pending.settle(at, Inserted::Created(row(text(&created, 1))?))?;
-                    }
+            // All of them; then the first that is left, alone, since an error names no item.
+            for (insert, most) in [(&self.insert, usize::MAX), (&self.insist, 1)] {
+                let Some(first) = pending.open.first().copied() else {
+                    return pending.into_outcomes();
+                };
+                let about = (most == 1).then_some(first);
+                match executor.query(insert, &[&pending.json(most)]).await {
+                    Ok(rows) => pending.created(&rows)?,
+                    Err(failure) => races.lost_by(failure, about)?,
                 }
-                Err(failure) => races.lost(failure)?,
-            }
-            pending.close();
-            if pending.open.is_empty() {
-                return pending.into_outcomes();
-            }
-            match executor.query(&self.fetched, &[&pending.json()]).await {
-                Ok(rows) => {
-                    for there in rows {
-                        let (at, outcome) = (pending.place(&there)?, self.compared(&there)?);
-                        pending.settle(at, outcome).map_err(|_| self.not_unique())?;
-                    }
+                if pending.open.first().is_none_or(|open| most == 1 && *open != first) {
+                    continue;
                 }
-                Err(failure) => races.lost(failure)?,
+                match executor.query(&self.fetched, &[&pending.json(most)]).await {
+                    Ok(rows) => self.found(&mut pending, &rows)?,
+                    Err(failure) => races.lost(failure)?,
+                }
+                if pending.open.first() == Some(&first) || most > 1 && !pending.open.is_empty() {
+                    races.violation()?;
+                }
             }
-            pending.close();
-            if !pending.open.is_empty() {
-                races.violation()?;
-            }
-            insert = &self.insist;
         }
         if pending.open.is_empty() {
             return pending.into_outcomes();
         }
         Err(races.into_error(self.shape.limits.rounds))
+    }
+
+    /// What `fetch` answered.
+    fn found<R: DeserializeOwned>(
+        &self,
+        pending: &mut Pending<R>,
+        rows: &Rows,
+    ) -> Result<(), DataError> {
+        for there in rows {
+            let (at, outcome) = (pending.place(there)?, self.compared(there)?);
+            pending.settle(at, outcome).map_err(|_| self.not_unique())?;
+        }
+        pending.close();
+        Ok(())
     }
 
     fn compared<R: DeserializeOwned>(
@@ -232,8 +243,23 @@ impl<R> Pending<R> {
         Self { open: (0..items.len()).collect(), items, outcomes }
     }
 
-    fn json(&self) -> String {
-        array(self.open.iter().map(|at| self.items[*at].as_str()))
+    /// The first of those, as many as `most`.
+    fn json(&self, most: usize) -> String {
+        array(self.open.iter().take(most).map(|at| self.items[*at].as_str()))
+    }
+
+    /// What `insert` answered.
+    fn created(&mut self, rows: &Rows) -> Result<(), DataError>
+    where
+        R: DeserializeOwned,
+    {
+        for created in rows {
+            // Without a number: a row that no item asked for.
+            let at = self.place(created)?;
+            self.settle(at, Inserted::Created(row(text(created, 1))?))?;
+        }
+        self.close();
+        Ok(())
     }
 
     /// Which item an answer's first column is about: those that were sent are numbered from 1.
@@ -311,9 +337,11 @@ impl InsertOrFetchBuilder {
         let hasty = insert(&table, &key, &columns, &all, "");
         let insist = insert(&table, &key, &columns, &all, &format!(" ({names})"));
         let fetched = fetch(&table, &key, &fields, &all);
-        let check = |text: &String| Check::plan(text, ["[]"], &table, &key);
+        let plan = |text: &String| Check::plan(text, ["[]"], &table, &key);
+        let checks = [plan(&insist), plan(&fetched), Check::as_columns_do(&table, &key)];
+        let checks = checks.into_iter().chain(Check::no_json_as_text(&table, &columns)).collect();
         Ok(InsertOrFetch {
-            verified: Verified::new(vec![check(&insist), check(&fetched)]),
+            verified: Verified::new(checks),
             shape: Shape { columns, key: key.len(), limits },
             insert: hasty,
             insist,
@@ -324,8 +352,13 @@ impl InsertOrFetchBuilder {
 }
 
 /// Answers with the number and the row of each item that was inserted.
+///
+/// What can be seen is not tried, so that copies wake no trigger and take no number of a sequence.
 fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target: &str) -> String {
-    let given = sql::given(table);
+    // One order for all layouts of a table, however they list its key.
+    let mut key = key.to_vec();
+    key.sort_by(|one, other| one.name.cmp(&other.name));
+    let (key, given) = (&key[..], sql::given(table));
     let (names, key_given) = (sql::names(all), sql::list("(g.item)", key));
     let (values, key_first) = (sql::list("(f.item)", all), sql::list("(f.item)", key));
     let same = sql::equal("(f.item)", "t", key);
@@ -339,6 +372,7 @@ fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target
     INSERT INTO {table} AS t ({names})
     SELECT {values}
     FROM firsts AS f
+    WHERE NOT EXISTS (SELECT FROM {table} AS t WHERE {same})
     ORDER BY {key_first}
     ON CONFLICT{target} DO NOTHING
     RETURNING {returned}

@@ -1,11 +1,16 @@
 //! Callers' values as JSON, which the server reads by the columns' types.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use crate::error::{DataError, ItemError};
 use crate::layout::{Column, Limits};
+
+/// Fields as serde wrote them: no number goes through an `f64`.
+pub(crate) type Fields = BTreeMap<String, Box<RawValue>>;
 
 /// What an item has to look like.
 #[derive(Debug)]
@@ -38,16 +43,16 @@ impl Shape {
     }
 
     fn item<T: Serialize>(&self, item: &T) -> Result<String, ItemError> {
-        serde_json::to_string(&self.fields(item)?).map_err(ItemError::Json)
+        written(&self.fields(item)?)
     }
 
     /// The fields of an item that fits.
-    pub(crate) fn fields<T: Serialize>(&self, item: &T) -> Result<Map<String, Value>, ItemError> {
+    pub(crate) fn fields<T: Serialize>(&self, item: &T) -> Result<Fields, ItemError> {
         let fields = fields(item)?;
         for (at, Column { name, .. }) in self.columns.iter().enumerate() {
             match fields.get(name) {
                 None => return Err(ItemError::Missing(name.clone())),
-                Some(Value::Null) if at < self.key => {
+                Some(null) if at < self.key && null.get() == "null" => {
                     return Err(ItemError::NullKey(name.clone()));
                 }
                 Some(_) => {}
@@ -63,11 +68,16 @@ impl Shape {
 }
 
 /// The fields of a struct or a map.
-fn fields<T: Serialize>(item: &T) -> Result<Map<String, Value>, ItemError> {
-    match serde_json::to_value(item).map_err(ItemError::Json)? {
-        Value::Object(fields) => Ok(fields),
-        _ => Err(ItemError::NotAnObject),
+fn fields<T: Serialize>(item: &T) -> Result<Fields, ItemError> {
+    let text = serde_json::to_string(item).map_err(ItemError::Json)?;
+    if !text.starts_with('{') {
+        return Err(ItemError::NotAnObject);
     }
+    serde_json::from_str(&text).map_err(ItemError::Json)
+}
+
+pub(crate) fn written(fields: &Fields) -> Result<String, ItemError> {
+    serde_json::to_string(fields).map_err(ItemError::Json)
 }
 
 /// Objects as an array.
@@ -100,7 +110,7 @@ pub(crate) fn text(row: &[Option<String>], column: usize) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -118,6 +128,20 @@ mod tests {
         let unknown = json!({"k": 1, "a": 2, "b": 3});
         assert_eq!(problem(&unknown), "its field \"b\" is no column of the layout");
         assert_eq!(problem(&json!([1])), "it has no fields");
+    }
+
+    #[test]
+    fn every_digit_is_sent() {
+        #[derive(Serialize)]
+        struct Item<'a> {
+            k: u128,
+            a: &'a RawValue,
+        }
+        let columns = vec!["k".into(), "a".into()];
+        let shape = Shape { columns, key: 1, limits: Limits::default() };
+        let a: &RawValue = serde_json::from_str("{\"b\":1.00000000000000000001}").unwrap();
+        let item = shape.item(&Item { k: u128::MAX, a }).unwrap();
+        assert_eq!(item, format!("{{\"a\":{a},\"k\":{}}}", u128::MAX));
     }
 
     #[test]

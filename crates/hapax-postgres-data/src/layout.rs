@@ -49,7 +49,7 @@ impl fmt::Display for Table {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Column {
     pub(crate) name: String,
-    read: bool,
+    pub(crate) read: bool,
     compare: bool,
 }
 
@@ -61,7 +61,10 @@ impl Column {
     }
 
     /// It is read as its text: for numbers with more digits than the 15 of an `f64`, such as money
-    /// in `numeric`. (It can be written as text anyway.)
+    /// in `numeric`. Written it is as text anyway, but not `json` and `jsonb`: there a text is a JSON
+    /// string, and a row that is read and written again would become one. So for a column of these
+    /// that is written too it is refused ([`DataError::JsonAsText`](crate::DataError::JsonAsText));
+    /// serde_json's `RawValue` reads and writes them digit by digit.
     #[must_use]
     pub const fn read_as_text(mut self) -> Self {
         self.read = true;
@@ -117,6 +120,9 @@ pub enum LayoutError {
     /// A limit that lets nothing through.
     #[error("the limit of {0} is zero")]
     Zero(&'static str),
+    /// In one round nobody finds out what was in the way.
+    #[error("a call needs 2 rounds at least")]
+    OneRound,
 }
 
 /// How much is asked of the server at a time.
@@ -127,7 +133,7 @@ pub struct Limits {
     /// Bytes of a call's items as JSON; 8 MiB by default.
     pub bytes: usize,
     /// How often a call begins again because others got in between: a row that was deleted after it
-    /// was in the way, a deadlock; 8 by default.
+    /// was in the way, a deadlock; 8 by default, 2 at least.
     pub rounds: u32,
 }
 
@@ -142,7 +148,7 @@ impl Limits {
         match self {
             Self { items: 0, .. } => Err(LayoutError::Zero("items")),
             Self { bytes: 0, .. } => Err(LayoutError::Zero("bytes")),
-            Self { rounds: 0, .. } => Err(LayoutError::Zero("rounds")),
+            Self { rounds: 0 | 1, .. } => Err(LayoutError::OneRound),
             _ => Ok(()),
         }
     }
@@ -197,11 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_zero_are_refused() {
+    fn limits_that_let_nothing_through_are_refused() {
         let limits = Limits::default();
         assert_eq!(limits.check(), Ok(()));
         assert!(Limits { items: 0, ..limits }.check().is_err());
         assert!(Limits { bytes: 0, ..limits }.check().is_err());
-        assert!(Limits { rounds: 0, ..limits }.check().is_err());
+        assert_eq!(Limits { rounds: 1, ..limits }.check(), Err(LayoutError::OneRound));
+        assert_eq!(Limits { rounds: 2, ..limits }.check(), Ok(()));
     }
 }

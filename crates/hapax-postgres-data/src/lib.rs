@@ -63,8 +63,9 @@
 //!
 //! - what a type can be written as text, it can be given as a string: `uuid`, `timestamptz`,
 //!   `numeric`, `bytea` (`\x00ff`), enums;
-//! - a `numeric` is read as a number, of which serde keeps 15 digits or so: money is
-//!   [read as text](Column::read_as_text);
+//! - a `numeric` is read as a number, of which serde keeps 15 digits or so, and so are numbers in
+//!   `json` and `jsonb`: money is [read as text](Column::read_as_text), or by serde_json's `RawValue`,
+//!   which loses nothing in either direction;
 //! - an `f64` that is no number or infinite is null in JSON: give it as a string;
 //! - null is null, not the column's default. A column that the layout does not name gets its
 //!   default, unless its type is a domain that does not allow null;
@@ -74,8 +75,16 @@
 //!
 //! # Isolation
 //! Everything is made for READ COMMITTED, PostgreSQL's default. Under REPEATABLE READ and SERIALIZABLE a
-//! transaction cannot see what others have committed since it began, and where that is in
-//! its way, it is told [`DataError::Again`]: begin a new one. A plain connection does so by itself.
+//! transaction cannot see what others have committed since its first statement.
+//!
+//! - Where that is in its way, it is told [`DataError::Again`]: begin a new one. A plain connection does
+//!   so by itself.
+//! - Where it is not, outcomes tell of that moment. An append or an update at the true version is a
+//!   [`Gap`](Append::Gap) or a [`Conflict`](Update::Conflict) with an earlier `current`, a row that was
+//!   inserted since is [`NotFound`](Update::NotFound), one that was deleted since
+//!   [exists](Inserted::Exists), and an operation that was applied since is a `Conflict`. So who gives up
+//!   at one of these does it in a new transaction.
+//! - What is told as created, appended, updated or applied is so, once the transaction commits.
 //!
 //! # Errors
 //! By SQLSTATE and severity alone. The races that each layout is made for end in outcomes, on a plain
@@ -84,7 +93,8 @@
 //!
 //! # Dropped futures
 //! Nothing here sends a cancel request. A call that is dropped half-way leaves one statement
-//! that the server carries out, whole or not at all; the same call again finds it. Where this crate
+//! that the server carries out, whole or not at all; the same call again finds it. It waits for locks as
+//! long as the connection's `lock_timeout` lets it. Where this crate
 //! takes connections itself, in [`Operations::retrying`], what commits runs on a task of its own. To
 //! COMMIT their own transactions in a place that nobody drops is up to callers; the reply may be lost
 //! nonetheless, and then the same call in a new transaction tells what became of it.
@@ -106,6 +116,6 @@ pub use events::{Append, EventLog, EventLogBuilder, Ids, Recorded};
 pub use executor::{Executor, Pooled};
 pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
 pub use layout::{Column, LayoutError, Limits, Table};
-pub use operations::{Operation, Operations, OperationsBuilder, Retried, RetryError};
+pub use operations::{Operation, OperationId, Operations, OperationsBuilder, Retried, RetryError};
 pub use retry::Retry;
 pub use versioned::{Loaded, Update, VersionedRows, VersionedRowsBuilder};

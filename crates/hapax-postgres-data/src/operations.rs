@@ -1,20 +1,22 @@
 //! Updates that happen once, by the id of the operation.
 
+mod id;
 mod retrying;
-
-use std::sync::Arc;
+mod statements;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
+pub use self::id::OperationId;
 pub use self::retrying::{Retried, RetryError};
+use self::statements::Statements;
 use crate::error::{DataError, Races};
-use crate::executor::Executor;
+use crate::executor::{Executor, Rows};
 use crate::items::{number, row, text};
 use crate::layout::{Column, LayoutError, Table, check_columns};
-use crate::sql;
 use crate::verified::{Check, Verified};
-use crate::versioned::{Loaded, VersionedRows, version};
+use crate::versioned::{Loaded, VersionedRows, made, sent, version};
 
 /// What became of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +26,8 @@ pub enum Operation<R> {
         /// The version that it has now.
         version: u64,
     },
-    /// It was updated before, by this operation. Nothing was written.
+    /// It was updated before, by this operation. Nothing was written now, whatever the item
+    /// says.
     AlreadyApplied {
         /// The version that it had after that.
         version: u64,
@@ -44,14 +47,17 @@ pub enum Operation<R> {
 /// with whatever version the row has by then, and it is applied once.
 ///
 /// Ids are kept in a table of the caller's, one for any number of tables of rows: the id, of any type,
-/// unique; the row it was used for, as JSON in a `text`; the version that it made, a `bigint`.
+/// unique; what it was used for, as JSON in a `text`: the table with its schema, the row's key, and what
+/// was [asked](OperationId::asking); the version that it made, a `bigint`.
 ///
 /// ```sql
 /// CREATE TABLE operations (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL,
 ///     at timestamptz NOT NULL DEFAULT now());
 /// ```
 ///
-/// Remove from it what is older than the longest time after which anybody asks again.
+/// Remove from it what is older than the longest time after which anybody asks again. While a table
+/// is given another name, or its key's columns are, an earlier id is one that was used for
+/// something else.
 ///
 /// # Guarantees
 /// - Those of [`VersionedRows`].
@@ -59,19 +65,14 @@ pub enum Operation<R> {
 /// - Why that is enough after a lost reply, even where the statement is still on its way: it expects a
 ///   version. Either it is carried out before the same operation is sent again, which then
 ///   finds its id or another version; or afterwards, and then it finds another version.
-/// - The same id for another row of the table is [`DataError::OperationReused`], and changes nothing.
+/// - The same id for another row, of this table or another, or for another
+///   [request](OperationId::asking), is [`DataError::OperationReused`], and changes nothing.
 #[derive(Debug)]
 pub struct Operations {
     rows: VersionedRows,
-    operation: Column,
-    statements: Arc<Statements>,
+    layout: OperationsBuilder,
+    statements: Statements,
     verified: Verified,
-}
-
-#[derive(Debug)]
-struct Statements {
-    update: String,
-    look: String,
 }
 
 /// Collects the columns of [`Operations`].
@@ -106,8 +107,10 @@ impl Operations {
         &self.rows
     }
 
-    /// The statements, each under a name. Their parameters are JSON objects: the item, with the
-    /// expected version; the operation's id.
+    /// The statements, each under a name. Their parameters are the item, a JSON object; in `update` the
+    /// expected version; the operation's id, a JSON object; the fingerprint of what is asked, or
+    /// nothing. ([`retrying`](Self::retrying) sends `update` with the fields that have changed, and with a
+    /// limit of the wait for locks.)
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 2] {
         [("update", &self.statements.update), ("look", &self.statements.look)]
@@ -117,7 +120,8 @@ impl Operations {
     /// at the start of a service it shows earlier what is missing.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await
     }
@@ -130,7 +134,7 @@ impl Operations {
     pub async fn update<T, R>(
         &self,
         mut executor: impl Executor,
-        operation: &str,
+        operation: impl Into<OperationId>,
         expected: u64,
         item: &T,
     ) -> Result<Operation<R>, DataError>
@@ -139,21 +143,23 @@ impl Operations {
         R: DeserializeOwned + Send,
     {
         let fields = self.rows.shape.fields(item).map_err(|problem| problem.at(0))?;
-        let (item, id) = (self.rows.item(fields, expected)?, self.id(operation));
+        let (item, version, operation) =
+            (self.rows.item(&fields)?, sent(expected)?, operation.into());
+        let (id, asked) = (self.id(&operation), operation.asked());
         self.verified.once(&mut executor).await?;
         let mut races = Races::default();
         let rounds = self.rows.shape.limits.rounds;
         for _ in 0..rounds {
-            match executor.query(&self.statements.update, &[&item, &id]).await {
+            match executor.query(&self.statements.update, &[&item, &version, &id, &asked]).await {
                 Ok(rows) => {
-                    if let Some(version) = version(&rows)? {
+                    if let Some(version) = made(&rows)? {
                         return Ok(Operation::Applied { version });
                     }
                 }
                 Err(failure) => races.lost(failure)?,
             }
-            match executor.query(&self.statements.look, &[&item, &id]).await {
-                Ok(rows) => match seen(&rows, operation)? {
+            match executor.query(&self.statements.look, &[&item, &id, &asked]).await {
+                Ok(rows) => match seen(&rows, &operation)? {
                     Seen::Noted(version) => return Ok(Operation::AlreadyApplied { version }),
                     Seen::Nothing => return Ok(Operation::NotFound),
                     Seen::There(current) if current.version != expected => {
@@ -167,29 +173,25 @@ impl Operations {
         Err(races.into_error(rounds))
     }
 
-    fn id(&self, operation: &str) -> String {
-        let id = (self.operation.name.clone(), serde_json::Value::from(operation));
-        serde_json::Value::from_iter([id]).to_string()
+    fn id(&self, operation: &OperationId) -> String {
+        let id = (self.layout.operation.name.clone(), Value::from(operation.as_str()));
+        Value::from_iter([id]).to_string()
     }
 }
 
 /// What `look` answered.
-fn seen<R: DeserializeOwned>(
-    rows: &[Vec<Option<String>>],
-    operation: &str,
-) -> Result<Seen<R>, DataError> {
+fn seen<R: DeserializeOwned>(rows: &Rows, operation: &OperationId) -> Result<Seen<R>, DataError> {
     let there = rows.first().ok_or(DataError::OtherRows)?;
     if text(there, 0).is_some() {
         if text(there, 1).is_some() {
-            return Err(DataError::OperationReused(operation.into()));
+            return Err(DataError::OperationReused(operation.as_str().into()));
         }
         return number(there, 0).map(Seen::Noted).ok_or(DataError::OtherRows);
     }
     if text(there, 3).is_none() {
         return Ok(Seen::Nothing);
     }
-    let version = number(there, 2).ok_or(DataError::OtherRows)?;
-    Ok(Seen::There(Loaded { version, row: row(text(there, 3))? }))
+    Ok(Seen::There(Loaded { version: version(there, 2)?, row: row(text(there, 3))? }))
 }
 
 impl OperationsBuilder {
@@ -200,7 +202,7 @@ impl OperationsBuilder {
         self
     }
 
-    /// The column of the row's key, as JSON: `text`.
+    /// The column of what an id was used for, as JSON: `text`.
     #[must_use]
     pub fn target(mut self, column: impl Into<Column>) -> Self {
         self.target = column.into();
@@ -222,67 +224,15 @@ impl OperationsBuilder {
         let Self { table, operation, target, version } = &self;
         table.check()?;
         check_columns([operation, target, version])?;
-        let statements = Statements { update: update(&rows, &self), look: look(&rows, &self) };
-        let key = &rows.layout.key;
-        let plan = |text: &str| Check::plan(text, ["{}", "{}"], &rows.layout.table, key);
-        let checks = vec![
-            plan(&statements.update),
-            plan(&statements.look),
-            Check::unique(&rows.layout.table, key),
-            Check::unique(table, std::slice::from_ref(operation)),
+        let statements = Statements::new(&rows, &self);
+        let (of, key) = (&rows.layout.table, &rows.layout.key);
+        let mut checks = vec![
+            Check::plan(&statements.update, ["{}", "0", "{}", ""], of, key),
+            Check::plan(&statements.look, ["{}", "{}", ""], of, key),
+            Check::unique(of, key),
+            Check::unique(table, [operation]),
         ];
-        Ok(Operations {
-            rows,
-            operation: operation.clone(),
-            statements: Arc::new(statements),
-            verified: Verified::new(checks),
-        })
+        checks.extend(Check::no_json_as_text(of, rows.layout.columns()));
+        Ok(Operations { verified: Verified::new(checks), rows, statements, layout: self })
     }
-}
-
-/// Answers with the new version, if there is one.
-fn update(rows: &VersionedRows, layout: &OperationsBuilder) -> String {
-    let OperationsBuilder { table, operation, target, version } = layout;
-    let given = sql::record("given", &rows.layout.table, 1);
-    let (asked, names) = (sql::record("asked", table, 2), sql::names([operation, target, version]));
-    let (update, made) = (rows.layout.update(", asked AS a"), rows.layout.version.of("t"));
-    let (key, id) = (sql::json("t", &rows.layout.key), operation.of("(a.item)"));
-    let noted = sql::equal("o", "(a.item)", [operation]);
-    format!(
-        "WITH {given}, {asked}, updated AS (
-{update}
-    AND NOT EXISTS (SELECT FROM {table} AS o WHERE {noted})
-RETURNING {made} AS version, {key} AS target
-), noted AS (
-    INSERT INTO {table} ({names})
-    SELECT {id}, u.target, u.version
-    FROM updated AS u, asked AS a
-)
-SELECT u.version::text FROM updated AS u"
-    )
-}
-
-/// Answers with: the version that the operation made, if it was applied; whether to another row; and
-/// version and row, if there is one.
-fn look(rows: &VersionedRows, layout: &OperationsBuilder) -> String {
-    let OperationsBuilder { table, operation, target, version } = layout;
-    let (of, key) = (&rows.layout.table, &rows.layout.key);
-    let (given, asked) = (sql::record("given", of, 1), sql::record("asked", table, 2));
-    let (made, current) = (version.of("o"), rows.layout.version.of("t"));
-    let target = format!("(json_populate_record(NULL::{of}, {}::json))", target.of("o"));
-    let same = sql::equal(&target, "(g.item)", key);
-    let row = sql::json("t", rows.layout.columns());
-    let (noted, found) =
-        (sql::equal("o", "(a.item)", [operation]), sql::equal("t", "(g.item)", key));
-    let there = rows.layout.key[0].of("t");
-    format!(
-        "WITH {given}, {asked}
-SELECT {made}::text,
-    CASE WHEN NOT ({same}) THEN 'another' END,
-    {current}::text,
-    CASE WHEN {there} IS NOT NULL THEN {row} END
-FROM given AS g CROSS JOIN asked AS a
-LEFT JOIN {table} AS o ON {noted}
-LEFT JOIN {of} AS t ON {found}"
-    )
 }

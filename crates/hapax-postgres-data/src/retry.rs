@@ -19,6 +19,9 @@ pub struct Retry {
     entropy: Arc<dyn Entropy>,
 }
 
+/// No clock overflows by it.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl Default for Retry {
     /// 5 attempts within 10 s, with pauses from 10 ms to 1 s.
     fn default() -> Self {
@@ -40,14 +43,15 @@ impl Retry {
         self
     }
 
-    /// The bound of the first pause, which doubles, and the bound of all.
+    /// The bound of the first pause, which doubles, and the bound of all: a year at most.
     #[must_use]
     pub const fn pauses(mut self, base: Duration, longest: Duration) -> Self {
         (self.base, self.longest) = (base, longest);
         self
     }
 
-    /// When to give up, counted from the call: connections, answers and pauses included.
+    /// When to give up, counted from the call: connections, answers and pauses included; a year
+    /// at most.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -65,14 +69,14 @@ impl Retry {
         self.attempts.get()
     }
 
-    pub(crate) const fn within(&self) -> Duration {
-        self.deadline
+    pub(crate) fn within(&self) -> Duration {
+        self.deadline.min(YEAR)
     }
 
     /// How long to wait after attempt `made`, counted from 1.
     pub(crate) fn pause(&self, made: u32) -> Duration {
         let doubled = 1_u32.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
-        let bound = self.base.saturating_mul(doubled).min(self.longest);
+        let bound = self.base.saturating_mul(doubled).min(self.longest).min(YEAR);
         let mut bytes = [0; 4];
         match self.entropy.fill(&mut bytes) {
             Ok(()) => bound.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
@@ -111,5 +115,12 @@ mod tests {
         assert_eq!(with(255), [10, 20, 40, 640, 1_000, 1_000]);
         assert_eq!(with(128), [5, 10, 20, 321, 501, 501]);
         assert_eq!(with(1), with(255));
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let retry = Retry::default().entropy(Arc::new(Always(255)));
+        let retry = retry.pauses(Duration::MAX, Duration::MAX).deadline(Duration::MAX);
+        assert_eq!((retry.pause(1), retry.pause(99), retry.within()), (YEAR, YEAR, YEAR));
     }
 }

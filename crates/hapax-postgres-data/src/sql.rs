@@ -43,11 +43,16 @@ pub(crate) fn equal<'a>(
     join(columns, " AND ", |column| format!("{} = {}", column.of(one), column.of(other)))
 }
 
-/// Columns of a row as JSON text.
+/// Columns of a row as JSON text, for the caller.
 pub(crate) fn json<'a>(of: &str, columns: impl IntoIterator<Item = &'a Column>) -> String {
     let columns = join(columns, ", ", |column| column.read_of(of));
     // With `.*`, or a column named v would be meant.
     format!("(SELECT row_to_json(v.*) FROM (SELECT {columns}) AS v)::text")
+}
+
+/// Columns of a row as JSON, for us.
+pub(crate) fn as_json<'a>(of: &str, columns: impl IntoIterator<Item = &'a Column>) -> String {
+    format!("(SELECT row_to_json(v.*) FROM (SELECT {}) AS v)", list(of, columns))
 }
 
 /// Which of `columns` is the first in which two rows differ, by number from 0, as text; or null.

@@ -1,4 +1,4 @@
-//! Whether a layout is the table's.
+//! What a layout rests on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,18 +19,26 @@ pub(crate) struct Verified {
     done: AtomicBool,
 }
 
-/// A statement that answers with a row, and the constraint whose absence would have it answer with
-/// none, or refused.
+/// A statement that can be planned, or that answers with a row, or with none.
 #[derive(Debug)]
 pub(crate) struct Check {
     text: String,
     parameters: Vec<String>,
     table: String,
-    columns: String,
+    lacking: Lacking,
+}
+
+/// What is said otherwise.
+#[derive(Debug)]
+enum Lacking {
+    /// No row, or refused: there is no unique constraint on these.
+    Constraint(String),
+    /// A row: this column is JSON.
+    Text,
 }
 
 impl Check {
-    /// That `statement` can be planned. Its parameters are JSON: arrays, then objects.
+    /// That `statement` can be planned. Its parameters are texts that it can read.
     pub(crate) fn plan<'a>(
         statement: &str,
         parameters: impl IntoIterator<Item = &'a str>,
@@ -41,31 +49,101 @@ impl Check {
             text: format!("EXPLAIN {statement}"),
             parameters: parameters.into_iter().map(String::from).collect(),
             table: table.to_string(),
-            columns: sql::names(key),
+            lacking: Lacking::Constraint(sql::names(key)),
         }
     }
 
     /// That no two rows have the same `key`. Who may only update cannot plan an insert.
-    pub(crate) fn unique(table: &Table, key: &[Column]) -> Self {
-        let columns = key.iter().map(|column| Value::from(column.name.clone()));
+    pub(crate) fn unique<'a>(
+        table: &Table,
+        key: impl IntoIterator<Item = &'a Column> + Clone,
+    ) -> Self {
+        let having = "bool_or(k.equal)";
+        Self::by_indexes(table, key, &UNIQUE.replace("$HAVING", having).replace("$EXACTLY", "TRUE"))
+    }
+
+    /// That what is unique by an index on exactly `key` is so by the columns as well. To plan an insert
+    /// finds the index, whatever its collation.
+    pub(crate) fn as_columns_do<'a>(
+        table: &Table,
+        key: impl IntoIterator<Item = &'a Column> + Clone,
+    ) -> Self {
+        let exactly = "i.indnkeyatts = json_array_length($2::json)";
+        let having = "coalesce(bool_and(k.equal), TRUE)";
+        Self::by_indexes(
+            table,
+            key,
+            &UNIQUE.replace("$HAVING", having).replace("$EXACTLY", exactly),
+        )
+    }
+
+    fn by_indexes<'a>(
+        table: &Table,
+        key: impl IntoIterator<Item = &'a Column> + Clone,
+        text: &str,
+    ) -> Self {
         Self {
-            text: UNIQUE.into(),
-            parameters: vec![table.to_string(), Value::from_iter(columns).to_string()],
+            text: text.into(),
+            parameters: vec![table.to_string(), names(key.clone())],
             table: table.to_string(),
-            columns: sql::names(key),
+            lacking: Lacking::Constraint(sql::names(key)),
         }
+    }
+
+    /// That none of the `written` columns that are read as text is JSON; nothing if there are none.
+    pub(crate) fn no_json_as_text<'a>(
+        table: &Table,
+        written: impl IntoIterator<Item = &'a Column>,
+    ) -> Option<Self> {
+        let mut texts = written.into_iter().filter(|column| column.read).peekable();
+        texts.peek()?;
+        Some(Self {
+            text: JSON.into(),
+            parameters: vec![table.to_string(), names(texts)],
+            table: table.to_string(),
+            lacking: Lacking::Text,
+        })
     }
 }
 
-const UNIQUE: &str = "SELECT i.indexrelid::text
-FROM pg_index AS i
+fn names<'a>(columns: impl IntoIterator<Item = &'a Column>) -> String {
+    Value::from_iter(columns.into_iter().map(|column| Value::from(column.name.clone()))).to_string()
+}
+
+/// Collations that are deterministic hold the same values equal, byte by byte.
+const UNIQUE: &str = "SELECT 'unique'
+FROM pg_index AS i CROSS JOIN LATERAL (
+    SELECT bool_and(a.attname IN (SELECT json_array_elements_text($2::json))) AS within,
+        bool_and(
+            c.rule = a.attcollation
+            OR (one.collisdeterministic AND other.collisdeterministic)
+        ) AS equal
+    FROM unnest(i.indkey::int2[], i.indcollation::oid[])
+        WITH ORDINALITY AS c (number, rule, n)
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = c.number
+    LEFT JOIN pg_collation AS one ON one.oid = c.rule
+    LEFT JOIN pg_collation AS other ON other.oid = a.attcollation
+    WHERE c.n <= i.indnkeyatts
+) AS k
 WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid
     AND i.indpred IS NULL AND i.indexprs IS NULL
-    AND (
-        SELECT bool_and(a.attname IN (SELECT json_array_elements_text($2::json)))
-        FROM pg_attribute AS a
-        WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
-    )";
+    AND k.within AND $EXACTLY
+HAVING $HAVING";
+
+/// Domains are what they are of.
+const JSON: &str = "WITH RECURSIVE types (name, type) AS (
+    SELECT a.attname::text, a.atttypid
+    FROM pg_attribute AS a
+    WHERE a.attrelid = $1::regclass
+        AND a.attname IN (SELECT json_array_elements_text($2::json))
+    UNION
+    SELECT d.name, t.typbasetype
+    FROM types AS d JOIN pg_type AS t ON t.oid = d.type
+    WHERE t.typtype = 'd'
+)
+SELECT d.name
+FROM types AS d
+WHERE d.type IN ('json'::regtype, 'jsonb'::regtype)";
 
 impl Verified {
     pub(crate) const fn new(checks: Vec<Check>) -> Self {
@@ -82,16 +160,23 @@ impl Verified {
 
     /// Asks. Nothing is executed, but in a transaction a refusal is the end of it.
     pub(crate) async fn now(&self, executor: &mut impl Executor) -> Result<(), DataError> {
-        for Check { text, parameters, table, columns } in &self.checks {
+        for Check { text, parameters, table, lacking } in &self.checks {
             let parameters: Vec<&str> = parameters.iter().map(String::as_str).collect();
-            let lacking = match executor.query(text, &parameters).await {
-                Ok(rows) => rows.is_empty(),
-                Err(failure) if failure.lacks_constraint() => true,
+            let rows = match executor.query(text, &parameters).await {
+                Ok(rows) => rows,
+                Err(failure) if failure.lacks_constraint() => Vec::new(),
                 Err(failure) => return Err(failure.into_error()),
             };
-            if lacking {
-                let (table, columns) = (table.clone(), columns.clone());
-                return Err(DataError::NoUniqueConstraint { table, columns });
+            let table = table.clone();
+            match (lacking, rows.first()) {
+                (Lacking::Constraint(columns), None) => {
+                    return Err(DataError::NoUniqueConstraint { table, columns: columns.clone() });
+                }
+                (Lacking::Text, Some(row)) => {
+                    let column = row.first().cloned().flatten().unwrap_or_default();
+                    return Err(DataError::JsonAsText { table, column });
+                }
+                _ => {}
             }
         }
         self.done.store(true, Ordering::Relaxed);

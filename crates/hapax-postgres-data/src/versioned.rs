@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 
 use crate::error::{DataError, ItemError, Races};
-use crate::executor::Executor;
-use crate::items::{Shape, number, row, text};
+use crate::executor::{Executor, Rows};
+use crate::items::{Fields, Shape, number, row, text, written};
 use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
 use crate::sql;
 use crate::verified::{Check, Verified};
@@ -41,8 +40,9 @@ pub enum Update<R> {
 /// increments, and that every update compares with the version that it was made from.
 ///
 /// An item is any serde value with a field for each column of the key and each field, without the
-/// version. A row that is inserted has any version from 0 on; who deletes one and inserts it
-/// anew gives it a larger version than it ever had, or an update from before may hit it.
+/// version; an update writes all of the fields. A row that is inserted has any version from 0 on; who
+/// deletes one and inserts it anew gives it a larger version than it ever had, or an update from
+/// before may hit it. Triggers leave key and version alone.
 ///
 /// # What happens
 /// 1. `UPDATE … WHERE` key and version are the expected ones. It waits while another transaction
@@ -58,8 +58,9 @@ pub enum Update<R> {
 ///
 /// # Isolation
 /// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
-/// that began before the row's last update was committed is told [`DataError::Again`]. Two
-/// transactions that update two rows in opposite order deadlock: update in the order of keys, or
+/// that began before the row's last update was committed is told [`DataError::Again`] where it
+/// expects the version from before; where it expects what it cannot see, the
+/// [`Update::Conflict`] or [`Update::NotFound`] is about what it sees. Two transactions that update two rows in opposite order deadlock: update in the order of keys, or
 /// begin again where the server says `Again`.
 #[derive(Debug)]
 pub struct VersionedRows {
@@ -93,7 +94,7 @@ impl VersionedRows {
         }
     }
 
-    /// The statements, each under a name. Their parameter is a JSON object: the item, and in
+    /// The statements, each under a name. Their parameters are the item, a JSON object, and in
     /// `update` the expected version.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 2] {
@@ -105,7 +106,8 @@ impl VersionedRows {
     /// the start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::Refused`], [`DataError::Lost`].
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await
     }
@@ -124,7 +126,7 @@ impl VersionedRows {
         K: Serialize + Sync,
         R: DeserializeOwned + Send,
     {
-        let key = self.key(key)?;
+        let key = self.item(&self.key(key)?)?;
         let rows = executor.query(&self.load, &[&key]).await;
         loaded(&rows.map_err(crate::error::Failure::into_error)?)
     }
@@ -143,14 +145,14 @@ impl VersionedRows {
         T: Serialize + Sync,
         R: DeserializeOwned + Send,
     {
-        let item =
-            self.item(self.shape.fields(item).map_err(|problem| problem.at(0))?, expected)?;
+        let item = self.item(&self.shape.fields(item).map_err(|problem| problem.at(0))?)?;
+        let version = sent(expected)?;
         self.verified.once(&mut executor).await?;
         let mut races = Races::default();
         for _ in 0..self.shape.limits.rounds {
-            match executor.query(&self.update, &[&item]).await {
+            match executor.query(&self.update, &[&item, &version]).await {
                 Ok(rows) => {
-                    if let Some(version) = version(&rows)? {
+                    if let Some(version) = made(&rows)? {
                         return Ok(Update::Updated { version });
                     }
                 }
@@ -170,26 +172,16 @@ impl VersionedRows {
         Err(races.into_error(self.shape.limits.rounds))
     }
 
-    /// A key as a parameter.
-    pub(crate) fn key<K: Serialize>(&self, key: &K) -> Result<String, DataError> {
+    /// The fields of a key.
+    pub(crate) fn key<K: Serialize>(&self, key: &K) -> Result<Fields, DataError> {
         let columns = self.layout.key.clone();
         let shape = Shape { key: columns.len(), columns, limits: self.shape.limits };
-        let mut items = shape.items(&[key])?;
-        items.pop().ok_or(DataError::OtherRows)
+        shape.fields(key).map_err(|problem| problem.at(0))
     }
 
     /// An item as a parameter.
-    pub(crate) fn item(
-        &self,
-        mut fields: Map<String, Value>,
-        expected: u64,
-    ) -> Result<String, DataError> {
-        // The next version has to fit, too.
-        if expected >= i64::MAX.unsigned_abs() {
-            return Err(ItemError::Position.at(0));
-        }
-        fields.insert(self.layout.version.name.clone(), expected.into());
-        let item = Value::Object(fields).to_string();
+    pub(crate) fn item(&self, fields: &Fields) -> Result<String, DataError> {
+        let item = written(fields).map_err(|problem| problem.at(0))?;
         let most = self.shape.limits.bytes;
         if item.len() > most {
             return Err(DataError::TooLarge { bytes: item.len(), most });
@@ -198,18 +190,25 @@ impl VersionedRows {
     }
 }
 
-/// The version that an update has made, if it did.
-pub(crate) fn version(rows: &[Vec<Option<String>>]) -> Result<Option<u64>, DataError> {
-    let Some(row) = rows.first() else { return Ok(None) };
-    number(row, 0).map(Some).ok_or(DataError::OtherRows)
+/// An expected version as a parameter. The next one has to fit, too.
+pub(crate) fn sent(expected: u64) -> Result<String, DataError> {
+    let fits = expected < i64::MAX.unsigned_abs();
+    if fits { Ok(expected.to_string()) } else { Err(ItemError::Position.at(0)) }
 }
 
-fn loaded<R: DeserializeOwned>(
-    rows: &[Vec<Option<String>>],
-) -> Result<Option<Loaded<R>>, DataError> {
+/// The version that an answer has at `column`.
+pub(crate) fn version(row: &[Option<String>], column: usize) -> Result<u64, DataError> {
+    number(row, column).ok_or_else(|| DataError::NoVersion(text(row, column).map(String::from)))
+}
+
+/// The version that an update has made, if it did.
+pub(crate) fn made(rows: &Rows) -> Result<Option<u64>, DataError> {
+    rows.first().map(|row| version(row, 0)).transpose()
+}
+
+fn loaded<R: DeserializeOwned>(rows: &Rows) -> Result<Option<Loaded<R>>, DataError> {
     let Some(there) = rows.first() else { return Ok(None) };
-    let version = number(there, 0).ok_or(DataError::OtherRows)?;
-    Ok(Some(Loaded { version, row: row(text(there, 1))? }))
+    Ok(Some(Loaded { version: version(there, 0)?, row: row(text(there, 1))? }))
 }
 
 impl VersionedRowsBuilder {
@@ -255,8 +254,12 @@ impl VersionedRowsBuilder {
         }
         let columns = key.iter().chain(fields).cloned().collect();
         let (load, update) = (load(&self), update_returning(&self));
-        let checks = [&load, &update].map(|text| Check::plan(text, ["{}"], table, key));
-        let checks = checks.into_iter().chain([Check::unique(table, key)]).collect();
+        let mut checks = vec![
+            Check::plan(&load, ["{}"], table, key),
+            Check::plan(&update, ["{}", "0"], table, key),
+            Check::unique(table, key),
+        ];
+        checks.extend(Check::no_json_as_text(table, self.columns()));
         Ok(VersionedRows {
             shape: Shape { columns, key: key.len(), limits: *limits },
             load,
@@ -271,18 +274,23 @@ impl VersionedRowsBuilder {
         self.key.iter().chain(&self.fields)
     }
 
-    /// `UPDATE … WHERE …` of what `given` holds, with `more` tables in FROM.
-    pub(crate) fn update(&self, more: &str) -> String {
-        let Self { table, key, version, fields, .. } = self;
+    /// `UPDATE … WHERE …` of `fields` of what `given` holds, at version `$2`, with `more` tables in
+    /// FROM.
+    pub(crate) fn update<'a>(
+        &self,
+        fields: impl IntoIterator<Item = &'a Column>,
+        more: &str,
+    ) -> String {
+        let Self { table, key, version, .. } = self;
         let set =
             |column: &Column| format!("{} = {}, ", sql::names([column]), column.of("(g.item)"));
-        let set: String = fields.iter().map(set).collect();
+        let set: String = fields.into_iter().map(set).collect();
         let (name, current) = (sql::names([version]), version.of("t"));
-        let same = sql::equal("t", "(g.item)", key.iter().chain([version]));
+        let same = sql::equal("t", "(g.item)", key);
         format!(
             "UPDATE {table} AS t SET {set}{name} = {current} + 1
 FROM given AS g{more}
-WHERE {same}"
+WHERE {same} AND {current} = $2::bigint"
         )
     }
 }
@@ -301,6 +309,7 @@ FROM given AS g JOIN {table} AS t ON {same}"
 
 /// Answers with the new version, if there is one.
 fn update_returning(layout: &VersionedRowsBuilder) -> String {
-    let (given, update) = (sql::record("given", &layout.table, 1), layout.update(""));
+    let given = sql::record("given", &layout.table, 1);
+    let update = layout.update(&layout.fields, "");
     format!("WITH {given}\n{update}\nRETURNING {}::text", layout.version.of("t"))
 }

@@ -27,9 +27,17 @@ impl Statements {
         let (insist, by_id) = (append(layout, &on(&place)), append(layout, &on(&identity)));
         let look = look(layout);
         let check = |text: &str, key: &[&Column]| {
-            Check::plan(text, ["[]", "{}"], table, key.iter().copied())
+            let parameters = ["[]", "{}", "0"].into_iter().take(if text == look { 2 } else { 3 });
+            Check::plan(text, parameters, table, key.iter().copied())
         };
-        let checks = vec![check(&insist, &place), check(&by_id, &identity), check(&look, &place)];
+        let mut checks = vec![
+            check(&insist, &place),
+            check(&by_id, &identity),
+            check(&look, &place),
+            Check::as_columns_do(table, place.iter().copied()),
+            Check::as_columns_do(table, identity.iter().copied()),
+        ];
+        checks.extend(Check::no_json_as_text(table, columns(layout)));
         let append = append(layout, "");
         let (version, read) = (version(layout), read(layout));
         (Self { append, insist, look, version, read }, checks)
@@ -69,15 +77,15 @@ fn append(layout: &EventLogBuilder, target: &str) -> String {
     let EventLogBuilder { table, stream, sequence, id, .. } = layout;
     let (given, head) = (sql::given(table), sql::record("head", table, 2));
     let (names, brought) = (sql::names(columns(layout)), sql::list("(g.item)", own(layout)));
-    let (to, expected, id) = (stream.of("(h.item)"), sequence.of("(h.item)"), id.of("(g.item)"));
+    let (to, id) = (stream.of("(h.item)"), id.of("(g.item)"));
     let (last, same, position) = (last(layout), same_event(layout), sequence.of("t"));
     format!(
         "WITH {given}, {head}, first AS (
     INSERT INTO {table} AS t ({names})
-    SELECT {to}, {expected} + 1, {brought}
-    FROM head AS h, given AS g
+    SELECT {to}, l.position + 1, {brought}
+    FROM head AS h CROSS JOIN given AS g CROSS JOIN LATERAL (SELECT {last} AS position) AS l
     WHERE g.n = 1
-        AND {expected} = {last}
+        AND l.position = $3::bigint
         AND NOT EXISTS (SELECT FROM given AS g JOIN {table} AS t ON {same})
         AND (SELECT count(*) = count(DISTINCT {id}) FROM given AS g)
     ON CONFLICT{target} DO NOTHING
@@ -127,13 +135,13 @@ FROM head AS h"
 fn read(layout: &EventLogBuilder) -> String {
     let EventLogBuilder { table, stream, sequence, .. } = layout;
     let head = sql::record("head", table, 1);
-    let (position, after) = (sequence.of("t"), sequence.of("(h.item)"));
+    let position = sequence.of("t");
     let (same, row) = (sql::equal("t", "(h.item)", [stream]), sql::json("t", own(layout)));
     format!(
         "WITH {head}
 SELECT {position}::text, {row}
-FROM head AS h JOIN {table} AS t ON {same} AND {position} > {after}
+FROM head AS h JOIN {table} AS t ON {same} AND {position} > $2::bigint
 ORDER BY {position}
-LIMIT $2::bigint"
+LIMIT $3::bigint"
     )
 }

@@ -1,17 +1,18 @@
 //! Load, change, update; and again.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Operations, Seen, seen};
+use super::{OperationId, Operations, Seen, seen, statements};
 use crate::error::{BoxError, DataError, Failure, ItemError};
-use crate::executor::Executor;
+use crate::executor::{Executor, Rows};
+use crate::items::Fields;
+use crate::layout::Column;
 use crate::retry::Retry;
-use crate::versioned::{Loaded, version};
+use crate::versioned::{Loaded, made, sent};
 
 /// What became of an operation that was retried.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,7 +21,7 @@ pub enum Retried<R> {
     Applied {
         /// The version that the row has now.
         version: u64,
-        /// What was written.
+        /// What the change made of it.
         row: R,
     },
     /// It was applied before, or by an attempt of this call whose reply was lost.
@@ -33,26 +34,53 @@ pub enum Retried<R> {
 }
 
 /// Why an operation that was retried has no outcome.
+///
+/// Each says whether it is `in_doubt`: whether an attempt whose reply was lost may have been carried out,
+/// or may yet be. If so, only the same call again, under the same id, can tell, and another
+/// id might do it twice. If not, nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryError<E> {
-    /// The closure said no. Nothing was written.
+    /// The closure said no.
     #[error("the change was declined")]
-    Declined(#[source] E),
+    Declined {
+        /// What may have been carried out is an earlier attempt, of which nobody knows.
+        in_doubt: bool,
+        /// What it said.
+        #[source]
+        source: E,
+    },
     /// Attempts or time are used up. The same call again, with the same operation, is safe.
     #[error("no success in {attempts} attempts")]
     GaveUp {
         /// How many were made.
         attempts: u32,
-        /// Whether one of them may have been carried out, or may yet be. If not, nothing was written.
+        /// Whether one of them may have been carried out, or may yet be.
         in_doubt: bool,
         /// What hindered the last one; nothing if that was a conflict.
         #[source]
         source: Option<BoxError>,
     },
     /// What another attempt would not mend.
-    #[error(transparent)]
-    Data(DataError),
+    #[error("another attempt would not mend it: {source}")]
+    Data {
+        /// What may have been carried out is an earlier attempt, of which nobody knows.
+        in_doubt: bool,
+        /// What it is.
+        #[source]
+        source: DataError,
+    },
+}
+
+impl<E> RetryError<E> {
+    /// Whether it may have been carried out, or may yet be.
+    pub const fn in_doubt(&self) -> bool {
+        match self {
+            Self::Declined { in_doubt, .. }
+            | Self::GaveUp { in_doubt, .. }
+            | Self::Data { in_doubt, .. } => *in_doubt,
+        }
+    }
 }
 
 /// What is known so far.
@@ -74,30 +102,44 @@ impl Progress {
         RetryError::GaveUp { attempts, in_doubt: in_doubt.is_some(), source }
     }
 
-    fn failed<E>(&mut self, failure: Failure) -> Result<(), RetryError<E>> {
-        match failure.into_error() {
-            error @ (DataError::Again(_) | DataError::Lost(_)) => {
-                self.hindered(error);
-                Ok(())
-            }
-            error => Err(RetryError::Data(error)),
+    fn data<E>(&self, source: DataError) -> RetryError<E> {
+        // An id that is another's will not be ours any more.
+        let reused = matches!(source, DataError::OperationReused(_));
+        RetryError::Data { in_doubt: self.in_doubt.is_some() && !reused, source }
+    }
+
+    /// Goes on after what passes.
+    fn failed<E>(&mut self, error: DataError) -> Result<(), RetryError<E>> {
+        if !error.passes() {
+            return Err(self.data(error));
         }
+        self.hindered(error);
+        Ok(())
     }
 }
 
 impl Operations {
     /// Loads the row of `key`, has `change` make what it is to be, and updates it, under the id
-    /// `operation`; from the beginning where another update came in between, or a connection is
-    /// lost, within the limits of `retry`.
+    /// `operation`; from the beginning where another update came in between, a connection is lost, or
+    /// a lock or the server is not to be had, within the limits of `retry`.
     ///
     /// `change` is pure: it is called once an attempt, and what it returns for a row depends on that
-    /// row alone. It leaves the key as it is.
+    /// row alone. It leaves the key as it is. Written are the fields that it changed; the
+    /// others stay as they are, whatever `R` holds of them. A field that is changed is written as `R`
+    /// holds it: of `json` and `jsonb` that is all of it, with numbers that an `f64` may have rounded.
+    ///
+    /// Of two changes under one id the second is [`AlreadyApplied`](Retried::AlreadyApplied), unless the id
+    /// says what is [asked](OperationId::asking).
     ///
     /// `connect` makes a connection, or takes one from a pool: one at first, and another after one was
     /// lost. It must be outside of a transaction.
     ///
     /// May be dropped at any await: an update under way is carried out on a task of its own,
-    /// which needs a runtime of tokio's.
+    /// which needs a runtime of tokio's. It waits for other transactions until shortly before
+    /// the deadline (a `lock_timeout` for this one statement; the session's own holds if that is
+    /// shorter), so that its connection is free again soon. What the server does not bound by
+    /// that is for the settings of callers' connections: `statement_timeout`, and `lock_timeout` for tables
+    /// that are being altered.
     ///
     /// # Errors
     /// [`RetryError`].
@@ -105,7 +147,7 @@ impl Operations {
         &self,
         connect: impl Fn() -> Connecting,
         retry: &Retry,
-        operation: &str,
+        operation: impl Into<OperationId>,
         key: &K,
         mut change: impl FnMut(R) -> Result<R, E>,
     ) -> Result<Retried<R>, RetryError<E>>
@@ -117,8 +159,8 @@ impl Operations {
         Connecting: Future<Output = Result<C, X>>,
     {
         let deadline = Instant::now() + retry.within();
-        let (id, wanted) = (self.id(operation), self.rows.key(key).map_err(RetryError::Data)?);
         let mut progress = Progress::default();
+        let attempt = self.attempt(operation.into(), key).map_err(|error| progress.data(error))?;
         let mut connection: Option<C> = None;
         while progress.attempts < retry.most_attempts() {
             if progress.attempts > 0 {
@@ -126,7 +168,7 @@ impl Operations {
                 if until >= deadline {
                     break;
                 }
-                sleep(until - Instant::now()).await;
+                sleep_until(until).await;
             }
             progress.attempts += 1;
 
@@ -144,51 +186,41 @@ impl Operations {
             // Dropped when it takes too long: reading changes nothing.
             let looking = async {
                 self.verified.once(&mut executor).await?;
-                let rows = executor.query(&self.statements.look, &[&wanted, &id]).await;
-                seen(&rows.map_err(Failure::into_error)?, operation)
+                attempt.look(&mut executor).await
             };
             let Loaded { version: expected, row } = match timeout_at(deadline, looking).await {
                 Ok(Ok(Seen::Noted(version))) => return Ok(Retried::AlreadyApplied { version }),
                 Ok(Ok(Seen::Nothing)) => return Ok(Retried::NotFound),
                 Ok(Ok(Seen::There(loaded))) => loaded,
-                Ok(Err(error @ (DataError::Lost(_) | DataError::Again(_)))) => {
-                    progress.hindered(error);
+                Ok(Err(error)) => {
+                    progress.failed(error)?;
                     continue;
                 }
-                Ok(Err(error)) => return Err(RetryError::Data(error)),
                 Err(_) => break,
             };
             // Seen in one view: the row has moved on, and not by this operation. What expects the
             // version before will not find it.
             progress.in_doubt = progress.in_doubt.filter(|in_doubt| *in_doubt == expected);
 
-            let before = self.fields(&row).map_err(RetryError::Data)?;
-            let changed = change(row).map_err(RetryError::Declined)?;
-            let item = self.changed(&changed, &before, expected).map_err(RetryError::Data)?;
+            let before = self.fields(&row).map_err(|error| progress.data(error))?;
+            let changed = change(row).map_err(|source| RetryError::Declined {
+                in_doubt: progress.in_doubt.is_some(),
+                source,
+            })?;
+            let update = self
+                .fields(&changed)
+                .and_then(|after| attempt.update(&before, after, expected, deadline))
+                .map_err(|error| progress.data(error))?;
 
             // On a task of its own: the statement commits, and who drops this future drops neither
             // it nor its connection half-way.
-            let (statements, id) = (Arc::clone(&self.statements), id.clone());
             let updating = tokio::spawn(async move {
-                let rows = executor.query(&statements.update, &[&item, &id]).await;
+                let rows = update.send(&mut executor).await;
                 (executor, rows)
             });
             progress.source = None;
-            match timeout_at(deadline, updating).await {
-                Ok(Ok((executor, Ok(rows)))) => {
-                    connection = Some(executor);
-                    if let Some(version) = version(&rows).map_err(RetryError::Data)? {
-                        return Ok(Retried::Applied { version, row: changed });
-                    }
-                }
-                Ok(Ok((executor, Err(failure @ Failure::Refused(_))))) => {
-                    connection = Some(executor);
-                    progress.failed(failure)?;
-                }
-                Ok(Ok((_, Err(failure)))) => {
-                    progress.in_doubt = Some(expected);
-                    progress.failed(failure)?;
-                }
+            let (mut executor, rows) = match timeout_at(deadline, updating).await {
+                Ok(Ok(sent)) => sent,
                 // The runtime ends.
                 Ok(Err(ended)) => {
                     progress.in_doubt = Some(expected);
@@ -199,27 +231,139 @@ impl Operations {
                     progress.in_doubt = Some(expected);
                     break;
                 }
+            };
+            match rows {
+                Ok(rows) => match made(&rows) {
+                    Ok(Some(version)) => return Ok(Retried::Applied { version, row: changed }),
+                    Ok(None) => {}
+                    // It was carried out, and a trigger was there.
+                    Err(error) => {
+                        progress.in_doubt = Some(expected);
+                        return Err(progress.data(error));
+                    }
+                },
+                Err(failure @ Failure::Lost(_)) => {
+                    progress.in_doubt = Some(expected);
+                    progress.failed(failure.into_error())?;
+                    continue;
+                }
+                Err(failure) => {
+                    let refused = failure.into_error();
+                    if matches!(refused, DataError::UniqueViolation { .. }) {
+                        // Of the id, which another row got meanwhile; or of the row's own.
+                        let looking = attempt.look::<R>(&mut executor);
+                        match timeout_at(deadline, looking).await {
+                            Ok(Ok(Seen::Noted(version))) => {
+                                return Ok(Retried::AlreadyApplied { version });
+                            }
+                            Ok(Ok(Seen::There(now))) if now.version == expected => {
+                                return Err(progress.data(refused));
+                            }
+                            Ok(Ok(_)) => progress.hindered(refused),
+                            Ok(Err(error)) => {
+                                progress.failed(error)?;
+                                continue;
+                            }
+                            Err(_) => {
+                                progress.hindered(refused);
+                                break;
+                            }
+                        }
+                    } else {
+                        progress.failed(refused)?;
+                    }
+                }
             }
+            connection = Some(executor);
         }
         Err(progress.give_up())
     }
 
-    fn fields<R: Serialize>(&self, row: &R) -> Result<Map<String, Value>, DataError> {
+    fn fields<R: Serialize>(&self, row: &R) -> Result<Fields, DataError> {
         self.rows.shape.fields(row).map_err(|problem| problem.at(0))
     }
 
-    /// What the closure returned, as a parameter.
-    fn changed<R: Serialize>(
+    fn attempt<K: Serialize>(
         &self,
-        row: &R,
-        before: &Map<String, Value>,
+        operation: OperationId,
+        key: &K,
+    ) -> Result<Attempt<'_>, DataError> {
+        let key = self.rows.key(key)?;
+        let (wanted, id) = (self.rows.item(&key)?, self.id(&operation));
+        Ok(Attempt { of: self, wanted, key, id, asked: operation.asked(), operation })
+    }
+}
+
+/// What is the same in every attempt.
+struct Attempt<'a> {
+    of: &'a Operations,
+    operation: OperationId,
+    key: Fields,
+    wanted: String,
+    id: String,
+    asked: String,
+}
+
+impl Attempt<'_> {
+    async fn look<R: DeserializeOwned>(
+        &self,
+        executor: &mut impl Executor,
+    ) -> Result<Seen<R>, DataError> {
+        let look = &self.of.statements.look;
+        let rows = executor.query(look, &[&self.wanted, &self.id, &self.asked]).await;
+        seen(&rows.map_err(Failure::into_error)?, &self.operation)
+    }
+
+    /// The fields that differ, of the row that was asked for: what serde made of the others, and of
+    /// the key, may not be what is there.
+    fn update(
+        &self,
+        before: &Fields,
+        mut after: Fields,
         expected: u64,
-    ) -> Result<String, DataError> {
-        let fields = self.fields(row)?;
-        let mut key = self.rows.layout.key.iter();
-        if !key.all(|key| before.get(&key.name) == fields.get(&key.name)) {
+        deadline: Instant,
+    ) -> Result<Update, DataError> {
+        let Operations { rows, layout, .. } = self.of;
+        let same = |after: &Fields, Column { name, .. }: &Column| {
+            before.get(name).map(|field| field.get()) == after.get(name).map(|field| field.get())
+        };
+        if !rows.layout.key.iter().all(|key| same(&after, key)) {
             return Err(ItemError::KeyChanged.at(0));
         }
-        self.rows.item(fields, expected)
+        let fields: Vec<&Column> =
+            rows.layout.fields.iter().filter(|field| !same(&after, field)).collect();
+        let mut item = self.key.clone();
+        item.extend(fields.iter().filter_map(|field| after.remove_entry(&field.name)));
+        Ok(Update {
+            text: statements::update(rows, layout, fields, true),
+            item: rows.item(&item)?,
+            expected: sent(expected)?,
+            id: self.id.clone(),
+            asked: self.asked.clone(),
+            patience: patience(deadline.saturating_duration_since(Instant::now())),
+        })
+    }
+}
+
+/// How many milliseconds to wait for a lock, so that the answer is there in time.
+fn patience(left: Duration) -> String {
+    let most = i32::MAX.unsigned_abs().into();
+    (left * 9 / 10).as_millis().clamp(1, most).to_string()
+}
+
+/// A statement, with all that it needs.
+struct Update {
+    text: String,
+    item: String,
+    expected: String,
+    id: String,
+    asked: String,
+    patience: String,
+}
+
+impl Update {
+    async fn send(&self, executor: &mut impl Executor) -> Result<Rows, Failure> {
+        let Self { text, item, expected, id, asked, patience } = self;
+        executor.query(text, &[item, expected, id, asked, patience]).await
     }
 }

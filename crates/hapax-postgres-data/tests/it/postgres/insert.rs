@@ -1,5 +1,8 @@
 //! Insert-or-fetch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hapax_postgres_data::{Column, DataError, InsertOrFetch, Inserted, Limits, Table};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::{PostgresOptions, PostgresServer};
@@ -7,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::support::{are_waiting, client, deadlocks};
+use super::support::{are_waiting, client, deadlocks, on_one_server, quick_at_deadlocks};
 
 pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
     id bigserial, customer text, cart bigint, amount numeric(12, 2) NOT NULL, note jsonb,
@@ -40,11 +43,18 @@ fn told(outcomes: &[Inserted<Value>]) -> Vec<&str> {
     outcomes.iter().map(short).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_first_is_created_and_others_are_told_what_is_there() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    every_outcome_of_an_insert:
+    the_first_is_created_and_others_are_told_what_is_there,
+    another_unique_constraint_is_named_and_the_same_row_is_not,
+    what_is_deleted_in_between_is_inserted_after_all,
+    a_table_that_does_not_fit_is_refused_before_anything_is_written,
+    keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told,
+}
+
+async fn the_first_is_created_and_others_are_told_what_is_there(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
-    let (orders, client) = (orders(), client(&server).await);
+    let (orders, client) = (orders(), client(server).await);
     let first: Inserted<Value> = orders.insert(&client, &order(1, "10.50")).await.unwrap();
     let there = json!({"customer": "c", "cart": 1, "amount": 10.5, "note": {"a": 1, "b": [2.0]},
         "id": 1});
@@ -72,23 +82,20 @@ async fn the_first_is_created_and_others_are_told_what_is_there() {
 
 /// 200 calls, each key four times, in batches of different sizes and in any order; one of each
 /// key's four is another order.
-async fn flood(batch: usize, seed: u64) {
+async fn flood(server: &PostgresServer, batch: usize, seed: u64) {
     const KEYS: u64 = 50;
-    let options = PostgresOptions::new().set("max_connections", "220");
-    let server = PostgresServer::start_with(options).await;
-    server.sql("postgres", ORDERS).await;
     let dice = SeededEntropy::new(seed);
     let mut items: Vec<Value> =
         (0..4 * KEYS).map(|at| order(at % KEYS, if at < KEYS { "2" } else { "1" })).collect();
     for at in (1..items.len()).rev() {
         items.swap(at, dice.below(at as u64 + 1) as usize);
     }
-    let orders = std::sync::Arc::new(orders());
-    let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(items.len() / batch));
+    let orders = Arc::new(orders());
+    let barrier = Arc::new(tokio::sync::Barrier::new(items.len() / batch));
     let mut callers = JoinSet::new();
     for items in items.chunks(batch).map(<[Value]>::to_vec) {
         let (orders, barrier) = (orders.clone(), barrier.clone());
-        let mut client = client(&server).await;
+        let mut client = client(server).await;
         callers.spawn(async move {
             barrier.wait().await;
             let outcomes: Vec<Inserted<Value>> = if items[0]["cart"].as_u64() < Some(25) {
@@ -123,31 +130,38 @@ async fn flood(batch: usize, seed: u64) {
         }
     }
     assert_eq!(server.sql("postgres", "SELECT count(*) FROM shop.orders").await, "50");
-    assert_eq!(deadlocks(&server).await, "0");
+    assert_eq!(deadlocks(server), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_hundred_at_once_make_fifty_rows() {
-    flood(1, 1).await;
+    let options = PostgresOptions::new().set("max_connections", "220");
+    let server = PostgresServer::start_with(options).await;
+    server.sql("postgres", ORDERS).await;
+    flood(&server, 1, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn batches_in_any_order_do_not_deadlock() {
-    for seed in 2..5 {
-        flood(25, seed).await;
+    let server = quick_at_deadlocks().await;
+    server.sql("postgres", ORDERS).await;
+    for seed in 2..4 {
+        flood(&server, 25, seed).await;
+        server.sql("postgres", "DELETE FROM shop.orders").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_order_of_keys_is_what_avoids_deadlocks() {
-    let server = PostgresServer::start().await;
+    let server = quick_at_deadlocks().await;
     server.sql("postgres", ORDERS).await;
     let orders = orders();
     let sorted = orders.sql()[0].1.to_owned();
-    let order_by = "ORDER BY (f.item).\"customer\", (f.item).\"cart\"";
+    // By name, and not as the layout has them: so two layouts of a table agree.
+    let order_by = "ORDER BY (f.item).\"cart\", (f.item).\"customer\"";
     assert!(sorted.contains(order_by));
     let as_given = sorted.replace(order_by, "ORDER BY f.n");
-    for (statement, expected) in [(sorted, "0"), (as_given, "1")] {
+    for (statement, expected) in [(sorted, 0), (as_given, 1)] {
         // Both batches stop at the middle key. Unsorted, each has the other's last by then.
         let mut holder = client(&server).await;
         let holding = holder.transaction().await.unwrap();
@@ -164,14 +178,12 @@ async fn the_order_of_keys_is_what_avoids_deadlocks() {
         are_waiting(&server, 2).await;
         holding.rollback().await.unwrap();
         let told = batches.join_all().await;
-        assert_eq!(deadlocks(&server).await, expected, "{told:?}");
+        assert_eq!(deadlocks(&server), expected, "{told:?}");
         server.sql("postgres", "DELETE FROM shop.orders").await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
-    let server = PostgresServer::start().await;
+async fn another_unique_constraint_is_named_and_the_same_row_is_not(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let referenced = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
         .key("customer")
@@ -182,27 +194,41 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
         .unwrap();
     let item =
         |cart, of: &str| json!({"customer": "c", "cart": cart, "amount": 1, "reference": of});
-    let mut client = client(&server).await;
+    let mut client = client(server).await;
     let both = [item(1, "r-1"), item(2, "r-1")];
     let refused = referenced.insert_all::<_, Value>(&client, &both).await;
-    let Err(DataError::UniqueViolation { constraint, .. }) = refused else { panic!("{refused:?}") };
+    let Err(DataError::UniqueViolation { item: Some(1), constraint, .. }) = refused else {
+        panic!("{refused:?}")
+    };
     assert_eq!(constraint, "orders_reference_key");
     let again: Inserted<Value> = referenced.insert(&client, &both[0]).await.unwrap();
     assert!(matches!(again, Inserted::Exists(_)), "{again:?}");
     // In a transaction, which is over then.
     let transaction = client.transaction().await.unwrap();
-    let refused = referenced.insert::<_, Value>(&transaction, &both[1]).await;
-    assert!(matches!(refused, Err(DataError::UniqueViolation { .. })), "{refused:?}");
+    let three = [item(1, "r-1"), item(3, "r-3"), item(2, "r-1"), item(4, "r-1")];
+    let refused = referenced.insert_all::<_, Value>(&transaction, &three).await;
+    assert!(
+        matches!(refused, Err(DataError::UniqueViolation { item: Some(2), .. })),
+        "{refused:?}"
+    );
     transaction.rollback().await.unwrap();
+    // Without the items that are told, one after the other, the rest is there.
+    let refused = referenced.insert_all::<_, Value>(&client, &three).await;
+    assert!(matches!(refused, Err(DataError::UniqueViolation { item: Some(2), .. })));
+    let three = [item(1, "r-1"), item(3, "r-3"), item(4, "r-1")];
+    let refused = referenced.insert_all::<_, Value>(&client, &three).await;
+    assert!(matches!(refused, Err(DataError::UniqueViolation { item: Some(2), .. })));
+    let told: Vec<Inserted<Value>> = referenced.insert_all(&client, &three[..2]).await.unwrap();
+    assert_eq!(self::told(&told), ["exists", "exists"]);
 
     // The same row from everywhere at once: whichever constraint sees it first, it exists. The one
     // on `reference` is the older one, and is looked at first.
-    let referenced = std::sync::Arc::new(referenced);
-    for round in 10..20 {
+    let referenced = Arc::new(referenced);
+    for round in 10..14 {
         let mut callers = JoinSet::new();
         for _ in 0..16 {
             let (referenced, item) = (referenced.clone(), item(round, &format!("r-{round}")));
-            let mut client = super::support::client(&server).await;
+            let mut client = super::support::client(server).await;
             callers.spawn(async move {
                 let transaction = client.transaction().await.unwrap();
                 let told: Inserted<Value> = referenced.insert(&transaction, &item).await.unwrap();
@@ -215,11 +241,9 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_deleted_in_between_is_inserted_after_all() {
-    let server = PostgresServer::start().await;
+async fn what_is_deleted_in_between_is_inserted_after_all(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
-    let (orders, client, mut other) = (orders(), client(&server).await, client(&server).await);
+    let (orders, client, mut other) = (orders(), client(server).await, client(server).await);
     // Inserted and deleted in one transaction: whoever waited for that creates it.
     let transaction = other.transaction().await.unwrap();
     let _: Inserted<Value> = orders.insert(&transaction, &order(1, "1")).await.unwrap();
@@ -227,7 +251,7 @@ async fn what_is_deleted_in_between_is_inserted_after_all() {
         let orders = self::orders();
         async move { orders.insert::<_, Value>(client, &order(1, "1")).await.unwrap() }
     });
-    are_waiting(&server, 1).await;
+    are_waiting(server, 1).await;
     transaction.batch_execute("DELETE FROM shop.orders").await.unwrap();
     transaction.commit().await.unwrap();
     let told = waiting.await.unwrap();
@@ -238,9 +262,16 @@ async fn what_is_deleted_in_between_is_inserted_after_all() {
 async fn deleters_are_no_match_for_the_loop() {
     let server = PostgresServer::start().await;
     server.sql("postgres", ORDERS).await;
-    let deleter = client(&server).await;
-    let deleting = tokio::spawn(async move {
-        while deleter.batch_execute("DELETE FROM shop.orders").await.is_ok() {}
+    let (deleter, enough) = (client(&server).await, Arc::new(AtomicBool::default()));
+    let deleting = tokio::spawn({
+        let enough = enough.clone();
+        async move {
+            let mut deleted = 0;
+            while !enough.load(Ordering::Relaxed) {
+                deleted += deleter.execute("DELETE FROM shop.orders", &[]).await.unwrap();
+            }
+            deleted
+        }
     });
     let mut callers = JoinSet::new();
     for _ in 0..8 {
@@ -256,28 +287,30 @@ async fn deleters_are_no_match_for_the_loop() {
                 .build()
                 .unwrap();
             let mut created = 0;
-            for _ in 0..200 {
+            for _ in 0..50 {
                 let told: Inserted<Value> = orders.insert(&client, &order(1, "1")).await.unwrap();
-                created += u32::from(matches!(told, Inserted::Created(_)));
+                created += u64::from(matches!(told, Inserted::Created(_)));
             }
             created
         });
     }
-    let created: u32 = callers.join_all().await.into_iter().sum();
-    deleting.abort();
-    assert!(created > 10, "{created} of 1600: nothing was deleted");
+    let created: u64 = callers.join_all().await.into_iter().sum();
+    enough.store(true, Ordering::Relaxed);
+    let deleted = deleting.await.unwrap();
+    assert!(deleted > 10, "{deleted} of 400: nothing was deleted");
+    // Each row that was told is one that was there.
+    let left = server.sql("postgres", "SELECT count(*) FROM shop.orders").await;
+    assert_eq!(created, deleted + left.parse::<u64>().unwrap());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
-    let server = PostgresServer::start().await;
+async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server: &PostgresServer) {
     let tables = "CREATE TABLE loose (k text, a int);
         CREATE TABLE partial (k text, a int); CREATE UNIQUE INDEX ON partial (k) WHERE a > 0;
         CREATE TABLE wide (k text, a int, UNIQUE (k, a));
         CREATE TABLE late (k text UNIQUE DEFERRABLE, a int);
         CREATE TABLE unequal (k text UNIQUE, a json)";
     server.sql("postgres", tables).await;
-    let client = client(&server).await;
+    let client = client(server).await;
     let layout = |table: &str| {
         InsertOrFetch::into_table(Table::new(table)).key("k").field("a").build().unwrap()
     };
@@ -314,15 +347,15 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written() {
     assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told() {
-    let server = PostgresServer::start().await;
+async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told(
+    server: &PostgresServer,
+) {
     let tables = "CREATE TABLE changed (k text UNIQUE, a int);
         CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.k := upper(NEW.k); RETURN NEW; END';
         CREATE TRIGGER changing BEFORE INSERT ON changed FOR EACH ROW EXECUTE FUNCTION change()";
     server.sql("postgres", tables).await;
-    let mut client = client(&server).await;
+    let mut client = client(server).await;
     let layout =
         InsertOrFetch::into_table(Table::new("changed")).key("k").field("a").build().unwrap();
     let refused = layout.insert::<_, Value>(&client, &json!({"k": null, "a": 1})).await;

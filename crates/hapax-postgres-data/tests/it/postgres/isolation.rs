@@ -10,26 +10,31 @@ use tokio::task::JoinSet;
 
 use super::events::{EVENTS, event, log};
 use super::insert::{ORDERS, order, orders};
-use super::support::{are_waiting, client};
+use super::support::{are_waiting, client, on_one_server};
 use super::versioned::{COUNTERS, counter, counters};
 
 const LEVELS: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
-async fn prepared() -> PostgresServer {
-    let server = PostgresServer::start().await;
+async fn prepared(server: &PostgresServer) {
     for tables in [ORDERS, EVENTS, COUNTERS] {
         server.sql("postgres", tables).await;
     }
-    server
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_with_an_older_view_has_to_run_again() {
-    let server = prepared().await;
+on_one_server! {
+    levels_above_read_committed:
+    a_transaction_with_an_older_view_has_to_run_again,
+    plain_connections_ask_again_by_themselves,
+    plain_connections_that_waited_for_what_they_cannot_see_ask_again,
+    outcomes_of_an_older_view_are_about_what_it_shows,
+}
+
+async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServer) {
+    prepared(server).await;
     let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
     let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
     let operations = operations.unwrap();
-    let (client, mut other) = (client(&server).await, client(&server).await);
+    let (client, mut other) = (client(server).await, client(server).await);
     for (round, level) in (0..).zip(LEVELS) {
         // What they meet, each in a transaction of its own, for it is over then.
         for call in 0..4 {
@@ -70,16 +75,15 @@ async fn a_transaction_with_an_older_view_has_to_run_again() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn plain_connections_ask_again_by_themselves() {
+async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
     const WRITERS: usize = 16;
-    let server = prepared().await;
+    prepared(server).await;
     for (round, level) in (0..).zip(LEVELS) {
         let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInTable)));
         let (counters, barrier) = (Arc::new(counters()), Arc::new(Barrier::new(WRITERS)));
         let mut writers = JoinSet::new();
         for writer in 0..WRITERS {
-            let client = client(&server).await;
+            let client = client(server).await;
             let set = format!("SET default_transaction_isolation = '{level}'");
             client.batch_execute(&set).await.unwrap();
             let (orders, log) = (orders.clone(), log.clone());
@@ -108,12 +112,11 @@ async fn plain_connections_ask_again_by_themselves() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
-    let server = prepared().await;
-    let mut holder = client(&server).await;
+async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server: &PostgresServer) {
+    prepared(server).await;
+    let mut holder = client(server).await;
     for (round, level) in (0..).zip(LEVELS) {
-        let plain = client(&server).await;
+        let plain = client(server).await;
         let set = format!("SET default_transaction_isolation = '{level}'");
         plain.batch_execute(&set).await.unwrap();
         let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
@@ -123,7 +126,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         let _: Inserted<Value> = orders.insert(&holding, &item).await.unwrap();
         let (told, ()) = tokio::join!(orders.insert::<_, Value>(&plain, &item), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert!(matches!(told, Ok(Inserted::Exists(_))), "{told:?}");
@@ -131,7 +134,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         log.append(&holding, "s", round, &mine).await.unwrap();
         let (told, ()) = tokio::join!(log.append(&plain, "s", round, &other), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert_eq!(told.unwrap(), Append::Conflict { current: round + 1 });
@@ -139,9 +142,46 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again() {
         let holding = holder.transaction().await.unwrap();
         let _: Update<Value> = counters.update(&holding, round, &row).await.unwrap();
         let (told, ()) = tokio::join!(counters.update::<_, Value>(&plain, round, &row), async {
-            are_waiting(&server, 1).await;
+            are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
         assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
+    }
+}
+
+async fn outcomes_of_an_older_view_are_about_what_it_shows(server: &PostgresServer) {
+    prepared(server).await;
+    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+    let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
+    let operations = operations.unwrap();
+    let (plain, mut other) = (client(server).await, client(server).await);
+    for level in LEVELS {
+        let anew = "TRUNCATE events, shop.orders, done; DELETE FROM counters WHERE name = 'new';
+            UPDATE counters SET value = 0, version = 0";
+        server.sql("postgres", anew).await;
+        let _: Inserted<Value> = orders.insert(&plain, &order(1, "1")).await.unwrap();
+        log.append(&plain, "s", 0, &[event("a")]).await.unwrap();
+        let view = other.transaction().await.unwrap();
+        let begin = format!("SET TRANSACTION ISOLATION LEVEL {level}; SELECT 1 FROM done");
+        view.batch_execute(&begin).await.unwrap();
+        log.append(&plain, "s", 1, &[event("b")]).await.unwrap();
+        let _: Operation<Value> =
+            operations.update(&plain, "o", 0, &counter("a", 1)).await.unwrap();
+        let since = "DELETE FROM shop.orders; INSERT INTO counters VALUES ('new', 1, 0, 0)";
+        plain.batch_execute(since).await.unwrap();
+
+        let gap = Append::Gap { current: 1 };
+        assert_eq!(log.append(&view, "s", 2, &[event("c")]).await.unwrap(), gap);
+        let told: Update<Value> = counters.update(&view, 1, &counter("a", 5)).await.unwrap();
+        assert!(matches!(told, Update::Conflict { current } if current.version == 0));
+        let told: Operation<Value> =
+            operations.update(&view, "o", 1, &counter("a", 5)).await.unwrap();
+        assert!(matches!(told, Operation::Conflict { current } if current.version == 0));
+        let told: Update<Value> = counters.update(&view, 0, &counter("new", 5)).await.unwrap();
+        assert_eq!(told, Update::NotFound);
+        let twice = [order(1, "1"), order(1, "1")];
+        let told: Vec<Inserted<Value>> = orders.insert_all(&view, &twice).await.unwrap();
+        assert!(told.iter().all(|told| matches!(told, Inserted::Exists(_))), "{told:?}");
+        view.rollback().await.unwrap();
     }
 }

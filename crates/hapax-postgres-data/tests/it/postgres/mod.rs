@@ -5,6 +5,8 @@ mod examples;
 mod insert;
 mod isolation;
 mod network;
+mod operations;
 mod properties;
 mod support;
+mod tables;
 mod versioned;

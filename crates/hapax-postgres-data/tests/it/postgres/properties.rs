@@ -321,15 +321,12 @@ fn updates_do_as_versions_in_a_map_do() {
         (0_u8..4, any::<bool>(), any::<i16>(), prop_oneof![Just(None), (0_u8..9).prop_map(Some)]);
     let layout = (names(6..7), name(), name());
     let tally = Tally::default();
-    check(
-        100,
-        (layout, vec(call, 1..40)),
-        async |client, schema, ((names, table, done), calls)| {
-            let [key, version, field, operation, target, made] = &names[..] else {
-                panic!("{names:?}")
-            };
-            let done = if done == table { format!("{done}.") } else { done };
-            let create = format!(
+    check(40, (layout, vec(call, 1..40)), async |client, schema, ((names, table, done), calls)| {
+        let [key, version, field, operation, target, made] = &names[..] else {
+            panic!("{names:?}")
+        };
+        let done = if done == table { format!("{done}.") } else { done };
+        let create = format!(
             "CREATE TABLE {schema}.{table} ({} numeric PRIMARY KEY, {} int NOT NULL, {} smallint);
             INSERT INTO {schema}.{table} VALUES (0, 0, 0), (1.0, 1, 1), (2.00, 2, 2);
             CREATE TABLE {schema}.{} ({} int PRIMARY KEY, {} text, {} bigint)",
@@ -343,69 +340,67 @@ fn updates_do_as_versions_in_a_map_do() {
             schema = quoted(schema),
             table = quoted(&table),
         );
-            client.batch_execute(&create).await.unwrap();
-            let rows = VersionedRows::in_table(Table::in_schema(schema, &table));
-            let rows = rows.key(key).version(version).field(field).build().unwrap();
-            let operations = Operations::in_table(Table::in_schema(schema, &done));
-            let operations =
-                operations.operation(operation).target(target).version(made).of(rows).unwrap();
+        client.batch_execute(&create).await.unwrap();
+        let rows = VersionedRows::in_table(Table::in_schema(schema, &table));
+        let rows = rows.key(key).version(version).field(field).build().unwrap();
+        let operations = Operations::in_table(Table::in_schema(schema, &done));
+        let operations =
+            operations.operation(operation).target(target).version(made).of(rows).unwrap();
 
-            let mut model: BTreeMap<u8, (u64, i16)> =
-                (0..3).map(|row| (row, (row.into(), row.into()))).collect();
-            let mut applied: BTreeMap<u8, (u8, u64)> = BTreeMap::new();
-            for (of, right, value, id) in calls {
-                let there = model.get(&of).copied();
-                let expected = there.map_or(0, |(version, _)| version) + u64::from(!right);
-                let item =
-                    Value::from_iter([(key.clone(), json!(of)), (field.clone(), json!(value))]);
-                let current = there.map(|(version, value)| {
-                    // As the server writes a numeric that it was given with decimals.
-                    let decimals: Value =
-                        serde_json::from_str(["0", "1.0", "2.00"][usize::from(of)]).unwrap();
-                    let row =
-                        Value::from_iter([(key.clone(), decimals), (field.clone(), json!(value))]);
-                    Loaded { version, row }
-                });
-                let earlier = id.and_then(|id| applied.get(&id).copied());
-                let mut update = || {
-                    let (version, there) = model.get_mut(&of).unwrap();
-                    (*version, *there) = (*version + 1, value);
-                    if let Some(id) = id {
-                        applied.insert(id, (of, *version));
+        let mut model: BTreeMap<u8, (u64, i16)> =
+            (0..3).map(|row| (row, (row.into(), row.into()))).collect();
+        let mut applied: BTreeMap<u8, (u8, u64)> = BTreeMap::new();
+        for (of, right, value, id) in calls {
+            let there = model.get(&of).copied();
+            let expected = there.map_or(0, |(version, _)| version) + u64::from(!right);
+            let item = Value::from_iter([(key.clone(), json!(of)), (field.clone(), json!(value))]);
+            let current = there.map(|(version, value)| {
+                // As the server writes a numeric that it was given with decimals.
+                let decimals: Value =
+                    serde_json::from_str(["0", "1.0", "2.00"][usize::from(of)]).unwrap();
+                let row =
+                    Value::from_iter([(key.clone(), decimals), (field.clone(), json!(value))]);
+                Loaded { version, row }
+            });
+            let earlier = id.and_then(|id| applied.get(&id).copied());
+            let mut update = || {
+                let (version, there) = model.get_mut(&of).unwrap();
+                (*version, *there) = (*version + 1, value);
+                if let Some(id) = id {
+                    applied.insert(id, (of, *version));
+                }
+                *version
+            };
+            let Some(id) = id else {
+                let told = operations.rows().update(client, expected, &item).await.unwrap();
+                tally.count(&told);
+                assert_eq!(
+                    told,
+                    match current {
+                        None => Update::NotFound,
+                        Some(current) if current.version != expected =>
+                            Update::Conflict { current },
+                        Some(_) => Update::Updated { version: update() },
                     }
-                    *version
-                };
-                let Some(id) = id else {
-                    let told = operations.rows().update(client, expected, &item).await.unwrap();
-                    tally.count(&told);
-                    assert_eq!(
-                        told,
-                        match current {
-                            None => Update::NotFound,
-                            Some(current) if current.version != expected =>
-                                Update::Conflict { current },
-                            Some(_) => Update::Updated { version: update() },
-                        }
-                    );
-                    continue;
-                };
-                let told = operations.update(client, &id.to_string(), expected, &item).await;
-                tally.count(told.as_ref().map_or(&"Reused" as &dyn Debug, |told| told));
-                match (earlier, current) {
-                    (Some((row, version)), _) if row == of => {
-                        assert_eq!(told.unwrap(), Operation::AlreadyApplied { version });
-                    }
-                    (Some(_), _) => assert!(told.is_err(), "{told:?}"),
-                    (None, None) => assert_eq!(told.unwrap(), Operation::NotFound),
-                    (None, Some(current)) if current.version != expected => {
-                        assert_eq!(told.unwrap(), Operation::Conflict { current });
-                    }
-                    (None, Some(_)) => {
-                        assert_eq!(told.unwrap(), Operation::Applied { version: update() });
-                    }
+                );
+                continue;
+            };
+            let told = operations.update(client, &id.to_string(), expected, &item).await;
+            tally.count(told.as_ref().map_or(&"Reused" as &dyn Debug, |told| told));
+            match (earlier, current) {
+                (Some((row, version)), _) if row == of => {
+                    assert_eq!(told.unwrap(), Operation::AlreadyApplied { version });
+                }
+                (Some(_), _) => assert!(told.is_err(), "{told:?}"),
+                (None, None) => assert_eq!(told.unwrap(), Operation::NotFound),
+                (None, Some(current)) if current.version != expected => {
+                    assert_eq!(told.unwrap(), Operation::Conflict { current });
+                }
+                (None, Some(_)) => {
+                    assert_eq!(told.unwrap(), Operation::Applied { version: update() });
                 }
             }
-        },
-    );
+        }
+    });
     tally.all_of(["Updated", "Applied", "AlreadyApplied", "NotFound", "Conflict"]);
 }

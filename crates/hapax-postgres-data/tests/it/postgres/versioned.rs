@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
-use super::support::{are_waiting, client, connect};
+use super::support::{ALONE, are_waiting, client, connect, on_one_server, until};
 
 pub(crate) const COUNTERS: &str =
     "CREATE TABLE counters (name text, part int, value bigint NOT NULL,
@@ -35,7 +35,7 @@ pub(crate) fn counters() -> VersionedRows {
         .unwrap()
 }
 
-fn operations() -> Operations {
+pub(crate) fn operations() -> Operations {
     Operations::in_table(Table::new("done")).of(counters()).unwrap()
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn increment(mut row: Value) -> Result<Value, String> {
     Ok(row)
 }
 
-fn times(attempts: u32) -> Retry {
+pub(crate) fn times(attempts: u32) -> Retry {
     let dice = Arc::new(SeededEntropy::new(u64::from(attempts)));
     Retry::default().attempts(NonZeroU32::new(attempts).unwrap()).entropy(dice)
 }
@@ -63,11 +63,19 @@ async fn counted(server: &PostgresServer) -> String {
     server.sql("postgres", sql).await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_conflict_is_not_a_row_that_is_missing() {
-    let server = PostgresServer::start().await;
+on_one_server! {
+    every_outcome_of_an_update:
+    a_conflict_is_not_a_row_that_is_missing,
+    an_operation_is_applied_once_and_to_one_row,
+    doubt_ends_when_the_row_has_moved_on,
+    retrying_stops_at_its_limits_and_where_the_change_says_no,
+    a_caller_who_goes_away_leaves_a_whole_update,
+    a_lost_reply_to_a_commit_is_told_by_the_operation,
+}
+
+async fn a_conflict_is_not_a_row_that_is_missing(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let (rows, client) = (counters(), client(&server).await);
+    let (rows, client) = (counters(), client(server).await);
     let update = async |expected, item: Value| -> Update<Value> {
         rows.update(&client, expected, &item).await.unwrap()
     };
@@ -90,7 +98,7 @@ async fn a_conflict_is_not_a_row_that_is_missing() {
     );
     let past = rows.update::<_, Value>(&client, u64::MAX, &counter("a", 1)).await;
     assert!(matches!(past, Err(DataError::Item { problem: ItemError::Position, .. })));
-    assert_eq!(counted(&server).await, "10|1|7|0");
+    assert_eq!(counted(server).await, "10|1|7|0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -119,18 +127,16 @@ async fn of_sixty_four_updates_at_one_version_exactly_one_is_made() {
     assert_eq!(lost.count(), 63);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_operation_is_applied_once_and_to_one_row() {
-    let server = PostgresServer::start().await;
+async fn an_operation_is_applied_once_and_to_one_row(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let (operations, mut client) = (operations(), client(&server).await);
+    let (operations, mut client) = (operations(), client(server).await);
     // Rolled back: it was not applied.
     let transaction = client.transaction().await.unwrap();
     let told: Operation<Value> =
         operations.update(&transaction, "o-1", 0, &counter("a", 1)).await.unwrap();
     assert_eq!(told, Operation::Applied { version: 1 });
     transaction.rollback().await.unwrap();
-    assert_eq!(counted(&server).await, "0|0|7|0");
+    assert_eq!(counted(server).await, "0|0|7|0");
     let update = async |operation: &str, expected, item: Value| {
         operations.update::<_, Value>(&client, operation, expected, &item).await
     };
@@ -166,7 +172,7 @@ async fn an_operation_is_applied_once_and_to_one_row() {
     let reused = operations.update::<_, Value>(&transaction, "o-1", 3, &counter("b", 9)).await;
     assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
     transaction.commit().await.unwrap();
-    assert_eq!(counted(&server).await, "3|3|7|3");
+    assert_eq!(counted(server).await, "3|3|7|3");
 }
 
 /// Updates the row, while somebody is about to.
@@ -181,13 +187,11 @@ fn move_on(client: &Arc<Client>) {
     moving.join().unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn doubt_ends_when_the_row_has_moved_on() {
-    let server = PostgresServer::start().await;
+async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let (operations, other) = (operations(), Arc::new(client(&server).await));
+    let (operations, other) = (operations(), Arc::new(client(server).await));
     operations.verify(&*other).await.unwrap();
     for (attempts, doubtful) in [(1, true), (2, true), (3, false)] {
         let calls = Cell::new(0);
@@ -213,25 +217,22 @@ async fn doubt_ends_when_the_row_has_moved_on() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn retrying_stops_at_its_limits_and_where_the_change_says_no() {
-    let server = PostgresServer::start().await;
+async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let (operations, other) = (operations(), Arc::new(client(&server).await));
+    let (operations, other) = (operations(), Arc::new(client(server).await));
     let url = server.url("postgres");
     let no = operations
         .retrying(|| connect(&url), &times(5), "o", &key(), |_: Value| Err("no".to_owned()))
         .await;
-    assert!(matches!(&no, Err(RetryError::Declined(reason)) if reason == "no"), "{no:?}");
+    let Err(RetryError::Declined { in_doubt: false, source }) = no else { panic!("{no:?}") };
+    assert_eq!(source, "no");
     let other_key = |mut row: Value| {
         row["part"] = 2.into();
         Ok::<_, String>(row)
     };
     let refused = operations.retrying(|| connect(&url), &times(5), "o", &key(), other_key).await;
-    let Err(RetryError::Data(DataError::Item { problem: ItemError::KeyChanged, .. })) = refused
-    else {
-        panic!("{refused:?}")
-    };
+    let Err(RetryError::Data { in_doubt: false, source }) = refused else { panic!("{refused:?}") };
+    assert!(matches!(source, DataError::Item { problem: ItemError::KeyChanged, .. }));
     let nobody = json!({"name": "c", "part": 1});
     let told = operations.retrying(|| connect(&url), &times(5), "o", &nobody, increment).await;
     assert_eq!(told.unwrap(), Retried::NotFound);
@@ -252,7 +253,7 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no() {
         panic!("{told:?}")
     };
     assert_eq!(calls.get(), 5);
-    assert_eq!(counted(&server).await, "0|5|7|1");
+    assert_eq!(counted(server).await, "0|5|7|1");
 
     // Nobody to connect to.
     let told = operations
@@ -261,27 +262,12 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no() {
     let Err(RetryError::GaveUp { attempts: 3, in_doubt: false, source: Some(_) }) = told else {
         panic!("{told:?}")
     };
-    // A row that is locked for longer than the deadline: the update may yet be made, and is.
-    let mut holder = client(&server).await;
-    let holding = holder.transaction().await.unwrap();
-    holding.batch_execute("SELECT * FROM counters FOR UPDATE").await.unwrap();
-    let short = times(5).deadline(Duration::from_millis(300));
-    let told = operations.retrying(|| connect(&url), &short, "o", &key(), increment).await;
-    let Err(RetryError::GaveUp { attempts: 1, in_doubt: true, .. }) = told else {
-        panic!("{told:?}")
-    };
-    holding.commit().await.unwrap();
-    while counted(&server).await != "1|6|7|2" {}
-    let told = operations.retrying(|| connect(&url), &times(5), "o", &key(), increment).await;
-    assert_eq!(told.unwrap(), Retried::AlreadyApplied { version: 6 });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_caller_who_goes_away_leaves_a_whole_update() {
-    let server = PostgresServer::start().await;
+async fn a_caller_who_goes_away_leaves_a_whole_update(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let operations = Arc::new(operations());
-    let mut holder = client(&server).await;
+    let mut holder = client(server).await;
     let holding = holder.transaction().await.unwrap();
     holding.batch_execute("SELECT * FROM counters FOR UPDATE").await.unwrap();
     let url = server.url("postgres");
@@ -289,22 +275,21 @@ async fn a_caller_who_goes_away_leaves_a_whole_update() {
         let operations = operations.clone();
         async move { operations.retrying(|| connect(&url), &times(5), "o", &key(), increment).await }
     });
-    are_waiting(&server, 1).await;
+    are_waiting(server, 1).await;
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
     holding.commit().await.unwrap();
-    while counted(&server).await != "1|1|7|1" {}
+    until(server, "SELECT value = 1 FROM counters WHERE name = 'a'").await;
+    assert_eq!(counted(server).await, "1|1|7|1");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_lost_reply_to_a_commit_is_told_by_the_operation() {
-    let server = PostgresServer::start().await;
+async fn a_lost_reply_to_a_commit_is_told_by_the_operation(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let operations = operations();
     // What is known of the layout is known before: only the update's own reply gets lost.
-    operations.verify(&client(&server).await).await.unwrap();
+    operations.verify(&client(server).await).await.unwrap();
     for (round, fault) in [
         ProxyRates { lose_reply: 1_000, ..ProxyRates::default() },
         ProxyRates { tear_reply: 1_000, ..ProxyRates::default() },
@@ -334,7 +319,7 @@ async fn a_lost_reply_to_a_commit_is_told_by_the_operation() {
         } else {
             assert_eq!((told, calls.get()), (Retried::AlreadyApplied { version }, 1));
         }
-        assert_eq!(counted(&server).await, format!("{version}|{version}|7|{version}"));
+        assert_eq!(counted(server).await, format!("{version}|{version}|7|{version}"));
     }
 }
 
@@ -392,9 +377,7 @@ impl Increment for VersionedRows {
 
 /// What was counted once nothing is under way any more.
 async fn counted_at_last(server: &PostgresServer) -> String {
-    let others = "SELECT count(*) FROM pg_stat_activity
-        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-    while server.sql("postgres", others).await != "0" {}
+    until(server, ALONE).await;
     counted(server).await
 }
 
