@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use std::num::NonZero;
+
 use crate::Command;
 use crate::setup::{self, Skip};
 use crate::sh::{Failure, Outcome, Run};
@@ -53,13 +55,19 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
     Ok(())
 }
 
+/// One more than there are cores: tests spend half of their time waiting for servers and timers.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get) + 1
+}
+
 /// All tests but those in the documentation.
 fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
     if Run::cargo().args(["nextest", "--version"]).succeeds() {
         let report = target()?.join("nextest/default/junit.xml");
         // What an earlier run left says nothing of this one.
         let _ = std::fs::remove_file(&report);
-        let nextest = Run::cargo().args(["nextest", "run"]).args(EVERYTHING);
+        let threads = format!("--test-threads={}", threads());
+        let nextest = Run::cargo().args(["nextest", "run"]).args(EVERYTHING).args([&threads]);
         let outcome = nextest.args(["--"]).args(skip.filter()).show();
         let text = std::fs::read_to_string(&report).unwrap_or_default();
         let count = Count::reported(&text);
