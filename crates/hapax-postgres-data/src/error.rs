@@ -22,12 +22,13 @@ pub struct ServerError {
 
 /// Why there is no outcome.
 ///
-/// Where the server answered with an error (all that have a [`ServerError`], and
-/// [`NoUniqueConstraint`](Self::NoUniqueConstraint)), that statement did nothing, and a transaction
-/// is over; on a plain connection earlier statements of the same call were committed, and calling
-/// again finds what they did. After [`Lost`](Self::Lost), [`Contended`](Self::Contended),
-/// [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) what was asked for may have been written;
-/// in a transaction, who does not want it rolls back. With the others nothing was.
+/// Where the server answered with an error (all that have a [`ServerError`]), that statement did nothing,
+/// and a transaction is over; on a plain connection earlier statements of the same call were
+/// committed, and calling again finds what they did. After [`Lost`](Self::Lost),
+/// [`Contended`](Self::Contended), [`NoUniqueConstraint`](Self::NoUniqueConstraint),
+/// [`NoVersion`](Self::NoVersion), [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) what was asked
+/// for may have been written; in a transaction, who does not want it rolls back. With the others
+/// nothing was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -269,6 +270,11 @@ impl Races {
             }
             error => Err(error),
         }
+    }
+
+    /// What was in the way turned out to be a copy of the item.
+    pub(crate) fn explained(&mut self) {
+        self.0.take_if(|race| matches!(race, DataError::UniqueViolation { .. }));
     }
 
     /// A unique constraint that is not ours was in the way of a statement that the constraint of

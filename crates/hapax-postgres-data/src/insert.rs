@@ -44,8 +44,8 @@ impl<R> Inserted<R> {
 ///
 /// # What happens
 /// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items whose keys are not there, in one statement, in
-///    the order of their keys, so that two batches cannot wait for each other, whatever layouts they
-///    are of. An item whose key somebody else is inserting waits until that is decided.
+///    the order of their keys, so that two batches cannot wait for each other, however their layouts
+///    list that key; by another unique constraint they may, and one is told [`DataError::Again`]. An item whose key somebody else is inserting waits until that is decided.
 /// 2. Where nothing was inserted, a second statement fetches what is there. (In one statement it
 ///    could not be seen: that statement began before the other was committed.)
 /// 3. Where nothing is there either: 1 and 2 for the first of these alone, so that another
@@ -188,6 +188,8 @@ impl InsertOrFetch {
                 }
                 if pending.open.first() == Some(&first) || most > 1 && !pending.open.is_empty() {
                     races.violation()?;
+                } else {
+                    races.explained();
                 }
             }
         }

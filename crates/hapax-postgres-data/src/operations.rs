@@ -55,7 +55,7 @@ pub enum Operation<R> {
 ///     at timestamptz NOT NULL DEFAULT now());
 /// ```
 ///
-/// Remove from it what is older than the longest time after which anybody asks again. While a table
+/// Remove from it what is older than the longest time after which anybody asks again. Once a table
 /// is given another name, or its key's columns are, an earlier id is one that was used for
 /// something else.
 ///
@@ -182,10 +182,10 @@ impl Operations {
 /// What `look` answered.
 fn seen<R: DeserializeOwned>(rows: &Rows, operation: &OperationId) -> Result<Seen<R>, DataError> {
     let there = rows.first().ok_or(DataError::OtherRows)?;
+    if text(there, 1).is_some() {
+        return Err(DataError::OperationReused(operation.as_str().into()));
+    }
     if text(there, 0).is_some() {
-        if text(there, 1).is_some() {
-            return Err(DataError::OperationReused(operation.as_str().into()));
-        }
         return number(there, 0).map(Seen::Noted).ok_or(DataError::OtherRows);
     }
     if text(there, 3).is_none() {

@@ -50,9 +50,18 @@ pub(crate) fn json<'a>(of: &str, columns: impl IntoIterator<Item = &'a Column>) 
     format!("(SELECT row_to_json(v.*) FROM (SELECT {columns}) AS v)::text")
 }
 
-/// Columns of a row as JSON, for us.
-pub(crate) fn as_json<'a>(of: &str, columns: impl IntoIterator<Item = &'a Column>) -> String {
-    format!("(SELECT row_to_json(v.*) FROM (SELECT {}) AS v)", list(of, columns))
+/// The members of parameter `$1`, one JSON object, that are `columns`, as they were given: read by
+/// the columns' types they are the same values again, whatever the session's settings, by which
+/// the server would write floating-point numbers and ranges.
+pub(crate) fn members<'a>(columns: impl IntoIterator<Item = &'a Column>) -> String {
+    let member = |column: &Column| format!("{0}, $1::json -> {0}", literal(&column.name));
+    format!("json_build_object({})", join(columns, ", ", member))
+}
+
+/// A string, in which a backslash is a character like others, whatever
+/// `standard_conforming_strings`.
+pub(crate) fn literal(text: &str) -> String {
+    format!("E'{}'", text.replace('\'', "''").replace('\\', "\\\\"))
 }
 
 /// Which of `columns` is the first in which two rows differ, by number from 0, as text; or null.

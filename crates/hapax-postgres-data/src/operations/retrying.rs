@@ -103,9 +103,7 @@ impl Progress {
     }
 
     fn data<E>(&self, source: DataError) -> RetryError<E> {
-        // An id that is another's will not be ours any more.
-        let reused = matches!(source, DataError::OperationReused(_));
-        RetryError::Data { in_doubt: self.in_doubt.is_some() && !reused, source }
+        RetryError::Data { in_doubt: self.in_doubt.is_some(), source }
     }
 
     /// Goes on after what passes.
@@ -135,9 +133,10 @@ impl Operations {
     /// lost. It must be outside of a transaction.
     ///
     /// May be dropped at any await: an update under way is carried out on a task of its own,
-    /// which needs a runtime of tokio's. It waits for other transactions until shortly before
+    /// which needs a runtime of tokio's. It waits for another transaction until shortly before
     /// the deadline (a `lock_timeout` for this one statement; the session's own holds if that is
-    /// shorter), so that its connection is free again soon. What the server does not bound by
+    /// shorter), so that its connection is free again soon: where it has to wait for several, one
+    /// after the other, for as long each time. What the server does not bound by
     /// that is for the settings of callers' connections: `statement_timeout`, and `lock_timeout` for tables
     /// that are being altered.
     ///

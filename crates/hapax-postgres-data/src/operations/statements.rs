@@ -11,7 +11,7 @@ pub(super) struct Statements {
     pub(super) look: String,
 }
 
-/// No longer than so many milliseconds for a lock, or than the session's own limit: for this
+/// No longer than so many milliseconds for each lock, or than the session's own limit: for this
 /// statement, which is a transaction of its own, and before it has anything to wait for.
 const BOUNDED: &str = ", bounded AS MATERIALIZED (
     SELECT set_config('lock_timeout', least($5::bigint, own.milliseconds)::text, TRUE)
@@ -29,12 +29,12 @@ impl Statements {
     }
 }
 
-/// The table, whatever the `search_path` and however it was named.
+/// The table, whatever the `search_path` and however it was named; not quoted, which depends on
+/// settings and versions.
 fn identity(table: &Table) -> String {
-    let literal = table.to_string().replace('\'', "''");
-    // A backslash is a character like others, whatever `standard_conforming_strings`.
-    let literal = format!("E'{}'", literal.replace('\\', "\\\\"));
-    format!("(pg_identify_object('pg_class'::regclass, {literal}::regclass, 0)).identity")
+    let name = sql::literal(&table.to_string());
+    let names = format!("pg_identify_object_as_address('pg_class'::regclass, {name}::regclass, 0)");
+    format!("(SELECT array_to_json(i.object_names)::text FROM {names} AS i)")
 }
 
 /// Of `fields`. Answers with the new version, if there is one. Parameters are the item, the
@@ -51,18 +51,17 @@ pub(super) fn update<'a>(
     let (limit, limited) = if bounded { (BOUNDED, ", bounded") } else { ("", "") };
     let update = rows.layout.update(fields, &format!(", asked AS a{limited}"));
     let (names, made) = (sql::names([operation, target, version]), rows.layout.version.of("t"));
-    // Not as text: JSON has one form of a date, and text one for each setting.
-    let (key, identity) = (sql::as_json("t", &rows.layout.key), identity(of));
+    let (key, identity) = (sql::members(&rows.layout.key), identity(of));
     let (id, noted) = (operation.of("(a.item)"), sql::equal("o", "(a.item)", [operation]));
     format!(
         "WITH {given}, {asked}{limit}, updated AS (
 {update}
     AND NOT EXISTS (SELECT FROM {table} AS o WHERE {noted})
-RETURNING {made} AS version, {key} AS key
+RETURNING {made} AS version
 ), noted AS (
     INSERT INTO {table} ({names})
     SELECT {id},
-        json_build_object('table', {identity}, 'key', u.key, 'asked', nullif($4, ''))::text,
+        json_build_object('table', {identity}, 'key', {key}, 'asked', nullif($4, ''))::text,
         u.version
     FROM updated AS u, asked AS a
 )
@@ -83,13 +82,14 @@ fn look(rows: &VersionedRows, layout: &OperationsBuilder) -> String {
     let row = sql::json("t", rows.layout.columns());
     let (noted, found) =
         (sql::equal("o", "(a.item)", [operation]), sql::equal("t", "(g.item)", key));
-    let there = key[0].of("t");
+    let (there, nothing) = (key[0].of("t"), operation.of("o"));
     // The table goes first: the key of another may not be readable as one of this.
     format!(
         "WITH {given}, {asked}
 SELECT {made}::text,
     CASE
-        WHEN {target} IS NULL THEN NULL
+        WHEN {nothing} IS NULL THEN NULL
+        WHEN {made} IS NULL THEN 'another'
         WHEN {target}::json ->> 'table' IS DISTINCT FROM {identity} THEN 'another'
         WHEN ({same}) IS NOT TRUE THEN 'another'
         WHEN {target}::json ->> 'asked' IS DISTINCT FROM nullif($3, '') THEN 'another'

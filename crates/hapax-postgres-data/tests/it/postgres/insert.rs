@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::support::{are_waiting, client, deadlocks, on_one_server, quick_at_deadlocks};
+use super::support::{are_waiting, client, deadlocks, on_one_server, quick_at_deadlocks, until};
 
 pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
     id bigserial, customer text, cart bigint, amount numeric(12, 2) NOT NULL, note jsonb,
@@ -363,4 +363,56 @@ async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_
     let transaction = client.transaction().await.unwrap();
     let refused = layout.insert::<_, Value>(&transaction, &json!({"k": "x", "a": 1})).await;
     assert!(matches!(refused, Err(DataError::OtherRows)), "{refused:?}");
+}
+
+/// An item that loses against its own copy, and then exists, is not the one to be named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_item_that_is_named_is_the_one_that_another_constraint_refuses() {
+    let server = quick_at_deadlocks().await;
+    // The caller pauses before it inserts its first item alone; another that inserts the same does so
+    // after it has entered the constraint that comes first, and before its key.
+    let tables = "CREATE TABLE t (k int NOT NULL, u text NOT NULL);
+        CREATE UNIQUE INDEX t_u ON t (u);
+        CREATE SEQUENCE fired;
+        CREATE FUNCTION pause(k int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+            IF k = 1 AND current_setting('app.role', true) = 'other' THEN
+                PERFORM pg_advisory_xact_lock(2);
+            END IF;
+            RETURN k;
+        END $$;
+        CREATE INDEX t_mid ON t (pause(k));
+        CREATE UNIQUE INDEX t_k ON t (k);
+        CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF NEW.k = 1 AND current_setting('app.role', true) = 'caller' AND nextval('fired') = 2
+            THEN
+                PERFORM pg_advisory_xact_lock(1);
+            END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER hold BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION hold();
+        INSERT INTO t VALUES (9, 'a'), (8, 'b')";
+    server.sql("postgres", tables).await;
+    let (caller, other) = (client(&server).await, client(&server).await);
+    caller.batch_execute("SET app.role = 'caller'").await.unwrap();
+    other.batch_execute("SET app.role = 'other'").await.unwrap();
+    let control = client(&server).await;
+    control.batch_execute("SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await.unwrap();
+    let layout = InsertOrFetch::into_table(Table::new("t")).key("k").field("u").build().unwrap();
+    let calling = tokio::spawn(async move {
+        let items = [json!({"k": 1, "u": "a"}), json!({"k": 2, "u": "b"})];
+        layout.insert_all::<_, Value>(&caller, &items).await
+    });
+    are_waiting(&server, 1).await;
+    control.batch_execute("DELETE FROM t WHERE k = 9").await.unwrap();
+    let inserting = tokio::spawn(async move {
+        other.batch_execute("INSERT INTO t VALUES (1, 'a')").await.unwrap();
+    });
+    are_waiting(&server, 2).await;
+    control.batch_execute("SELECT pg_advisory_unlock(1)").await.unwrap();
+    let met = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'";
+    until(&server, met).await;
+    control.batch_execute("SELECT pg_advisory_unlock(2)").await.unwrap();
+    inserting.await.unwrap();
+    let told = calling.await.unwrap();
+    assert!(matches!(told, Err(DataError::UniqueViolation { item: Some(1), .. })), "{told:?}");
 }

@@ -7,6 +7,7 @@ mod isolation;
 mod network;
 mod operations;
 mod properties;
+mod settings;
 mod support;
 mod tables;
 mod versioned;

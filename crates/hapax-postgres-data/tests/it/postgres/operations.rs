@@ -15,15 +15,16 @@ use hapax_testkit::servers::PostgresServer;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tokio_postgres::{Error, NoTls};
 
 use super::support::{are_waiting, client, connect, on_one_server, until};
 use super::versioned::{COUNTERS, counter, increment, key, operations, times};
 
-const DONE: &str =
+pub(super) const DONE: &str =
     "CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL)";
 
-fn of(table: Table, key: impl Into<Column>, fields: &[&str]) -> Operations {
+pub(super) fn of(table: Table, key: impl Into<Column>, fields: &[&str]) -> Operations {
     let rows = VersionedRows::in_table(table).key(key);
     let rows = fields.iter().fold(rows, |rows, field| rows.field(*field));
     Operations::in_table(Table::new("done")).of(rows.build().unwrap()).unwrap()
@@ -277,12 +278,14 @@ async fn what_passes_is_tried_again(server: &PostgresServer) {
             client.batch_execute(&format!("SET {limit}")).await?;
             Ok::<_, Error>(client)
         };
-        let id = n.to_string();
+        let (id, began) = (n.to_string(), Instant::now());
         let told = operations.retrying(connecting, &times(2), &*id, &key(), increment).await;
         let Err(RetryError::GaveUp { attempts: 2, in_doubt: false, source: Some(source) }) = told
         else {
             panic!("{told:?}")
         };
+        // Not what is left until the deadline.
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         let source = source.downcast::<DataError>().unwrap();
         let DataError::Refused(refused) = *source else { panic!("{source:?}") };
         assert_eq!(refused.code, code);
