@@ -157,15 +157,20 @@ impl Override {
 /// Whether messages with these headers are gRPC.
 #[must_use]
 pub fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    kind.strip_prefix(b"application/grpc")
+    after_kind(headers, b"application/grpc")
         .is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
 /// Whether these headers are of gRPC-Web, whose status is in its body.
 pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    kind.starts_with(b"application/grpc-web")
+    after_kind(headers, b"application/grpc-web").is_some()
+}
+
+/// What follows this kind of content, in capitals or not.
+fn after_kind<'a>(headers: &'a HeaderMap, kind: &[u8]) -> Option<&'a [u8]> {
+    let value = headers.get(CONTENT_TYPE)?.as_bytes();
+    let (start, rest) = value.split_at_checked(kind.len())?;
+    start.eq_ignore_ascii_case(kind).then_some(rest)
 }
 
 /// Whether a gRPC answer that was read to its end says *ok* (0).

@@ -31,7 +31,7 @@
 //!
 //! *The work does not end its transaction*, by a statement or otherwise, nor keep it. What of it was
 //! committed then nobody knows; the record says so, where that can be told: not of a second
-//! transaction, begun by the work, that has failed.
+//! transaction, begun by the work, that has failed, nor where the database does not answer.
 //!
 //! What the work does outside of the transaction is not undone, and may be done again: do nothing
 //! there.

@@ -28,7 +28,9 @@
 //! for what is unknown.
 //!
 //! A handler may be called more than once under one lease, with the same request: what it does
-//! outside of the transaction may be done again, and so belongs elsewhere.
+//! outside of the transaction may be done again, and so belongs elsewhere. Before it is called again it
+//! is asked whether it is ready: a limit of concurrency belongs above the layer, since copies that wait
+//! count in one below it, and would keep the handler from running again until they give up.
 
 use std::error::Error;
 use std::fmt;
@@ -44,7 +46,6 @@ use tower_service::Service;
 
 use super::observe::{Event, Recorded};
 use super::policy::COME_BACK;
-use super::service::draining;
 use super::work::{Answer, Attempt, Ending, Given, Panicked, Received, Work, catch};
 use crate::body::{Body, BoxError};
 use crate::classify::Class;
@@ -100,6 +101,7 @@ impl Work {
                 Attempt::Problem(problem) => {
                     (Class::Unknown, end(Ending::unknown()), Ok(Answer::Problem(problem)))
                 }
+                Attempt::NotBegun => return Ok(self.not_begun(transacting.into_lease()).await),
                 Attempt::Failed(error) => (Class::Unknown, end(Ending::unknown()), Err(error)),
             };
             // On a task of its own from here on; this one is not cancelled either.
@@ -116,14 +118,14 @@ impl Work {
                         transacting = again;
                         continue;
                     }
-                    // Not begun. If the store does not take the release, it is held back.
-                    let _ = again.into_lease().release().await;
-                    let problem = match ready {
-                        Some(Ok(Err(error))) => return Err(error),
-                        Some(Err(Panicked)) => rolled_back(),
-                        _ => draining(),
+                    let refused = self.not_begun(again.into_lease()).await;
+                    return match ready {
+                        Some(Ok(Err(error))) => Err(error),
+                        Some(Err(Panicked)) => {
+                            Ok(self.layer.refuse(&self.policy, self.manner, &rolled_back()))
+                        }
+                        _ => Ok(refused),
                     };
-                    return Ok(self.layer.refuse(&self.policy, self.manner, &problem));
                 }
                 Ended::Recorded(until) => (class, Recorded::Stored, until, None),
                 Ended::Exhausted => (Class::Retryable, Recorded::Stored, None, Some(in_the_way())),

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -113,6 +114,8 @@ pub(super) enum Attempt<E> {
     Failed(E),
     /// No response, or not all of one.
     Problem(Problem),
+    /// The handler was not called: time was up before.
+    NotBegun,
 }
 
 /// A request, read to its end.
@@ -147,9 +150,8 @@ impl Work {
         B::Error: Into<BoxError>,
     {
         if self.pass.gate().is_stopping() {
-            // It would be cut off at once. If the store does not take the release, it is held back.
-            let _ = lease.release().await;
-            return Ok(self.layer.refuse(&self.policy, self.manner, &draining()));
+            // It would be cut off at once.
+            return Ok(self.not_begun(lease).await);
         }
         if let Some(database) = self.policy.options.transactions.clone() {
             return self.run_in(&database, lease, inner, received).await;
@@ -163,6 +165,7 @@ impl Work {
                 (ending, Answer::Given(given))
             }
             Attempt::Problem(problem) => (Ending::unknown(), Answer::Problem(problem)),
+            Attempt::NotBegun => return Ok(self.not_begun(lease).await),
             Attempt::Failed(error) => {
                 self.record(lease, Ending::unknown(), took).await;
                 return Err(error);
@@ -171,6 +174,13 @@ impl Work {
         let class = ending.class;
         let (recorded, until) = self.record(lease, ending, took).await;
         Ok(self.answer(class, recorded, until, answer))
+    }
+
+    /// Time was up before the handler was called.
+    pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
+        // If the store does not take the release, it is held back.
+        let _ = lease.release().await;
+        self.layer.refuse(&self.policy, self.manner, &draining())
     }
 
     /// Calls the handler and reads its response, until time is up.
@@ -189,7 +199,9 @@ impl Work {
         request.extensions_mut().insert(execution.clone());
         // In one future, so that a panic in `call`, in a body or in a route's function counts like
         // one in a handler.
+        let begun = AtomicBool::new(false);
         let work = catch(async {
+            begun.store(true, Ordering::Relaxed);
             let response = inner.call(request).await?;
             Ok(match self.receive(response).await {
                 Ok(given) => Ok(self.judge(execution.said(), given)),
@@ -213,6 +225,7 @@ impl Work {
                 Code::HandlerFailed,
                 "The handler failed in the middle: the request may have taken effect.",
             ),
+            None if !begun.load(Ordering::Relaxed) => return Attempt::NotBegun,
             None => cut_off(),
         };
         Attempt::Problem(problem)

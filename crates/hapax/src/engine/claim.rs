@@ -89,7 +89,8 @@ impl Idempotency {
     /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
     ///    leaves a claim behind: what lands unheard is released in the background.
     /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
-    ///    gives up. They wait as well while another claim asks the hook.
+    ///    gives up. They wait as well while another claim asks the hook, and ask it
+    ///    no further.
     ///
     /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
     ///
@@ -157,7 +158,7 @@ impl Call {
         mut heard: Option<Heard>,
         request: &dyn Request,
     ) -> Result<Claim, ClaimError> {
-        let mut waiter = None;
+        let (mut waiter, mut claim) = (None, self.claim.clone());
         loop {
             let pending = match heard {
                 Some(Heard::Told(claim)) => return Ok(claim),
@@ -171,7 +172,12 @@ impl Call {
                 },
                 None => None,
             };
-            heard = match (self.once(seen, request).await, pending) {
+            // Whoever has waited for one answer does not ask for another: all that wait would, one
+            // after the other.
+            if matches!(pending, Some(Pending::Asked)) {
+                claim.hook = None;
+            }
+            heard = match (self.once(claim.clone(), seen, request).await, pending) {
                 (Ok(heard), _) => Some(heard),
                 // It was there when it was last seen: no reason to forget that.
                 (Err(ClaimError::Store(error)), Some(_)) => {
@@ -200,10 +206,11 @@ impl Call {
 
     async fn once(
         &self,
+        claim: exchange::Claim,
         seen: Option<Snapshot>,
         request: &dyn Request,
     ) -> Result<Heard, ClaimError> {
-        let Self { inner, key, claim, .. } = self;
+        let Self { inner, key, .. } = self;
         if let Some(held) = inner.backlog.outcome(key) {
             let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
             return Ok(Heard::Told(if fingerprint == held.fingerprint {
@@ -216,8 +223,8 @@ impl Call {
             return Err(ClaimError::Overloaded);
         }
         let started = match seen {
-            Some(seen) => Claiming::start_at(*key, claim.clone(), seen, &*inner.entropy),
-            None => Claiming::start(*key, claim.clone(), &*inner.entropy),
+            Some(seen) => Claiming::start_at(*key, claim, seen, &*inner.entropy),
+            None => Claiming::start(*key, claim, &*inner.entropy),
         };
         let (claiming, next) = started?;
         self.converse(claiming, next, request).await

@@ -54,9 +54,8 @@ impl Idempotency {
     ///   this future before that neither stops it nor loses what it answers; dropping it earlier,
     ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it. There are as many
     ///   such tasks as calls: what bounds them is to be where the calls come in.
-    /// - Work that blocks its thread keeps its lease only where the runtime has further threads; on
-    ///   one of a single thread, and wherever it blocks for long, it belongs into
-    ///   `tokio::task::spawn_blocking`.
+    /// - Work that blocks its thread belongs into `tokio::task::spawn_blocking`: it may keep the
+    ///   runtime from renewing its lease.
     /// - Equal requests are those of equal values, whatever the order of their maps and fields;
     ///   [the manual](crate::manual::functions#which-request-it-is) says what is told apart.
     /// - A value may be anything that serde writes and reads; it is kept exactly, in a format of

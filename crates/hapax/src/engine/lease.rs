@@ -140,9 +140,10 @@ impl Lease {
     /// Runs `work` and renews the lease every third of it until `work` is done. Work goes on when
     /// the lease is lost: it can hear of that by [`LeaseHandle::lost`].
     ///
-    /// It is renewed on a task of its own, so that work which blocks its thread keeps its lease
-    /// where the runtime has another thread. On a runtime of one thread it does not: nothing runs
-    /// there meanwhile. `tokio::task::spawn_blocking` is for such work.
+    /// It is renewed on a task of its own, so that work which blocks its thread mostly keeps its
+    /// lease, where the runtime has another thread. Do not rely on that: the thread that is
+    /// blocked may be the one that looks after timers, and on a runtime of one thread nothing runs
+    /// meanwhile. `tokio::task::spawn_blocking` is for such work.
     ///
     /// Dropping it drops the work and stops renewing; a renewal under way goes on, on its task.
     pub async fn keep_alive<T>(&self, work: impl Future<Output = T>) -> T {
@@ -294,12 +295,13 @@ async fn renew(lease: Weak<Shared>) {
 
 impl Shared {
     /// Renews for `lease`, and then no more until [`Shared::moving`]; for a run that has not
-    /// `ended`.
+    /// `ended`. Not for less than the policy's: whoever keeps it alive afterwards goes by that.
     pub(super) async fn stilled(
         self: &Arc<Self>,
         lease: Duration,
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
+        let lease = lease.max(self.terms.lease);
         self.write(Act::Renew { lease }, Motion::Stilling(Arc::clone(ended))).await
     }
 

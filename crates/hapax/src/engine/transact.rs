@@ -29,8 +29,10 @@ pub use self::work::Ran;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxTerms {
     /// For how long the lease is renewed before a transaction begins; it is not renewed within. A
-    /// transaction that takes longer is not stopped, and commits only if nobody took over. If the
-    /// process dies, the key is in flight for so long. From 100 ms to an hour. Default 30 s.
+    /// transaction that takes longer is not stopped for it, and commits only if nobody took over. (The
+    /// database may end one that idles: `hapax_postgres::PgTransactions::idle`.) If the
+    /// process dies, the key is in flight for so long. From 100 ms to an hour; not less than the
+    /// policy's lease counts. Default 30 s.
     pub lease: Duration,
     /// How long the work waits for its transaction to begin, with a connection from the pool: not
     /// longer than until then. At least 1 ms. Default 10 s.
@@ -154,8 +156,8 @@ pub enum Ended {
     Exhausted,
     /// The database refused it. Rolled back and released.
     RolledBack(Source),
-    /// The work still has its transaction, or panicked with it, which can not be committed any more.
-    /// Nothing of it will be; the record says that the outcome is unknown.
+    /// The work still has its transaction, or panicked with it, which can not be committed any more,
+    /// unless by the work itself; the record says that the outcome is unknown.
     Kept,
     /// The work has ended its transaction by itself: nobody knows what of it was committed. The
     /// record says that the outcome is unknown.
@@ -219,21 +221,22 @@ impl Transacting {
         let (tell, told) = oneshot::channel();
         inner.runtime.spawn(async move {
             let _talking = talking;
-            if let Err(Ended::Again(unheard)) = tell.send(self.end_here(closed, ending).await) {
-                // If it is not ours any more, or held back, that is as good.
-                let _ = unheard.into_lease().release().await;
-            }
+            // Dropped here, or on its way, if nobody hears it.
+            drop(tell.send(Unheard(Some(self.end_here(closed, ending).await))));
         });
         // The task ends without an answer only when the runtime shuts down, perhaps after COMMIT.
-        told.await.unwrap_or(Ended::Unsure)
+        told.await.ok().and_then(|mut told| told.0.take()).unwrap_or(Ended::Unsure)
     }
 
     async fn end_here(self, closed: Closed, ending: Ending) -> Ended {
         let shared = &self.lease.shared;
         let tx = match (closed, &ending) {
-            (Closed::Kept, Ending::Complete { .. }) => {
+            // Whatever it says of itself: it may have done anything with it.
+            (
+                Closed::Kept,
+                Ending::Complete { .. } | Ending::Refuse { .. } | Ending::Release | Ending::Again,
+            ) => {
                 shared.moving().await;
-                // Whatever becomes of the record: the writes are not there.
                 let _ = self.lease.abandon(None).await;
                 return Ended::Kept;
             }
@@ -254,7 +257,7 @@ impl Transacting {
                         let _ = self.lease.release().await;
                         Ended::RolledBack(source)
                     }
-                    Committed::OutOfHand(source) => self.out_of_hand(source).await,
+                    Committed::OutOfHand(source) => self.out_of_hand(source, None).await,
                     Committed::Not(how) => Ended::Failed(how),
                     Committed::Unsure => Ended::Unsure,
                 };
@@ -269,7 +272,11 @@ impl Transacting {
         };
         shared.moving().await;
         if let Err(source) = rolled_back {
-            return self.out_of_hand(source).await;
+            let seen = match ending {
+                Ending::Abandon { seen } => seen,
+                _ => None,
+            };
+            return self.out_of_hand(source, seen).await;
         }
         let done = match ending {
             Ending::Again => return self.again().await,
@@ -287,9 +294,9 @@ impl Transacting {
         done.map_or_else(Ended::Failed, Ended::Recorded)
     }
 
-    async fn out_of_hand(self, source: Source) -> Ended {
+    async fn out_of_hand(self, source: Source, seen: Option<Outcome>) -> Ended {
         // If that is not taken, the lease lapses: nobody knows either way.
-        let _ = self.lease.abandon(None).await;
+        let _ = self.lease.abandon(seen).await;
         Ended::OutOfHand(source)
     }
 
@@ -309,5 +316,17 @@ impl Transacting {
         // Without dice there is no pause, which is as right.
         let _ = self.lease.shared.inner.entropy.fill(&mut dice);
         Duration::from_micros(u64::from(dice[0]) * (40 << self.reruns.min(4)))
+    }
+}
+
+/// What became of a run, on its way to whoever drives it. If nobody is there any more, nobody runs it
+/// again: then its key is free.
+struct Unheard(Option<Ended>);
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        if let Some(Ended::Again(again)) = self.0.take() {
+            again.into_lease().release_unheard();
+        }
     }
 }

@@ -185,7 +185,7 @@ fn the_key_of_a_payload_is_that_of_its_canonical_form() {
     // What JSON cannot say counts as well.
     let of = |payload: Option<Option<u8>>| Key::of_payload(&payload).unwrap();
     assert!(of(None) != of(Some(None)) && of(None) != of(Some(Some(0))));
-    // As in earlier versions.
+    // For ever: under another one a retry would execute.
     let expected = "40995a8835b528d64450d873287a5e21b0bfb7621115e43e31eb7b94f6ad8bc0";
     assert_eq!(one.as_str(), expected);
 }

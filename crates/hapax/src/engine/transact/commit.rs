@@ -80,13 +80,14 @@ pub(super) async fn commit(
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
         // COMMIT was not sent, and will not be.
         not_stored => {
-            // What there is to be found out by that, the statement has found.
-            let _ = roll_back(shared, within, tx).await;
-            let seen = match not_stored {
-                Ok(Ok(Swapped::Conflict(seen))) => seen,
-                Ok(Err(TxError::Conflict(_))) => return Committed::Again,
-                Ok(Err(TxError::OutOfHand(source))) => return Committed::OutOfHand(source),
-                Ok(Err(TxError::Failed(source) | TxError::Doubt(source))) => {
+            let rolled_back = roll_back(shared, within, tx).await;
+            let seen = match (not_stored, rolled_back) {
+                // It was in its own transaction that it found that.
+                (Ok(Ok(Swapped::Conflict(seen))), _) => seen,
+                (_, Err(source)) => return Committed::OutOfHand(source),
+                (Ok(Err(TxError::Conflict(_))), _) => return Committed::Again,
+                (Ok(Err(TxError::OutOfHand(source))), _) => return Committed::OutOfHand(source),
+                (Ok(Err(TxError::Failed(source) | TxError::Doubt(source))), _) => {
                     return Committed::Refused(source);
                 }
                 _ => return Committed::Refused("no answer to the last statement".into()),

@@ -57,6 +57,8 @@ struct Slot {
     terms: TxTerms,
     state: Mutex<State>,
     ended: Arc<AtomicBool>,
+    /// The work has had it in hand.
+    taken: AtomicBool,
 }
 
 enum State {
@@ -95,15 +97,15 @@ impl TxHandle {
         database: Arc<dyn AnyTransactions>,
         terms: TxTerms,
     ) -> Self {
-        let (state, ended) = (Mutex::new(State::Idle), Arc::default());
-        Self { slot: Arc::new(Slot { lease, database, terms, state, ended }) }
+        let (state, ended, taken) =
+            (Mutex::new(State::Idle), Arc::default(), AtomicBool::default());
+        Self { slot: Arc::new(Slot { lease, database, terms, state, ended, taken }) }
     }
 
-    /// Whether there is a transaction in this run, or was one: with what was written in it rolled
-    /// back, nothing that it wrote is left.
+    /// Whether the work has a transaction in this run, or had it.
     #[must_use]
     pub fn is_taken(&self) -> bool {
-        matches!(*self.slot.lock(), State::Out | State::Back(_))
+        self.slot.taken.load(Ordering::Relaxed)
     }
 
     /// Takes the run's transaction, which begins with the first call. It may be taken again once
@@ -118,6 +120,7 @@ impl TxHandle {
     pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeError> {
         self.slot.terms.check()?;
         if let Some(there) = self.slot.reserve::<T>()? {
+            self.slot.taken.store(true, Ordering::Relaxed);
             return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
         }
         let slot = Arc::clone(&self.slot);
@@ -133,7 +136,10 @@ impl TxHandle {
             tx.map(|tx| Tx { tx: Some(tx), slot })
         });
         match timeout(self.slot.terms.begin, task).await {
-            Ok(Ok(taken)) => taken,
+            Ok(Ok(taken)) => {
+                self.slot.taken.fetch_or(taken.is_ok(), Ordering::Relaxed);
+                taken
+            }
             Ok(Err(_)) => Err(TakeError::Shutdown),
             Err(_) => Err(TakeError::TimedOut),
         }

@@ -1,5 +1,7 @@
 //! Work in transactions, of a database in memory that does as it is told.
 
+mod leases;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -298,27 +300,6 @@ async fn a_transaction_of_another_type_is_not_begun() {
     drop(run.take::<Writes>().await.unwrap());
     let ended = transacting.end(run, Ending::Release).await;
     assert!(matches!(ended, Ended::Recorded(None)), "{ended:?}");
-}
-
-/// Nobody is there to run it again.
-#[tokio::test(start_paused = true)]
-async fn what_was_to_run_again_for_nobody_is_released() {
-    let world = World::new();
-    let process = world.process();
-    let policy = policy(OnUnknown::Block);
-    let transacting = Transacting::new(
-        own(&process, &policy).await,
-        InDatabase::new(Database::new(&world, [])).any(),
-    );
-    let run = transacting.run();
-    drop(run.take::<Writes>().await.unwrap());
-    tokio::select! {
-        biased;
-        ended = transacting.end(run, Ending::Again) => panic!("{ended:?}"),
-        () = std::future::ready(()) => {}
-    }
-    process.drain().await;
-    assert_eq!(own(&process, &policy).await.attempt(), 2);
 }
 
 #[tokio::test(start_paused = true)]

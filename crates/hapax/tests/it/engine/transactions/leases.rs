@@ -1,0 +1,145 @@
+//! Leases around transactions: none lapses while its holder is there, and none is left behind.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+
+use super::*;
+
+/// Begins if it `begins`, and connects at once for the first time, and then after a while.
+#[derive(Debug)]
+struct Slow {
+    database: Arc<Database>,
+    begins: bool,
+    connected: AtomicU32,
+}
+
+const WHILE: Duration = Duration::from_secs(3);
+
+impl Slow {
+    fn within(database: &Arc<Database>, begins: bool) -> InDatabase<Self> {
+        let database =
+            Self { database: Arc::clone(database), begins, connected: AtomicU32::default() };
+        let terms = TxTerms { lease: Duration::from_secs(1), ..TxTerms::default() };
+        InDatabase { database: Arc::new(database), terms }
+    }
+}
+
+impl Transactions for Slow {
+    type Tx = Writes;
+
+    fn connect(&self) -> BoxFuture<'_, Result<Writes, TxError>> {
+        Box::pin(async {
+            if self.connected.fetch_add(1, Ordering::Relaxed) > 0 {
+                sleep(WHILE).await;
+            }
+            self.database.connect().await
+        })
+    }
+
+    fn begin<'a>(&'a self, _: &'a mut Writes) -> BoxFuture<'a, Result<(), TxError>> {
+        Box::pin(async { self.begins.then_some(()).ok_or(TxError::failed("no")) })
+    }
+
+    fn swap_in<'a>(
+        &'a self,
+        tx: &'a mut Writes,
+        swap: Swap,
+    ) -> BoxFuture<'a, Result<Swapped, TxError>> {
+        self.database.swap_in(tx, swap)
+    }
+
+    fn commit(&self, tx: Writes) -> BoxFuture<'_, Result<(), TxError>> {
+        self.database.commit(tx)
+    }
+
+    fn rollback(&self, tx: Writes) -> BoxFuture<'_, Result<(), TxError>> {
+        self.database.rollback(tx)
+    }
+
+    fn is_conflict(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        self.database.is_conflict(error)
+    }
+}
+
+/// The lease was renewed for the transaction that then did not begin.
+#[tokio::test(start_paused = true)]
+async fn who_got_no_transaction_keeps_its_lease() {
+    let world = World::new();
+    let process = world.process();
+    let within = Slow::within(&Database::new(&world, []), false).any();
+    let transacting = Transacting::new(own(&process, &Policy::default()).await, within);
+    let run = transacting.run();
+    let other = world.process();
+    let work = async {
+        assert!(run.take::<Writes>().await.is_err());
+        assert!(!run.is_taken());
+        sleep(WHILE).await;
+        claim(&other, "a", &Policy::default()).await
+    };
+    let copy = transacting.lease().keep_alive(work).await;
+    assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn between_runs_the_lease_is_kept() {
+    let world = World::new();
+    let process = world.process();
+    let within = Slow::within(&Database::new(&world, [LosesRace]), true);
+    let lease = own(&process, &Policy::default()).await;
+    let running = tokio::spawn(async move { lease.transact(&within, numbered(done())).await });
+    sleep(WHILE - Duration::from_secs(1)).await;
+    let copy = claim(&world.process(), "a", &Policy::default()).await;
+    assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+    let ran = running.await.unwrap();
+    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), 2)), "{ran:?}");
+}
+
+/// Nobody is there to run it again: they go away before they are told, or before they hear it.
+#[tokio::test(start_paused = true)]
+async fn what_was_to_run_again_for_nobody_is_released() {
+    for told in [false, true] {
+        let world = World::new();
+        let process = world.process();
+        let policy = policy(OnUnknown::Block);
+        let transacting = Transacting::new(
+            own(&process, &policy).await,
+            InDatabase::new(Database::new(&world, [])).any(),
+        );
+        let run = transacting.run();
+        drop(run.take::<Writes>().await.unwrap());
+        {
+            let mut ending = pin!(transacting.end(run, Ending::Again));
+            let polled = std::future::poll_fn(|cx| Poll::Ready(ending.as_mut().poll(cx)));
+            assert!(polled.await.is_pending());
+            if told {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+        process.drain().await;
+        assert_eq!(own(&process, &policy).await.attempt(), 2, "told: {told}");
+    }
+}
+
+/// What a refusal says of work that still has its transaction is not to be trusted.
+#[tokio::test(start_paused = true)]
+async fn work_that_keeps_its_transaction_leaves_it_unknown_however_it_ends() {
+    for ending in [
+        done(),
+        Ending::Refuse { outcome: outcome("no"), retention: None },
+        Ending::Release,
+        Ending::Again,
+    ] {
+        let world = World::new();
+        let process = world.process();
+        let policy = policy(OnUnknown::Block);
+        let within = InDatabase::new(Database::new(&world, [])).any();
+        let transacting = Transacting::new(own(&process, &policy).await, within);
+        let run = transacting.run();
+        let kept = run.take::<Writes>().await.unwrap();
+        let ended = transacting.end(run, ending.clone()).await;
+        assert!(matches!(ended, Ended::Kept), "{ending:?}: {ended:?}");
+        drop(kept);
+        assert!(matches!(claim(&process, "a", &policy).await, Claim::Unknown), "{ending:?}");
+    }
+}
