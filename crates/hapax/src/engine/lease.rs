@@ -301,8 +301,12 @@ impl Shared {
         lease: Duration,
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
-        let lease = lease.max(self.terms.lease);
-        self.write(Act::Renew { lease }, Motion::Stilling(Arc::clone(ended))).await
+        self.write(self.longer(lease), Motion::Stilling(Arc::clone(ended))).await
+    }
+
+    /// Renews for `lease`, or the policy's if that is longer.
+    pub(super) fn longer(&self, lease: Duration) -> Act {
+        Act::Renew { lease: lease.max(self.terms.lease) }
     }
 
     /// The transaction has ended. What stills on behalf of its run and is not done by now does not

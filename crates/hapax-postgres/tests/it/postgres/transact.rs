@@ -303,8 +303,10 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let terms = TxTerms { lease: Duration::from_millis(200), ..TxTerms::default() };
+    let mut short = Policy::default();
+    short.terms.lease = terms.lease;
     for (of, taken_over) in [(1, true), (2, false)] {
-        let lease = world.own(of, &Policy::default()).await;
+        let lease = world.own(of, &short).await;
         let fence = lease.fence();
         let engine = world.engine.clone();
         let work = move |tx: Tx<PgTx>, _| {

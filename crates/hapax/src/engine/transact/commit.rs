@@ -14,7 +14,6 @@ use crate::engine::carry::{self, Stuck};
 use crate::engine::idempotency::after;
 use crate::engine::lease::{FinishError, Shared};
 use crate::exchange::{Completion, Holding, Next, Told, Wrote};
-use crate::machine::Act;
 use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
@@ -148,7 +147,7 @@ async fn settle(
 ) -> Known {
     let inner = &shared.inner;
     let deadline = after(terms.doubt);
-    let renew = Act::Renew { lease: terms.lease };
+    let renew = shared.longer(terms.lease);
     let Ok((mut writing, mut next)) = holding.act(renew, &*inner.entropy) else {
         return Known::Nothing;
     };

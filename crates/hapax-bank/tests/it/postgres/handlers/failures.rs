@@ -92,6 +92,7 @@ async fn a_commit_in_doubt_is_no_success() {
     let second = Duration::from_secs(1);
     let terms = TxTerms { lease: second * 6, doubt: second, ..TxTerms::default() };
     world.options.transactions.as_mut().unwrap().terms = terms;
+    world.options.policy.terms.lease = terms.lease;
     world.options.policy.terms.on_unknown = OnUnknown::Reexecute;
     let app = world.app(post(|tx: Db| async move {
         tx.execute(LINE, &[]).await.unwrap();

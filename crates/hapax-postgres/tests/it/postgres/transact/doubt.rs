@@ -70,7 +70,9 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
     let terms = TxTerms { lease: second * 4, doubt: second, ..TxTerms::default() };
-    let lease = world.own(1, &Policy::default()).await;
+    let mut short = Policy::default();
+    short.terms.lease = terms.lease;
+    let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
     assert!(matches!(ended, Ended::Unsure), "{ended:?}");
     assert!(matches!(ask(&world.engine, 1, &Policy::default()).await, Claim::InFlight { .. }));
