@@ -325,8 +325,15 @@ struct Unheard(Option<Ended>);
 
 impl Drop for Unheard {
     fn drop(&mut self) {
-        if let Some(Ended::Again(again)) = self.0.take() {
-            again.into_lease().release_unheard();
-        }
+        let Some(Ended::Again(again)) = self.0.take() else { return };
+        let lease = again.into_lease();
+        let inner = Arc::clone(&lease.shared.inner);
+        // A drain does not miss it.
+        let talking = inner.backlog.talking();
+        inner.runtime.spawn(async move {
+            let _talking = talking;
+            // If it is not ours any more, or held back, that is as good.
+            let _ = lease.release().await;
+        });
     }
 }

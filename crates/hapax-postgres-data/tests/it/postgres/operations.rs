@@ -189,6 +189,7 @@ on_one_server! {
     doubt_is_told_with_whatever_ends_the_retries,
     an_update_that_is_given_up_gives_its_connection_back,
     what_passes_is_tried_again,
+    a_trigger_that_takes_the_version_leaves_doubt,
     an_id_that_another_row_takes_meanwhile_is_told_as_such,
     a_pool_may_wrap_its_connections_and_limits_may_be_any,
 }
@@ -240,6 +241,24 @@ async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
         let told = operations.retrying(|| connect(&url), &retry, id, &key, increment).await;
         assert_eq!(told.unwrap(), Retried::AlreadyApplied { version: round + 1 });
     }
+}
+
+/// What was carried out is in doubt for whoever is not told its version.
+async fn a_trigger_that_takes_the_version_leaves_doubt(server: &PostgresServer) {
+    let tables = "CREATE TABLE f (id int PRIMARY KEY, n int, version bigint);
+        INSERT INTO f VALUES (1, 0, 0);
+        CREATE FUNCTION take() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN NEW.version := NULL; RETURN NEW; END';
+        CREATE TRIGGER take BEFORE UPDATE ON f FOR EACH ROW EXECUTE FUNCTION take();
+        CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint)";
+    server.sql("postgres", tables).await;
+    let (operations, url) = (of(Table::new("f"), "id", &["n"]), server.url("postgres"));
+    let (retry, id) = (times(3), json!({"id": 1}));
+    let told = operations.retrying(|| connect(&url), &retry, "o", &id, count_up).await;
+    let Err(RetryError::Data { in_doubt: true, source: DataError::NoVersion(_) }) = told else {
+        panic!("{told:?}")
+    };
+    assert_eq!(server.sql("postgres", "SELECT n FROM f").await, "1");
 }
 
 async fn an_update_that_is_given_up_gives_its_connection_back(server: &PostgresServer) {
