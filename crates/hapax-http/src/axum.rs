@@ -115,10 +115,7 @@ impl fmt::Debug for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        let problem = Problem::new(
-            Code::HandlerFailed,
-            "The request failed. Whatever it did in a transaction of its own was rolled back.",
-        );
+        let problem = Problem::new(Code::HandlerFailed, "The request failed.");
         let mut response = response(&problem);
         response.extensions_mut().insert(FailedBy(self.0));
         response

@@ -118,13 +118,18 @@ impl Work {
                         transacting = again;
                         continue;
                     }
-                    let refused = self.not_begun(again.into_lease()).await;
-                    return match ready {
-                        Some(Ok(Err(error))) => Err(error),
-                        Some(Err(Panicked)) => {
+                    let lease = again.into_lease();
+                    let problem = match ready {
+                        None | Some(Ok(Ok(()))) => return Ok(self.not_begun(lease).await),
+                        Some(other) => other.map(Result::err),
+                    };
+                    // If the store does not take it, it is held back.
+                    let _ = lease.release().await;
+                    return match problem {
+                        Ok(Some(error)) => Err(error),
+                        Ok(None) | Err(Panicked) => {
                             Ok(self.layer.refuse(&self.policy, self.manner, &rolled_back()))
                         }
-                        _ => Ok(refused),
                     };
                 }
                 Ended::Recorded(until) => (class, Recorded::Stored, until, None),
@@ -226,6 +231,7 @@ fn out_of_hand() -> Problem {
 }
 
 fn kept() -> Problem {
-    let detail = "The handler did not give its transaction back: nothing of it is committed.";
+    let detail =
+        "The handler did not give its transaction back: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }

@@ -128,15 +128,15 @@ enum Heard {
 enum Pending {
     /// Somebody executes.
     InFlight { elapsed: Duration, remaining: Duration },
-    /// Somebody asks a hook.
-    Asked,
+    /// Somebody asks a hook, until then.
+    Asked { until: Instant },
 }
 
 impl From<Pending> for Claim {
     fn from(pending: Pending) -> Self {
         match pending {
             Pending::InFlight { elapsed, remaining } => Self::InFlight { elapsed, remaining },
-            Pending::Asked => Self::Unknown,
+            Pending::Asked { .. } => Self::Unknown,
         }
     }
 }
@@ -172,11 +172,12 @@ impl Call {
                 },
                 None => None,
             };
-            // Whoever has waited for one answer does not ask for another: all that wait would, one
-            // after the other.
-            if matches!(pending, Some(Pending::Asked)) {
-                claim.hook = None;
-            }
+            // Whoever has waited for an answer does not ask for another: all that wait would, one
+            // after the other. If none came in time, somebody else has to.
+            claim.hook = self.claim.hook.filter(|_| match pending {
+                Some(Pending::Asked { until }) => until <= Instant::now(),
+                _ => true,
+            });
             heard = match (self.once(claim.clone(), seen, request).await, pending) {
                 (Ok(heard), _) => Some(heard),
                 // It was there when it was last seen: no reason to forget that.
@@ -276,10 +277,13 @@ impl Call {
                     return Ok(Heard::Pending(Pending::InFlight { elapsed, remaining }));
                 }
                 Settled::Told(Claimed::Mismatch) => Claim::Mismatch,
-                Settled::Told(Claimed::Unknown) if is_live(back.seen()) => {
-                    return Ok(Heard::Pending(Pending::Asked));
-                }
-                Settled::Told(Claimed::Unknown) => Claim::Unknown,
+                Settled::Told(Claimed::Unknown) => match back.seen() {
+                    Snapshot { now, cell: Some(cell) } if is_live(back.seen()) => {
+                        let until = after(cell.lease_until.since(*now));
+                        return Ok(Heard::Pending(Pending::Asked { until }));
+                    }
+                    _ => Claim::Unknown,
+                },
                 Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
                     return Err(ClaimError::Contended);
                 }

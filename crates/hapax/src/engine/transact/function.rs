@@ -74,8 +74,8 @@ pub enum TransactError<E> {
     /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
     #[error("whether it was committed is not known yet")]
     Unsure,
-    /// The work panicked, or kept its transaction: nothing of that is committed. Or it ended its
-    /// transaction by itself, and nobody knows. The key goes by its policy for what is unknown.
+    /// The work panicked, kept its transaction, or ended it by itself: nobody knows what it did. The
+    /// key goes by its policy for what is unknown.
     #[error("the work panicked, or did not give its transaction back as it was")]
     Broken,
     /// It was refused, and that is still on its way to the store.

@@ -120,7 +120,6 @@ impl TxHandle {
     pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeError> {
         self.slot.terms.check()?;
         if let Some(there) = self.slot.reserve::<T>()? {
-            self.slot.taken.store(true, Ordering::Relaxed);
             return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
         }
         let slot = Arc::clone(&self.slot);
@@ -136,10 +135,12 @@ impl TxHandle {
             tx.map(|tx| Tx { tx: Some(tx), slot })
         });
         match timeout(self.slot.terms.begin, task).await {
-            Ok(Ok(taken)) => {
-                self.slot.taken.fetch_or(taken.is_ok(), Ordering::Relaxed);
-                taken
-            }
+            Ok(Ok(Ok(tx))) => match self.slot.receive() {
+                true => Ok(tx),
+                // Dropped here, it is rolled back.
+                false => Err(TakeError::Ended),
+            },
+            Ok(Ok(Err(error))) => Err(error),
             Ok(Err(_)) => Err(TakeError::Shutdown),
             Err(_) => Err(TakeError::TimedOut),
         }
@@ -148,9 +149,11 @@ impl TxHandle {
     /// Ends the run.
     pub(super) fn close(&self) -> Closed {
         self.slot.ended.store(true, Ordering::Relaxed);
-        match mem::replace(&mut *self.slot.lock(), State::Closed) {
+        let mut state = self.slot.lock();
+        match mem::replace(&mut *state, State::Closed) {
             // One that is still on its way was not used for anything, and will not be.
             State::Idle | State::Beginning | State::Closed => Closed::Unused,
+            State::Out if !self.is_taken() => Closed::Unused,
             State::Out => Closed::Kept,
             State::Back(tx) => Closed::Back(tx),
         }
@@ -171,6 +174,7 @@ impl Slot {
             State::Back(tx) => match tx.downcast() {
                 Ok(tx) => {
                     *state = State::Out;
+                    self.taken.store(true, Ordering::Relaxed);
                     Ok(Some(tx))
                 }
                 Err(tx) => {
@@ -198,6 +202,15 @@ impl Slot {
         self.lease.stilled(self.terms.lease, &self.ended).await?;
         self.database.any_begin(&mut tx).await?;
         Ok(tx)
+    }
+
+    /// The work has it in hand now, unless the run has ended on the way.
+    fn receive(&self) -> bool {
+        let state = self.lock();
+        let open = !matches!(*state, State::Closed);
+        // Under the lock: the end of the run looks at it there.
+        self.taken.fetch_or(open, Ordering::Relaxed);
+        open
     }
 
     /// None has begun: there may be another try.

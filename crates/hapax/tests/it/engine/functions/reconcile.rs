@@ -142,6 +142,22 @@ async fn a_copy_that_waited_for_the_hook_is_promoted_or_told_and_asks_no_further
     assert_eq!(began.elapsed().as_secs(), 2, "asked once for both");
 }
 
+/// Whoever asked goes away before there is an answer.
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_waited_in_vain_asks_itself() {
+    let world = World::new();
+    let charge = waiting(&world, Reconciled::Happened(receipt("found")));
+    doubtful(&charge).await;
+    let asking = tokio::time::timeout(Duration::from_secs(1), call(&charge, never));
+    let copy = async {
+        settle().await;
+        call(&charge, never).await
+    };
+    let (asked, copied) = tokio::join!(asking, copy);
+    assert!(asked.is_err());
+    assert_eq!(replayed(&copied), &receipt("found"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_asked_waits_for_who_came_before_the_answer() {
     let world = World::new();
