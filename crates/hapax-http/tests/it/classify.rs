@@ -101,6 +101,7 @@ fn wire_16_grpc_goes_by_its_own_status() {
         ("application/grpc", true),
         ("application/grpc+proto", true),
         ("application/grpc;x", true),
+        ("Application/GRPC+proto", true),
         ("application/grpc-web", false),
         ("application/json", false),
     ] {

@@ -89,8 +89,8 @@ impl Idempotency {
     /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
     ///    leaves a claim behind: what lands unheard is released in the background.
     /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
-    ///    gives up. They wait as well while another claim asks the hook, and ask it
-    ///    no further.
+    ///    gives up. They wait as well while another claim asks the hook, and do not ask it after
+    ///    that, unless there was no answer in time.
     ///
     /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
     ///
@@ -397,7 +397,7 @@ impl Question {
         let Self { call, mut claiming, .. } = self;
         let next = claiming.answered(verdict, &*call.inner.entropy)?;
         let heard = call.converse(claiming, next, request).await?;
-        // Those who waited for the answer: one of them may ask again.
+        // Those who waited for the answer look what is there now.
         if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown)) {
             call.inner.waiters.wake(&call.key, None);
         }

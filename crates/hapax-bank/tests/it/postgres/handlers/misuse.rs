@@ -37,7 +37,7 @@ async fn what_does_not_tell_whether_it_refuses_is_rolled_back_unless_the_handler
         world.app(post(move |Extension(execution): Extension<Execution>, tx: Db| async move {
             tx.execute(LINE, &[]).await.unwrap();
             said(&execution);
-            response("application/grpc-web", "0")
+            response("Application/gRPC-Web", "0")
         }))
     };
     for _ in 0..2 {
