@@ -41,7 +41,7 @@ start() {
 }
 stop() { kill "$1" "$gateway"; wait "$gateway" 2>/dev/null || true; gateway=; }
 url=http://127.0.0.1:$gate
-pay="curl -si $url/payments -H 'Content-Type: application/json'"
+pay="curl -si $url/payments -H 'Authorization: Bearer me' -H 'Content-Type: application/json'"
 count() { curl -s "http://127.0.0.1:$port/ledger" | python3 -c "import json, sys; print(json.load(sys.stdin)['$1'])"; }
 charges() { count charges; }
 # Waits until the service has that many: charges begun, or charges made.
@@ -73,7 +73,8 @@ say "A client that hangs up loses nothing: the charge goes on, and the retry hea
 run "$pay -H 'Idempotency-Key: \"k-3\"' -d '{\"amount\": 300, \"seconds\": 2}' --max-time 1"
 reached charges 3
 # From the charge to its record.
-while [[ $(curl -s "$url/payments" -H 'Content-Type: application/json' -H 'Idempotency-Key: "k-3"' \
+while [[ $(curl -s "$url/payments" -H 'Authorization: Bearer me' \
+    -H 'Content-Type: application/json' -H 'Idempotency-Key: "k-3"' \
     -d '{"amount": 300, "seconds": 2}') == *'"in-flight"'* ]]; do sleep 0.05; done
 run "$pay -H 'Idempotency-Key: \"k-3\"' -d '{\"amount\": 300, \"seconds\": 2}'"
 expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_3"'
@@ -108,7 +109,7 @@ killed k-5 500
 start --on-unknown block
 run "$pay -H 'Idempotency-Key: \"k-5\"' -d '{\"amount\": 500, \"seconds\": 2}'"
 expect "409"; expect '"outcome-unknown"'
-run "$hapax keys resolve k-5 --store file:$work/hapax.db --outcome happened --status 201 --body '{\"id\": \"ch_6\"}'"
+run "$hapax keys resolve k-5 --scope 'Bearer me' --store file:$work/hapax.db --outcome happened --status 201 --body '{\"id\": \"ch_6\"}'"
 run "$pay -H 'Idempotency-Key: \"k-5\"' -d '{\"amount\": 500, \"seconds\": 2}'"
 expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_6"'
 [ "$(charges)" = 6 ] || fail "six charges"

@@ -98,6 +98,7 @@ impl Burden {
 fn head(path: &str, key: &str, length: usize) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: bench\r\nidempotency-key: {key}\r\n\
+         authorization: Bearer bench\r\n\
          content-length: {length}\r\n\r\n"
     )
 }

@@ -24,6 +24,7 @@ impl Connection {
     pub fn post(&mut self, path: &str, key: &str) -> u16 {
         let request = format!(
             "POST {path} HTTP/1.1\r\nhost: bench\r\nidempotency-key: {key}\r\n\
+             authorization: Bearer bench\r\n\
              content-type: application/json\r\ncontent-length: 14\r\n\r\n{{\"amount\":100}}"
         );
         self.stream.get_mut().write_all(request.as_bytes()).expect("the gateway reads");

@@ -140,7 +140,7 @@ struct Grip {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct OfRecord {
     scope: Option<Callers>,
-    missing: Option<MissingScope>,
+    missing: MissingScope,
     grammar: Grammar,
     fingerprint: HttpScheme,
     profile: Profile,
@@ -159,7 +159,7 @@ impl Grip {
             most_in_flight: policy.max_in_flight_per_scope.map_or(u32::MAX, Into::into),
             of_record: OfRecord {
                 scope: policy.scope.clone(),
-                missing: policy.scope_missing,
+                missing: policy.scope_missing.unwrap_or_default(),
                 grammar: policy.grammar,
                 fingerprint: policy.fingerprint.clone(),
                 profile: policy.profile,

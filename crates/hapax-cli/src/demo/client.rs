@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
@@ -297,6 +297,7 @@ async fn post(address: SocketAddr, key: &str, body: String) -> Result<Answer, No
         .header(HOST, address.to_string())
         .header(CONTENT_TYPE, "application/json")
         .header("idempotency-key", key)
+        .header(AUTHORIZATION, "Bearer shop")
         .body(Full::<Bytes>::from(body))?;
     let (head, body) = sender.send_request(request).await?.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(NoAnswer::body)?.to_bytes();
@@ -315,7 +316,7 @@ async fn post_and_hang_up(
     let mut stream = TcpStream::connect(address).await?;
     let request = format!(
         "POST /charges HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-         idempotency-key: {key}\r\ncontent-length: {}\r\n\r\n{body}",
+         idempotency-key: {key}\r\nauthorization: Bearer shop\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await?;

@@ -183,8 +183,8 @@ fn point_at(last: &Standing) {
     }
     eprintln!(
         "Send this twice, and look for Idempotency-Replayed in the second answer:\n  \
-         curl -i http://{address}/charges -H 'Idempotency-Key: my-first-key' \
-         -H 'Content-Type: application/json' -d '{{\"order\":100001,\"amount\":1999}}'"
+         curl -i http://{address}/charges -H 'Authorization: Bearer me' \
+         -H 'Idempotency-Key: my-first-key' -H 'Content-Type: application/json' -d '{{\"order\":100001,\"amount\":1999}}'"
     );
 }
 

@@ -49,4 +49,5 @@ Exit codes: 0 after a drain, 64 for what cannot be configured, 69 where an addre
 not to be had.
 
   hapax gateway --upstream http://127.0.0.1:3000
-  curl -i http://127.0.0.1:8080/orders -H 'Idempotency-Key: 8e03978e' -d '{\"item\": 7}'";
+  curl -i http://127.0.0.1:8080/orders -H 'Authorization: Bearer me' \\
+    -H 'Idempotency-Key: 8e03978e' -d '{\"item\": 7}'";

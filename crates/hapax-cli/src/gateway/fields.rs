@@ -241,15 +241,15 @@ pub(super) struct PolicyFields {
     #[serde(with = "list")]
     pub(super) methods: Option<Vec<Verb>>,
 
-    /// The request headers whose values together say who the caller is, so that the same key of two
-    /// callers is two keys; `none` if all requests are one caller's [default: authorization if
-    /// --listen is on loopback, else required]
+    /// The request headers whose values together name the caller, so that the same key of two
+    /// callers is two keys; `none` gives all callers one scope, in which they get each other's
+    /// answers [default: authorization]
     #[arg(long, env = "HAPAX_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
     pub(super) scope: Option<Vec<Name>>,
 
-    /// A request without one of these headers: refused, or of a scope that all such share [default:
-    /// shared with the default scope, else reject]
+    /// A request in which one of these headers is missing or empty: 400, or a scope that all such
+    /// callers share, in which they get each other's answers [default: reject]
     #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
     pub(super) scope_missing: Option<Missing>,
 

@@ -126,11 +126,11 @@ impl Loaded {
         match (&policy.scope, policy.scope_missing) {
             _ if by_auth => "",
             (None, None) => {
-                "# By default scope = [\"authorization\"] and scope_missing = \"shared\".\n"
+                "# By default scope = [\"authorization\"] and scope_missing = \"reject\".\n"
             }
             (None, Some(_)) => "# By default scope = [\"authorization\"].\n",
             (Some(hapax_gateway::Callers::Headers(_)), None) => {
-                "# As scope is said, scope_missing = \"reject\".\n"
+                "# By default scope_missing = \"reject\".\n"
             }
             (Some(_), _) => "",
         }

@@ -62,7 +62,7 @@ fn pay(address: &str) -> String {
     write!(
         stream,
         "POST /charges HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nidempotency-key: mine\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+         authorization: Bearer me\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
     .unwrap();

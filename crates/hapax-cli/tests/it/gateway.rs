@@ -23,7 +23,6 @@ fn what_cannot_be_is_one_line_and_64() {
         (&["--scope", "authorization,none"], "stands alone"),
         (&["--docs-url", "docs"], "--docs-url"),
         (&["--on-unknown", "reconcile"], "--reconcile-url"),
-        (&["--listen", "0.0.0.0:0"], "--scope is required"),
         (&["--log-level", "x=y=z"], "--log-level"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["--secret-file", "/nowhere/at/all", "--store", "memory:"], "/nowhere/at/all"),

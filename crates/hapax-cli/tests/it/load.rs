@@ -25,7 +25,7 @@ fn peak_mib(gateway: &Gateway) -> usize {
 
 fn start(address: SocketAddr, key: &str, more: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n{more}\r\n\r\n")
+    write!(stream, "POST / HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a\r\nidempotency-key: {key}\r\n{more}\r\n\r\n")
         .unwrap();
     stream
 }

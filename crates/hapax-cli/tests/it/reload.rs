@@ -71,7 +71,7 @@ fn a_file_that_is_not_told_to_its_end_holds_up_nothing() {
         gateway.signal(Signal::HUP);
         std::thread::yield_now();
     }
-    let asked = send_to(gateway.address, "/", "k", &[], "x");
+    let asked = send_to(gateway.address, "/", "k", &[("authorization", "Bearer a")], "x");
     upstream.next().answer("201 Created", "x");
     assert_eq!(receive(&asked).unwrap().status, 201);
     gateway.signal(Signal::TERM);

@@ -61,10 +61,6 @@ pub enum ConfigError {
         "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not believe it"
     )]
     StrippedFingerprint(HeaderName),
-    #[error(
-        "--scope is required when --listen ({0}) is not on loopback: name the headers that identify the caller, or `none`"
-    )]
-    Scope(SocketAddr),
     #[error("{0} is zero: nothing could ever happen in time")]
     ZeroTimeout(&'static str),
     #[error(

@@ -28,10 +28,11 @@ pub struct PolicyConfig {
     pub grammar: Grammar,
     /// Which methods are protected. Default POST and PATCH.
     pub methods: Vec<Method>,
-    /// Who the caller is. Default: `authorization` on a loopback listener; elsewhere there is none.
+    /// The headers that name the caller. Default: `authorization`, or those of
+    /// [`ForwardAuth::scope`](super::ForwardAuth::scope).
     pub scope: Option<Callers>,
-    /// What a request without its scope headers gets. Default: [`MissingScope::Shared`] with the
-    /// default scope, else [`MissingScope::Reject`].
+    /// Handling of a request in which a scope header is missing or empty. Default:
+    /// [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
     /// What of a request counts when it is compared with a retry. Default: all but its headers, JSON
     /// and form data by what they say.
@@ -196,11 +197,8 @@ impl PolicyConfig {
             // They are in the request by then, from the answer.
             return Ok((Callers::Headers(auth.scope.clone()), MissingScope::Reject));
         }
+        let missing = self.scope_missing.unwrap_or(MissingScope::Reject);
         let Some(scope) = &self.scope else {
-            if !config.listen.ip().is_loopback() {
-                return Err(ConfigError::Scope(config.listen));
-            }
-            let missing = self.scope_missing.unwrap_or(MissingScope::Shared);
             return Ok((Callers::Headers(vec![http::header::AUTHORIZATION]), missing));
         };
         if let Callers::Headers(names) = scope {
@@ -211,7 +209,7 @@ impl PolicyConfig {
                 return Err(ConfigError::StrippedScope(name.clone()));
             }
         }
-        Ok((scope.clone(), self.scope_missing.unwrap_or(MissingScope::Reject)))
+        Ok((scope.clone(), missing))
     }
 }
 

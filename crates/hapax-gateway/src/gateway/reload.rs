@@ -1,7 +1,7 @@
 //! Another configuration for new requests.
 //!
-//! All of it or nothing. A configuration is checked as a whole: whether bodies fit into the memory,
-//! whether a scope is given where the listener is not on loopback. With some of it from before that
+//! All of it or nothing. A configuration is checked as a whole, for example whether bodies fit into
+//! the memory. With some of it from before that
 //! would be untrue, and what runs would be written down nowhere. So what cannot change at run time
 //! has the rest refused.
 //!

@@ -30,6 +30,12 @@ fn auth(config: &mut Config) -> &mut ForwardAuth {
     config.auth.as_mut().unwrap()
 }
 
+/// Has these headers of the auth answer name the caller.
+fn named_by(config: &mut Config, names: &[HeaderName]) {
+    auth(config).scope = names.to_vec();
+    config.policy.scope_missing = None;
+}
+
 fn with(mut response: Response<Body>, fields: &[(&'static str, &'static str)]) -> Response<Body> {
     for (name, value) in fields {
         response.headers_mut().append(*name, HeaderValue::from_static(value));

@@ -13,7 +13,7 @@ use crate::world::{Upstream, config, post, post_with, start};
 #[tokio::test(flavor = "multi_thread")]
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
-    let cases: [(&str, Change); 33] = [
+    let cases: [(&str, Change); 32] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
@@ -49,7 +49,6 @@ async fn contradictions_do_not_start() {
             it.policy.store_outage = StoreOutage::Open;
         }),
         ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
-        ("--scope is required", |it| it.listen = "0.0.0.0:0".parse().unwrap()),
         ("names no header", |it| it.policy.scope = Some(Callers::Headers(vec![]))),
         ("strips that header", |it| it.policy.scope = Some(Callers::Headers(vec![CONNECTION]))),
         ("strips that header", |it| {
@@ -107,6 +106,7 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
     ];
     for (says, change) in cases {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());
+        config.policy.scope_missing = None;
         let mut auth = ForwardAuth::new("http://127.0.0.1:2/check".parse().unwrap());
         auth.scope = user();
         change(&mut config, &mut auth);
@@ -115,13 +115,40 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
         assert!(matches!(error, StartError::Config(_)), "{error:?}");
         assert!(error.to_string().contains(says), "{says:?} is not in {error}");
     }
-    // Where the answer says who the caller is, nothing else need be said of it.
-    let mut config = config("http://127.0.0.1:1".parse().unwrap());
-    config.listen = "0.0.0.0:0".parse().unwrap();
-    let mut auth = ForwardAuth::new("http://127.0.0.1:2/check".parse().unwrap());
-    auth.scope = user();
-    config.auth = Some(auth);
-    start(config).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_its_scope_header_is_rejected_on_every_listener() {
+    let upstream = Upstream::counting().await;
+    for listen in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"] {
+        let mut config = config(upstream.url());
+        config.policy.scope_missing = None;
+        config.listen = listen.parse().unwrap();
+        let gateway = start(config).await;
+        let mut address = gateway.local_addr();
+        if address.ip().is_unspecified() {
+            address.set_ip([127, 0, 0, 1].into());
+        }
+        // Cookies and API keys are no scope unless the configuration names them.
+        for fields in [
+            &[("idempotency-key", "k")][..],
+            &[("idempotency-key", "k"), ("authorization", "")],
+            &[("idempotency-key", "k"), ("cookie", "session=1"), ("x-api-key", "secret")],
+        ] {
+            let answer = post_with(address, "/", fields, "x").await;
+            assert_eq!((answer.status, answer.code().as_str()), (400, "missing-scope"), "{listen}");
+            let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+            for says in ["`authorization`", "`scope`", "`scope_missing`", "`shared`", "`none`"] {
+                assert!(detail.contains(says), "{says} is not in {detail}");
+            }
+        }
+        assert_eq!(upstream.seen().len(), 0);
+    }
+    let mut of_all = config(upstream.url());
+    of_all.policy.scope = Some(Callers::Everyone);
+    of_all.policy.scope_missing = None;
+    let of_all = start(of_all).await;
+    assert_eq!(post(of_all.local_addr(), "/", "k", "x").await.status, 201);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,11 +224,14 @@ async fn who_cannot_be_told_is_refused() {
     let mut strict = config(upstream.url());
     strict.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
     let strict = start(strict).await;
-    assert_eq!(post(strict.local_addr(), "/", "k", "x").await.code(), "missing-scope");
     for credentials in ["Digest a", "AWS4-HMAC-SHA256 a", "Signature a", "DPoP a"] {
         let fields = [("idempotency-key", "k"), ("authorization", credentials)];
         let answer = post_with(strict.local_addr(), "/", &fields, "x").await;
         assert_eq!(answer.code(), "unstable-scope", "{credentials}");
+        let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+        for says in ["`authorization`", "`scope`", "`auth_scope`", "another caller"] {
+            assert!(detail.contains(says), "{says} is not in {detail}");
+        }
     }
     assert_eq!(upstream.seen().len(), 0);
 

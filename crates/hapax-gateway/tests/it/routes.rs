@@ -32,6 +32,7 @@ async fn each_route_has_its_own_of_everything() {
         policy.key = KeyRule::Required;
         policy.docs_url = docs("https://docs.example/strict");
         policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-user")]));
+        policy.scope_missing = None;
         policy.max_request_body = 4;
         policy.methods = vec![http::Method::PUT, http::Method::POST];
     });

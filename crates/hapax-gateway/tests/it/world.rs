@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_gateway::{Config, Gateway, Running, StoreUrl};
 use hapax_http::Body;
+use hapax_http::server::MissingScope;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -151,9 +152,11 @@ pub(crate) fn text(status: u16, body: impl Into<Bytes>) -> Response<Body> {
     response
 }
 
-/// A gateway in front of `upstream`, on free ports and in memory.
+/// A gateway in front of `upstream`, on free ports and in memory. Requests without `Authorization`
+/// share a scope: most tests have one caller.
 pub(crate) fn config(upstream: Uri) -> Config {
     let mut config = Config::new(upstream);
+    config.policy.scope_missing = Some(MissingScope::Shared);
     config.listen = "127.0.0.1:0".parse().unwrap();
     config.admin = Some("127.0.0.1:0".parse().unwrap());
     config.store = StoreUrl::Memory;

@@ -88,20 +88,45 @@ impl ScopeSource {
             Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
         };
         refused.map_err(|refused| match refused {
-            ScopeRefused::Missing => {
-                let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
-                let detail = match self.names().iter().find(lacks) {
-                    Some(name) => format!("The request does not say who the caller is: `{name}`."),
-                    None => "The request does not say who the caller is.".to_owned(),
-                };
-                Problem::new(Code::MissingScope, detail)
-            }
-            ScopeRefused::Unstable => Problem::new(
-                Code::UnstableScope,
-                "These credentials change with every request, so that a retry could not be told \
-                 from another caller's request.",
-            ),
+            ScopeRefused::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
+            ScopeRefused::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
         })
+    }
+
+    /// The detail of 400 `missing-scope`.
+    fn missing(&self, parts: &Parts) -> String {
+        let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
+        match self.names().iter().find(lacks) {
+            Some(name) => format!(
+                "An idempotency key needs its caller: the request must have the header `{name}`, \
+                 and it is missing or empty. A client sends it. An operator can name another \
+                 header in `scope`, or set `scope_missing` to `shared` or `scope` to `none`: \
+                 callers who share a scope get each other's answers when their keys are equal."
+            ),
+            None => "An idempotency key needs its caller, and the server finds none in this \
+                     request. A client sends its credentials."
+                .to_owned(),
+        }
+    }
+
+    /// The detail of 400 `unstable-scope`.
+    fn unstable(&self, parts: &Parts) -> String {
+        let changes = |name: &&HeaderName| {
+            is_credentials(name) && parts.headers.get_all(*name).iter().any(changes_by_request)
+        };
+        match self.names().iter().find(changes) {
+            Some(name) => format!(
+                "The scheme of `{name}` makes other credentials for each request, so a retry would \
+                 count as another caller's request and could execute again. A client uses a scheme \
+                 whose value stays the same (Bearer, Basic). An operator names in `scope` a header \
+                 that stays the same for all attempts of one caller, or has the caller named by \
+                 forward authorisation (`auth_scope`)."
+            ),
+            None => "The caller's credentials change with each request, so a retry would count as \
+                     another caller's request and could execute again. A client uses credentials \
+                     that stay the same for all attempts."
+                .to_owned(),
+        }
     }
 
     /// The headers it reads.
@@ -134,8 +159,7 @@ fn from_headers(
     for name in names {
         let before = parts.len();
         for value in headers.get_all(name).iter().filter(|value| says(value)) {
-            let credentials = [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name);
-            if credentials && changes_by_request(value) {
+            if is_credentials(name) && changes_by_request(value) {
                 return Err(ScopeRefused::Unstable);
             }
             parts.push((name.as_str(), value.as_bytes()));
@@ -149,6 +173,10 @@ fn from_headers(
 
 fn says(value: &HeaderValue) -> bool {
     !value.as_bytes().trim_ascii().is_empty()
+}
+
+fn is_credentials(name: &HeaderName) -> bool {
+    [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name)
 }
 
 fn changes_by_request(credentials: &HeaderValue) -> bool {

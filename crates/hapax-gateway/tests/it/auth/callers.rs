@@ -8,7 +8,7 @@ use hapax::OnUnknown;
 use http::Method;
 use http::header::HeaderName;
 
-use super::{USER, asking, auth, list, pay, refused, saying, with};
+use super::{USER, asking, auth, list, named_by, pay, refused, saying, with};
 use crate::world::{Raw, Seen, Upstream, post, post_with, send, start, text};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -18,7 +18,7 @@ async fn the_answer_says_who_the_caller_is() {
         vec!["Bearer 1-alice", "Bearer 2-alice", "Bearer 1-bob", "Bearer 1-", "Bearer 1- "];
     let endpoint = list(&Arc::new(Mutex::new(allowed))).await;
     let mut config = asking(&upstream, &endpoint);
-    auth(&mut config).scope = vec![USER];
+    named_by(&mut config, &[USER]);
     let gateway = start(config).await;
     assert_eq!(pay(&gateway, "k", "Bearer 1-alice").await.text(), "1");
     // The token was renewed between two attempts.
@@ -62,7 +62,7 @@ async fn an_answer_without_the_caller_is_none() {
         .await
     };
     let mut config = asking(&upstream, &endpoint);
-    auth(&mut config).scope = vec![USER, HeaderName::from_static("x-tenant")];
+    named_by(&mut config, &[USER, HeaderName::from_static("x-tenant")]);
     let gateway = start(config).await;
     for index in 0..3 {
         says.store(index, Ordering::SeqCst);
@@ -80,7 +80,7 @@ async fn copied_headers_come_from_the_answer_alone() {
     let fields = [("x-user", "alice"), ("x-role", "a"), ("x-role", "b"), ("x-other", "1")];
     let endpoint = saying(move || with(text(200, ""), &fields)).await;
     let mut config = asking(&upstream, &endpoint);
-    auth(&mut config).scope = vec![USER];
+    named_by(&mut config, &[USER]);
     auth(&mut config).copy = ["x-role", "x-level", "x-user"].map(HeaderName::from_static).to_vec();
     let gateway = start(config).await;
     let address = gateway.local_addr();
@@ -147,7 +147,7 @@ async fn the_reconcile_url_hears_who_the_caller_is() {
     .await;
     let endpoint = saying(|| with(text(200, ""), &[("x-user", "alice")])).await;
     let mut config = asking(&upstream, &endpoint);
-    auth(&mut config).scope = vec![USER];
+    named_by(&mut config, &[USER]);
     config.policy.on_unknown = OnUnknown::Reconcile;
     config.policy.reconcile_url = Some(upstream.url());
     config.policy.upstream_timeout = Duration::from_secs(2);
