@@ -10,14 +10,15 @@ use crate::test::target;
 pub(crate) const COMMAND: Command = Command {
     name: "setup",
     summary: "install the packages that the tests need",
-    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, curl and kill. What is missing is
+    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, curl and kill. What is missing is
 installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
 their own, on ports of their own. Clients written by others, Stripe's and gRPC's
 for Python, in the versions of crates/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
-into a virtual environment in the target folder.
+into a virtual environment in the target folder; Stripe's for Node, in the version of
+crates/hapax-gateway/tests/npm/package-lock.json, comes from npm into the target folder.
 
-  --skip NAME,…   do without: redis, postgres, pypi",
+  --skip NAME,…   do without: redis, postgres, pypi, npm",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -30,7 +31,7 @@ into a virtual environment in the target folder.
 pub(crate) struct Skip(Vec<String>);
 
 impl Skip {
-    const NAMES: [&str; 3] = ["redis", "postgres", "pypi"];
+    const NAMES: [&str; 4] = ["redis", "postgres", "pypi", "npm"];
 
     pub(crate) fn parse(args: &mut Args) -> Result<Self, Failure> {
         let names: String = args.value("--skip")?.unwrap_or_default();
@@ -75,12 +76,14 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 7] = [
+const NEEDS: [Need; 9] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
     Need { what: "python3", package: "python3", is_there: || on_path("python3") },
     Need { what: "pypi", package: "python3-venv", is_there: makes_environments },
+    Need { what: "npm", package: "nodejs", is_there: || on_path("node") },
+    Need { what: "npm", package: "npm", is_there: || on_path("npm") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },
@@ -89,7 +92,10 @@ const NEEDS: [Need; 7] = [
 /// Makes sure that everything but `skip` is there.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     packages(skip)?;
-    if skip.leaves_out("pypi") { Ok(()) } else { clients() }
+    if !skip.leaves_out("pypi") {
+        clients_from_pypi()?;
+    }
+    if skip.leaves_out("npm") { Ok(()) } else { clients_from_npm() }
 }
 
 /// What the system has to bring.
@@ -130,7 +136,7 @@ fn missing(skip: &Skip) -> Vec<&'static str> {
 }
 
 /// The clients from PyPI, where their tests look for them: unless what is there is what was asked for.
-fn clients() -> Outcome {
+fn clients_from_pypi() -> Outcome {
     let folder = target()?.join("pypi");
     let wanted = root().join("crates/hapax-gateway/tests/pypi/requirements.txt");
     let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
@@ -149,6 +155,30 @@ fn clients() -> Outcome {
     )?;
     std::fs::write(&done, text)
         .map_err(|error| Failure::new(format!("{}: {error}", done.display())))
+}
+
+/// Installs the clients from npm where their tests look for them, unless they are there.
+fn clients_from_npm() -> Outcome {
+    let folder = target()?.join("npm");
+    let manifests = root().join("crates/hapax-gateway/tests/npm");
+    let failed = |path: &Path, error| Failure::new(format!("{}: {error}", path.display()));
+    let lock = manifests.join("package-lock.json");
+    let wanted = std::fs::read_to_string(&lock).map_err(|error| failed(&lock, error))?;
+    // Written last: it means that everything before it was done.
+    let done = folder.join("installed.json");
+    if std::fs::read_to_string(&done).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
+    for name in ["package.json", "package-lock.json"] {
+        let (from, to) = (manifests.join(name), folder.join(name));
+        std::fs::copy(&from, &to).map_err(|error| failed(&from, error))?;
+    }
+    let install = ["ci", "--ignore-scripts", "--omit=peer", "--no-audit", "--no-fund", "--prefix"];
+    Run::new("npm").args(install).args([&folder]).show().map_err(|failure| {
+        Failure::new(format!("{failure}\nclients from npm: leave them out with --skip npm"))
+    })?;
+    std::fs::write(&done, wanted).map_err(|error| failed(&done, error))
 }
 
 fn makes_environments() -> bool {

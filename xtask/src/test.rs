@@ -17,7 +17,7 @@ pub(crate) const COMMAND: Command = Command {
 A server that is missing fails its tests, unless it is skipped by name. The last line
 says what ran, how much of it passed, and what was left out and why.
 
-  --skip NAME,…   do without: redis, postgres, pypi",
+  --skip NAME,…   do without: redis, postgres, pypi, npm",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;

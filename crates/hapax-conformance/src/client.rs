@@ -187,6 +187,9 @@ impl Answer {
         for member in ["type", "title", "detail", "code"] {
             assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
         }
+        let error = &problem["error"];
+        assert_eq!((&error["code"], &error["message"]), (&problem["code"], &problem["detail"]));
+        assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("_error")), "{problem}");
         problem
     }
 

@@ -207,7 +207,8 @@ macro_rules! __group {
                 w21_and_what_may_have_happened_is_unknown_to_it
                 w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
                 w21_all_that_a_page_gets_carries_cors_headers
-                w21_without_cors_there_are_no_such_headers;
+                w21_without_cors_there_are_no_such_headers
+                w28_every_problem_has_an_error_for_sdks;
             protocols: w22_one_key_over_both_protocols w22_chunks_and_a_length_are_the_same_body
                 w22_request_trailers_reach_the_handler w22_trailers_are_stored_and_replayed
                 w22_a_100_of_the_server_is_not_the_answer
@@ -268,8 +269,10 @@ mod tests {
         for groups in [&Group::ALL[..], &[Group::Any, Group::Crashes]] {
             let scenarios = || groups.iter().flat_map(|group| group.scenarios());
             let numbers: BTreeSet<&str> = scenarios().map(|scenario| &scenario.name[..3]).collect();
-            let all: Vec<String> = (1..=23).map(|number| format!("w{number:02}")).collect();
-            assert_eq!(numbers.into_iter().collect::<Vec<_>>(), all);
+            let all: BTreeSet<String> = (1..=23).map(|number| format!("w{number:02}")).collect();
+            // Of the statements since, some are about the gateway alone, whose tests have them.
+            let first = numbers.into_iter().filter(|number| *number <= "w23");
+            assert_eq!(first.map(str::to_owned).collect::<BTreeSet<_>>(), all);
             let names: BTreeSet<&str> = scenarios().map(|scenario| scenario.name).collect();
             assert_eq!(names.len(), scenarios().count());
         }

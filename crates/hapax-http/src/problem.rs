@@ -132,6 +132,16 @@ impl Code {
         }
     }
 
+    /// The member `type` of the member `error`, in the words of payment APIs.
+    #[must_use]
+    pub const fn error_type(self) -> &'static str {
+        match self.status() {
+            _ if matches!(self, Self::KeyReused) => "idempotency_error",
+            StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::InvalidKey => ("invalid-key", "The idempotency key is not valid"),
@@ -241,6 +251,12 @@ impl Problem {
         members.insert("status".into(), code.status().as_u16().into());
         members.insert("detail".into(), self.detail.as_str().into());
         members.insert("code".into(), code.as_str().into());
+        // SDKs that look for `body.error` take a body without it for success, whatever the status.
+        let mut error = Map::new();
+        error.insert("type".into(), code.error_type().into());
+        error.insert("code".into(), code.as_str().into());
+        error.insert("message".into(), self.detail.as_str().into());
+        members.insert("error".into(), error.into());
         if let (Code::InFlight, Some(seconds)) = (code, self.retry_after) {
             members.insert("retry_after".into(), seconds.into());
         }

@@ -29,8 +29,26 @@ pub async fn w21_refusals_are_problem_details(arena: Arena) {
         assert_eq!(problem["type"], format!("urn:hapax:problem:{code}"));
         assert!(problem["detail"].as_str().unwrap().ends_with('.'));
         assert_eq!(answer.header("link"), "");
-        assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");
+        assert_eq!(problem.as_object().unwrap().len(), 6, "{problem}");
     }
+}
+
+pub async fn w28_every_problem_has_an_error_for_sdks(arena: Arena) {
+    let stage = arena.start(strict(), counting(&Runs::new())).await;
+    for answer in refusals(&stage).await {
+        assert_eq!(answer.problem()["error"]["type"], "invalid_request_error", "{answer:?}");
+    }
+    stage.send(stage.post("k").body("1")).await.is_first(201, "1");
+    let reused = stage.send(stage.post("k").body("2")).await;
+    reused.is_refused(422, "key-reused");
+    let problem = reused.problem();
+    let message = problem["detail"].as_str().unwrap();
+    let error = serde_json::json!({
+        "type": "idempotency_error",
+        "code": "key-reused",
+        "message": message,
+    });
+    assert_eq!(problem["error"], error);
 }
 
 pub async fn w21_in_flight_has_retry_after(arena: Arena) {

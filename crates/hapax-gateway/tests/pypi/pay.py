@@ -1,6 +1,7 @@
-"""Makes payments with Stripe's own library, as an application would: nothing here knows of retries.
+"""Makes payments with Stripe's own library, as an application would: its own retries, and no code for
+them here. After each payment it replays it, and reuses its key for another amount.
 
-usage: pay.py URL CALLS
+usage: pay.py HOST PORT CALLS
 """
 
 import json
@@ -9,17 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 import stripe
 
-url, calls = sys.argv[1], int(sys.argv[2])
+host, port, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
 client = stripe.StripeClient(
-    "sk_test_fake", base_addresses={"api": url}, max_network_retries=12
+    "sk_test_fake", base_addresses={"api": f"http://{host}:{port}"}, max_network_retries=12
 )
 
 
 def pay(call):
     params = {"amount": 100 + call, "currency": "usd", "metadata": {"call": str(call)}}
-    intent = client.v1.payment_intents.create(params=params)
-    assert intent.amount == 100 + call, intent
-    return {"call": call, "id": intent.id}
+    options = {"idempotency_key": f"python-{call}"}
+    create = client.v1.payment_intents.create
+    first = create(params=params, options=options)
+    replay = create(params=params, options=options)
+    assert first.amount == replay.amount == 100 + call, (first, replay)
+    try:
+        create(params={**params, "amount": 1}, options=options)
+        raised = None
+    except stripe.StripeError as error:
+        raised = error.error.code
+    return {"call": call, "id": first.id, "replay": replay.id, "reused": raised}
 
 
 with ThreadPoolExecutor(8) as pool:

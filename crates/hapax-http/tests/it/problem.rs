@@ -24,10 +24,27 @@ fn wire_21_every_code_makes_a_whole_problem() {
             "status": code.status().as_u16(),
             "detail": "A \"detail\"\n",
             "code": code.as_str(),
+            "error": {
+                "type": code.error_type(),
+                "code": code.as_str(),
+                "message": "A \"detail\"\n",
+            },
         });
         assert_eq!(serde_json::from_slice::<Value>(response.body()).unwrap(), expected);
         assert!(code.title().starts_with(char::is_uppercase), "{}", code.title());
         assert!(words.insert(code.as_str()), "{} twice", code.as_str());
+    }
+}
+
+#[test]
+fn wire_28_the_type_of_the_error_follows_code_and_status() {
+    for code in Code::ALL {
+        let expected = match (code, code.status().as_u16()) {
+            (Code::KeyReused, _) => "idempotency_error",
+            (_, 400 | 413) => "invalid_request_error",
+            _ => "api_error",
+        };
+        assert_eq!(code.error_type(), expected, "{}", code.as_str());
     }
 }
 
