@@ -20,10 +20,9 @@ fn curl(gateway: &Gateway, ca: &Path) -> Result<String, i32> {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--output", "/dev/null", "--write-out", "%{http_code} %{http_version}"]);
     let url = format!("https://{}/orders", gateway.address);
-    let output =
-        curl.args(["--header", "authorization: Bearer a", "--header", "idempotency-key: k"]);
+    curl.args(["--header", "authorization: Bearer a", "--header", "idempotency-key: k"]);
     curl.args(["--data", "x", "--cacert"]).arg(ca).arg(url);
-    let output = output.output().unwrap();
+    let output = curl.output().unwrap();
     match output.status.code().unwrap() {
         0 => Ok(String::from_utf8(output.stdout).unwrap()),
         code => Err(code),
