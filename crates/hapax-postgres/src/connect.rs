@@ -27,15 +27,7 @@ pub(crate) struct Prepared {
 /// Dropping it closes its connection, and with it what was under way there is undone.
 pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
     let options = &setup.options;
-    let timed_out = || ConnectError::TimedOut;
-    let mut link = {
-        let look = async {
-            let link = Link::connect(setup).await?;
-            look::check(link.client(), options).await?;
-            Ok::<_, ConnectError>(link)
-        };
-        timeout(setup.answer, look).await.unwrap_or_else(|_| Err(timed_out()))?
-    };
+    let mut link = Link::reach(setup).await?;
     let work = async {
         let found = look::version(link.client(), options).await?;
         if look::needs_migration(found)? {
@@ -52,6 +44,6 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
         let made = look::made(link.client(), options).await?;
         Ok((entered, made))
     };
-    let (entered, made) = timeout(MIGRATION, work).await.unwrap_or_else(|_| Err(timed_out()))?;
+    let (entered, made) = timeout(MIGRATION, work).await.unwrap_or(Err(ConnectError::TimedOut))?;
     Ok(Prepared { link: entered.then_some(link), made })
 }

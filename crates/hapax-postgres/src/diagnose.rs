@@ -61,10 +61,7 @@ const CLOCKS: Duration = Duration::from_secs(5);
 pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Finding>, ConnectError> {
     let setup = Setup::new(options.clone());
     let looking = async {
-        let link = Link::connect(&setup).await?;
-        let before = clock.now();
-        let server = Server::ask(link.client(), options.schema.as_deref()).await?;
-        let after = clock.now();
+        let (link, server, [before, after]) = reach(&setup, clock).await?;
         let version = look::version(link.client(), options).await?;
         link.close().await;
         let mut findings = settings(&server);
@@ -72,7 +69,30 @@ pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Findin
         findings.push(clocks(before, &server, after));
         Ok(findings)
     };
-    timeout(setup.answer * 2, looking).await.unwrap_or(Err(ConnectError::TimedOut))
+    let limit = setup.answer * (1 + setup.hosts.count());
+    timeout(limit, looking).await.unwrap_or(Err(ConnectError::TimedOut))
+}
+
+/// Looks at the primary, or at a standby where no host is one; and at the clock before and after.
+async fn reach(
+    setup: &Setup,
+    clock: &dyn Clock,
+) -> Result<(Link, Server, [Timestamp; 2]), ConnectError> {
+    let mut seen = Err(ConnectError::TimedOut);
+    for attempt in setup.hosts.attempts() {
+        let looking = async {
+            let link = Link::connect(setup, attempt.config()).await?;
+            let before = clock.now();
+            let server = Server::ask(link.client(), setup.options.schema.as_deref()).await?;
+            Ok((link, server, [before, clock.now()]))
+        };
+        match timeout(setup.answer, looking).await.unwrap_or(Err(ConnectError::TimedOut)) {
+            Ok(found) if !found.1.standby => return Ok(found),
+            found if seen.is_err() => seen = found,
+            _ => {}
+        }
+    }
+    seen
 }
 
 fn settings(server: &Server) -> Vec<Finding> {
@@ -84,7 +104,7 @@ fn settings(server: &Server) -> Vec<Finding> {
             "role",
             (if server.standby { "standby" } else { "primary" }).into(),
             broken(server.standby),
-            "name the primary, or add target_session_attrs=read-write to the URL",
+            "name all hosts in the URL, with target_session_attrs=read-write",
         ),
         commits(server),
         standbys(server),
@@ -123,14 +143,84 @@ fn commits(server: &Server) -> Finding {
 
 fn standbys(server: &Server) -> Finding {
     let Server { standbys, synchronous_standbys: names, .. } = server;
-    let (found, severity) = match (standbys, names.as_str()) {
-        (0, "") => ("none".into(), Severity::Fine),
-        (_, "") => (format!("{standbys}, none of them synchronous"), Severity::Risk),
-        _ => (format!("{standbys}, of which commits wait for {names}"), Severity::Fine),
+    let count = standbys.len();
+    let (found, severity, fix) = match (count, names.as_str()) {
+        (0, "") => ("none".into(), Severity::Fine, ""),
+        (_, "") => (
+            format!("{count}, none of them synchronous"),
+            Severity::Risk,
+            "name one in synchronous_standby_names: in a failover to another, what was \
+             acknowledged last is lost",
+        ),
+        _ => {
+            let wanted = Wanted::read(names);
+            let absent = wanted.absent(standbys);
+            let found = format!("{count}, of which commits wait for {names}");
+            if absent.is_empty() {
+                (found, Severity::Fine, "")
+            } else if wanted.present(standbys) < wanted.count {
+                (
+                    format!("{count}, and commits wait for {names}: absent is {}", list(&absent)),
+                    Severity::Risk,
+                    "bring it back: until then every commit waits, and requests are rejected; do not \
+                     end the backends that wait, nor take it out of synchronous_standby_names",
+                )
+            } else {
+                (
+                    format!("{found}; absent is {}", list(&absent)),
+                    Severity::Risk,
+                    "bring it back: the next one that goes away has every commit wait",
+                )
+            }
+        }
     };
-    let fix = "name one in synchronous_standby_names: in a failover to another, what was \
-               acknowledged last is lost";
     finding("standbys", found, severity, fix)
+}
+
+fn list(names: &[&str]) -> String {
+    names.join(", ")
+}
+
+/// `synchronous_standby_names`: how many acknowledge a commit, of which.
+#[derive(PartialEq, Eq, Debug)]
+struct Wanted {
+    count: usize,
+    names: Vec<String>,
+}
+
+impl Wanted {
+    /// Reads `a, b`, `1 (a, b)`, `FIRST 1 (a, b)` and `ANY 1 (a, b)`.
+    fn read(setting: &str) -> Self {
+        let (before, list) = match setting.split_once('(') {
+            Some((before, list)) => (before, list.trim_end().trim_end_matches(')')),
+            None => ("", setting),
+        };
+        let count = before.split_whitespace().find_map(|word| word.parse().ok()).unwrap_or(1);
+        let names = list.split(',').map(str::trim).map(|name| {
+            match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
+                Some(quoted) => quoted.replace("\"\"", "\""),
+                None => name.to_owned(),
+            }
+        });
+        Self { count, names: names.filter(|name| !name.is_empty()).collect() }
+    }
+
+    /// How many of those that are connected a commit may wait for.
+    fn present(&self, connected: &[String]) -> usize {
+        let is_named = |standby: &&String| {
+            self.names.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(standby))
+        };
+        connected.iter().filter(is_named).count()
+    }
+
+    /// Names of which no standby is connected.
+    fn absent(&self, connected: &[String]) -> Vec<&str> {
+        let is_absent = |name: &&String| match name.as_str() {
+            "*" => connected.len() < self.count,
+            name => !connected.iter().any(|standby| standby.eq_ignore_ascii_case(name)),
+        };
+        self.names.iter().filter(is_absent).map(String::as_str).collect()
+    }
 }
 
 fn table(server: &Server) -> Finding {
@@ -189,7 +279,7 @@ fn finding(subject: &'static str, found: String, severity: Severity, fix: &'stat
 mod tests {
     use super::*;
 
-    fn server(synchronous_commit: &str, names: &str, standbys: i64) -> Server {
+    fn server(synchronous_commit: &str, names: &str, standbys: &[&str]) -> Server {
         Server {
             major: OLDEST,
             standby: false,
@@ -197,7 +287,7 @@ mod tests {
             fsync: "on".into(),
             full_page_writes: "on".into(),
             synchronous_standbys: names.into(),
-            standbys,
+            standbys: standbys.iter().map(|name| (*name).to_owned()).collect(),
             persistence: Some("p".into()),
             migrations: true,
             now: 0,
@@ -208,19 +298,37 @@ mod tests {
     fn commits_that_wait_for_no_standby_are_told_where_there_is_one() {
         use Severity::{Broken, Fine, Risk};
         for (commit, names, there, wanted) in [
-            ("on", "", 0, [Fine, Fine]),
-            ("on", "", 2, [Fine, Risk]),
-            ("on", "one", 1, [Fine, Fine]),
-            ("remote_apply", "one", 1, [Fine, Fine]),
+            ("on", "", &[][..], [Fine, Fine]),
+            ("on", "", &["one", "two"], [Fine, Risk]),
+            ("on", "one", &["one"], [Fine, Fine]),
+            ("remote_apply", "one", &["one"], [Fine, Fine]),
             // As much as a crash of the primary takes.
-            ("local", "", 0, [Fine, Fine]),
-            ("local", "one", 1, [Risk, Fine]),
-            ("remote_write", "one", 1, [Risk, Fine]),
-            ("off", "one", 1, [Broken, Fine]),
+            ("local", "", &[], [Fine, Fine]),
+            ("local", "one", &["one"], [Risk, Fine]),
+            ("remote_write", "one", &["one"], [Risk, Fine]),
+            ("off", "one", &["one"], [Broken, Fine]),
+            // Absent standbys.
+            ("on", "one", &[], [Fine, Risk]),
+            ("on", "*", &[], [Fine, Risk]),
+            ("on", "*", &["walreceiver"], [Fine, Fine]),
+            ("on", "one", &["two"], [Fine, Risk]),
+            ("on", "ANY 1 (one, two)", &["TWO"], [Fine, Risk]),
+            ("on", "FIRST 2 (one, \"a b\")", &["one", "a b"], [Fine, Fine]),
         ] {
             let server = server(commit, names, there);
             let found = [commits(&server).severity, standbys(&server).severity];
-            assert_eq!(found, wanted, "{commit} {names:?} {there}");
+            assert_eq!(found, wanted, "{commit} {names:?} {there:?}");
         }
+    }
+
+    #[test]
+    fn absent_standbys_are_named() {
+        let found = |names: &str, there: &[&str]| standbys(&server("on", names, there)).found;
+        let waits = found("FIRST 2 (one, two, three)", &["two"]);
+        assert!(waits.ends_with("absent is one, three"), "{waits}");
+        assert!(waits.contains("commits wait for FIRST 2"), "{waits}");
+        let goes_on = found("ANY 1 (one, two)", &["two"]);
+        assert!(goes_on.contains("of which commits wait") && goes_on.ends_with("absent is one"));
+        assert_eq!(Wanted::read("2 (a, \"b\"\"c\")").names, ["a", "b\"c"]);
     }
 }

@@ -22,6 +22,13 @@ pub enum ConnectError {
     /// No answer in time.
     #[error("PostgreSQL gives no answer")]
     TimedOut,
+    /// A write on the new connection was not confirmed in time: no synchronous standby acknowledged it.
+    #[error(
+        "a COMMIT waits for a synchronous standby that does not acknowledge it, so that nothing read \
+         there counts: see pg_stat_replication and synchronous_standby_names, and bring the standby \
+         back"
+    )]
+    Unconfirmed,
     /// The server is too old.
     #[error("PostgreSQL {found} is too old: 13 is the oldest that works")]
     TooOld {
@@ -29,7 +36,10 @@ pub enum ConnectError {
         found: i32,
     },
     /// The server is a standby: it lags behind, and nothing can be written.
-    #[error("the server is a standby; name the primary, or add target_session_attrs=read-write")]
+    #[error(
+        "the server is a standby; name all hosts: \
+         postgres://USER@ONE,TWO/DATABASE?target_session_attrs=read-write"
+    )]
     Standby,
     /// The server acknowledges what a crash of it may undo, and nobody said that this is
     /// acceptable.

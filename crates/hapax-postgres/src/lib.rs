@@ -33,8 +33,7 @@
 //! that: the caller's connection decides, but for [`PgTransactions`], whose COMMIT is. It does forget
 //!
 //! - in a failover to a standby that is replicated to asynchronously: what was acknowledged last.
-//!   Name the standby in `synchronous_standby_names`, or accept it. An operator who cancels a
-//!   commit that waits for a standby has it acknowledged without;
+//!   Name the standby in `synchronous_standby_names`, or accept it: see [below](#failover);
 //! - with `fsync = off`, in a crash of the system;
 //! - when it is restored from a backup: everything since.
 //!
@@ -65,6 +64,28 @@
 //! can be replaced ([`Options::key_ring`]), the one that names cannot; to begin with another, empty
 //! `hapax_secrets` and `hapax_cells`.
 //!
+//! # Failover
+//! With `synchronous_standby_names` set, what was acknowledged is on a standby, and survives its
+//! promotion: every COMMIT of the store waits for the standby, and so does one write on each new
+//! connection before anything that is read there counts. PostgreSQL shows a commit whose standby is
+//! away after a crash, although a promotion loses it: the store takes no notice of such a row until
+//! the standby has it. While no standby is there, claims are rejected, and connections fail with
+//! [`ConnectError::Unconfirmed`].
+//!
+//! - Name all hosts: `postgres://app@one,two/orders?target_session_attrs=read-write`. The store uses
+//!   the one that is the primary, and finds the next one after a failover. Each host may take
+//!   [`Options::timeout`] to connect and as much to confirm. A former primary that is cut off from its
+//!   standbys is passed over, for it confirms nothing.
+//! - Never end a backend that waits for a standby (`pg_cancel_backend`, `pg_terminate_backend`, wait
+//!   event `SyncRep`), and never take the standby out of `synchronous_standby_names` to get commits
+//!   going again: what waits is acknowledged at once, without a copy.
+//! - A cluster manager may take the standby out by itself when it fails. Patroni does, unless
+//!   `synchronous_mode_strict` is on: set it. SQL does not show that setting, so [`diagnose`] does not
+//!   know it.
+//! - A role whose `synchronous_commit` is `local` or `remote_write` acknowledges transactions of its
+//!   own before a standby has them on disk. The store's transactions and [`PgTransactions`] use `on`;
+//!   a caller's own with [`Transactional`](hapax::Transactional) do not.
+//!
 //! # The clock
 //! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends
 //! retentions early. A step back makes both last longer, and fences of a key grow regardless; only
@@ -85,6 +106,7 @@ mod cell;
 mod connect;
 mod diagnose;
 mod error;
+mod hosts;
 mod link;
 mod listen;
 mod look;

@@ -10,8 +10,34 @@
 //!    counts only together with everything before it.
 //! 3. A transaction whose future is dropped leaves the connection in a state that nobody knows.
 //!    Whoever does that must not use the link again; dropping the link closes the connection.
+//!
+//! # What is read counts only if it is replicated
+//! A COMMIT that waits for a synchronous standby is invisible to others until the wait ends, and
+//! PostgreSQL ends it without the standby when the server crashes, when any one of its backends
+//! does, and when the waiting backend is terminated. From then on the row is read by everybody, and
+//! is lost if the standby is promoted. A read waits for no standby. So a write that waits, in the
+//! same transaction as the read or after it, confirms what was read: the log is replicated in its
+//! order, so that the standby that has the write has everything that could be read before it.
+//!
+//! 1. *Once for each backend.* A crash ends every backend of the server (the postmaster kills those
+//!    that are left), and with them every connection that was made before: what a crash made
+//!    visible is read on new backends only. So [`Link::reach`] confirms before anything that is read
+//!    on a new connection is believed. Behind a pooler our connection outlives the backend. That is
+//!    what the setting [`CONFIRMED`] of the session is for: it is gone with its backend, and the
+//!    next transaction on another backend writes, and waits, by itself.
+//! 2. *After a lost reply.* A terminated backend ends alone, and old connections read what it was
+//!    waiting for. Where it was ours, its reply is lost, and [`Setup::doubt`] has every connection
+//!    of the store confirm again in its next transaction: before a swap that is sent again reads its
+//!    own write, and before a COMMIT of a caller's is settled.
+//! 3. Not covered: somebody ends the wait of another process (`pg_terminate_backend`,
+//!    `pg_cancel_backend`). Its row is then read here without a reason to doubt it. Writing in every
+//!    transaction that reads would cover that, at the price of a claim for each replay.
+//!
+//! Whatever is written is confirmed by its own COMMIT, together with what was read for it. Wake-ups
+//! (LISTEN) are hints: who gets one loads the record, on a connection that is confirmed.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -20,6 +46,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Error, Row, Statement};
 
 use crate::error::{ConnectError, Failure};
+use crate::hosts::Hosts;
 use crate::look;
 use crate::options::Options;
 use crate::secret::{Purpose, agree};
@@ -37,8 +64,15 @@ pub(crate) struct Setup {
     /// How long an answer may take, however it turns out.
     pub(crate) answer: Duration,
     begin: String,
+    /// What ends a transaction: confirms if the session has not been.
+    confirm_once: String,
+    /// The same whether or not it has.
+    confirm: String,
     /// Everybody was found to use our secret.
     pub(crate) agreed: AtomicBool,
+    pub(crate) hosts: Arc<Hosts>,
+    /// Replies lost so far to transactions that may have been committed.
+    doubts: AtomicU64,
 }
 
 /// A statement and its parameters.
@@ -58,6 +92,24 @@ pub(crate) struct Link {
     client: Client,
     driver: Driving,
     prepared: Option<Vec<Statement>>,
+    /// `Setup::doubts` when the last write that waited began.
+    confirmed: AtomicU64,
+}
+
+/// Before COMMIT, which may wait for standbys for as long as it takes.
+const PROLONG: &str = "SET LOCAL statement_timeout = 0";
+
+/// The setting of a session in which a write was waited for.
+const CONFIRMED: &str = "hapax.confirmed";
+
+/// Writes to the log and nowhere else: COMMIT then waits for synchronous standbys. Every role may.
+const WRITE: &str = "pg_logical_emit_message(true, 'hapax', '')::text";
+
+fn confirm(condition: &str) -> String {
+    format!(
+        "{PROLONG}; SELECT CASE WHEN {condition} \
+         THEN {WRITE} || set_config('{CONFIRMED}', 'yes', false) END"
+    )
 }
 
 impl Setup {
@@ -67,11 +119,26 @@ impl Setup {
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
-        Self { options, statements, answer, begin, agreed: AtomicBool::default() }
+        let hosts = Arc::new(Hosts::of(&options.config));
+        let unconfirmed = format!("current_setting('{CONFIRMED}', true) IS DISTINCT FROM 'yes'");
+        Self {
+            options,
+            statements,
+            answer,
+            begin,
+            confirm_once: confirm(&unconfirmed),
+            confirm: confirm("true"),
+            agreed: AtomicBool::default(),
+            hosts,
+            doubts: AtomicU64::default(),
+        }
     }
 
-    pub(crate) fn config(&self) -> &Config {
-        &self.options.config
+    /// The reply to a transaction that may have been committed is lost: every connection confirms
+    /// again before what is read on it counts. To be called before anybody gets to know of the loss,
+    /// so that whatever is sent because of it is sent after this.
+    pub(crate) fn doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::SeqCst);
     }
 
     /// For a transaction with others' work in it: it waits for a lock no longer than a quarter of
@@ -107,19 +174,62 @@ fn begin(options: &Options, statement: Duration, lock: Duration) -> String {
 }
 
 impl Link {
-    /// Connects, and looks whether the server keeps what it acknowledges and our secret is the one
-    /// in use: it may be another server than before, or the same with older tables.
+    /// Reaches the primary, and looks whether our secret is the one in use: it may be another server
+    /// than before, or the same with older tables.
     pub(crate) async fn open(setup: &Setup, purpose: Purpose) -> Result<Self, ConnectError> {
-        let opened = timeout(setup.answer, Self::open_patiently(setup, purpose)).await;
-        opened.unwrap_or(Err(ConnectError::TimedOut))
+        let mut link = Self::reach(setup).await?;
+        let opened = async {
+            agree(&link.client, setup, purpose).await?;
+            link.prepare(setup).await
+        };
+        timeout(setup.answer, opened).await.unwrap_or(Err(ConnectError::TimedOut))?;
+        Ok(link)
     }
 
-    async fn open_patiently(setup: &Setup, purpose: Purpose) -> Result<Self, ConnectError> {
-        let mut link = Self::connect(setup).await?;
-        look::check(&link.client, &setup.options).await?;
-        agree(&link.client, setup, purpose).await?;
-        link.prepare(setup).await?;
+    /// Connects to the first host that is a primary, keeps what it acknowledges, and confirms what is
+    /// read there. A former primary, from which its standbys have gone, does not confirm.
+    pub(crate) async fn reach(setup: &Setup) -> Result<Self, ConnectError> {
+        let mut failed: Option<ConnectError> = None;
+        for attempt in setup.hosts.attempts() {
+            match Self::reach_at(setup, attempt.config()).await {
+                Ok(link) => {
+                    attempt.works();
+                    return Ok(link);
+                }
+                // A standby beside the primary is as it should be: what the primary said counts.
+                Err(ConnectError::Standby) if failed.is_some() => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or(ConnectError::TimedOut))
+    }
+
+    async fn reach_at(setup: &Setup, config: &Config) -> Result<Self, ConnectError> {
+        let connected = async {
+            let link = Self::connect(setup, config).await?;
+            look::check(&link.client, &setup.options).await?;
+            Ok(link)
+        };
+        let connected = timeout(setup.answer, connected).await;
+        let link = connected.unwrap_or(Err(ConnectError::TimedOut))?;
+        let confirmed = timeout(setup.answer, link.confirm(setup)).await;
+        confirmed.unwrap_or(Err(ConnectError::Unconfirmed))?;
         Ok(link)
+    }
+
+    /// Waits until a write on this connection is on every standby that a COMMIT waits for.
+    async fn confirm(&self, setup: &Setup) -> Result<(), ConnectError> {
+        let doubts = setup.doubts.load(Ordering::SeqCst);
+        let (began, written, committed) = tokio::join!(
+            biased;
+            self.client.batch_execute(&setup.begin),
+            self.client.batch_execute(&setup.confirm),
+            self.client.batch_execute("COMMIT"),
+        );
+        // In this order: a COMMIT after an error rolls back and says nothing.
+        began.and(written).and(committed).map_err(ConnectError::Query)?;
+        self.confirmed.store(doubts, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Prepares the statements, if that is wanted.
@@ -136,12 +246,12 @@ impl Link {
         Ok(())
     }
 
-    /// Connects only.
-    pub(crate) async fn connect(setup: &Setup) -> Result<Self, ConnectError> {
+    /// Connects only. What is read on it was not confirmed.
+    pub(crate) async fn connect(setup: &Setup, config: &Config) -> Result<Self, ConnectError> {
         let Connected { client, driver } =
-            setup.options.connector.connect(setup.config()).await.map_err(ConnectError::Connect)?;
+            setup.options.connector.connect(config).await.map_err(ConnectError::Connect)?;
         let driver = Driving(tokio::spawn(drive(driver, drop)));
-        Ok(Self { client, driver, prepared: None })
+        Ok(Self { client, driver, prepared: None, confirmed: AtomicU64::new(u64::MAX) })
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -161,19 +271,23 @@ impl Link {
         timeout(Duration::from_millis(200), &mut driver.0).await.ok();
     }
 
-    /// Runs a statement in a transaction that `begin` begins, and returns its rows.
+    /// Runs a statement in a transaction that `begin` begins, and returns its rows, once they are
+    /// confirmed: see the module.
     pub(crate) async fn transact(
         &self,
         setup: &Setup,
         begin: &str,
         call: Call<'_>,
     ) -> Result<Vec<Row>, Failure> {
+        let doubts = setup.doubts.load(Ordering::SeqCst);
+        let doubted = self.confirmed.load(Ordering::Relaxed) != doubts;
+        let prolong = if doubted { &setup.confirm } else { &setup.confirm_once };
         // Polled in this order: each request is sent by the first poll of its future.
         let (began, rows, prolonged, committed) = tokio::join!(
             biased;
             self.client.batch_execute(begin),
             self.call(setup, call),
-            self.client.batch_execute("SET LOCAL statement_timeout = 0"),
+            self.client.batch_execute(prolong),
             self.client.batch_execute("COMMIT"),
         );
         // The statement ran outside of a transaction: who knows what was kept.
@@ -184,6 +298,7 @@ impl Link {
         prolonged.map_err(Failure::of)?;
         // Refused at COMMIT, which rolled back; or lost then.
         committed.map_err(Failure::of)?;
+        self.confirmed.store(doubts, Ordering::Relaxed);
         Ok(rows)
     }
 

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_postgres::Notification;
 
-use crate::options::Options;
+use crate::link::Setup;
 
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
@@ -82,9 +82,10 @@ struct Place {
 }
 
 impl Listener {
-    pub(crate) fn new(options: &Options) -> Self {
+    pub(crate) fn new(setup: &Setup) -> Self {
         let board = Arc::new(Board::default());
-        let task = tokio::spawn(session::run(Arc::clone(&board), options.clone()));
+        let hosts = Arc::clone(&setup.hosts);
+        let task = tokio::spawn(session::run(Arc::clone(&board), setup.options.clone(), hosts));
         Self { board, task }
     }
 

@@ -21,8 +21,8 @@ pub(crate) struct Server {
     pub(crate) full_page_writes: String,
     /// Which standbys a commit waits for, as the server has it; empty: none.
     pub(crate) synchronous_standbys: String,
-    /// Those that are connected, and whatever else receives the log as it is written.
-    pub(crate) standbys: i64,
+    /// The names of those that are connected, and of whatever else receives the log as it is written.
+    pub(crate) standbys: Vec<String>,
     /// How the table is kept: `p` for ever, `u` unlogged, `t` temporary; `None`: there is none.
     pub(crate) persistence: Option<String>,
     /// Whether there is a table of migrations.
@@ -44,7 +44,7 @@ impl Server {
                     to_regclass($2) IS NOT NULL,
                     (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                     current_setting('synchronous_standby_names'),
-                    (SELECT count(*) FROM pg_stat_replication r
+                    ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
                         WHERE r.state IS DISTINCT FROM 'backup')",
                 &[(&cells, Type::TEXT), (&migrations, Type::TEXT)],
             )

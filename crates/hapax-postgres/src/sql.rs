@@ -119,7 +119,7 @@ fn swap_marked(function: &str, allow_forgetting: bool) -> String {
     let durable = match allow_forgetting {
         true => "",
         false => {
-            ", CASE WHEN current_setting('synchronous_commit') = 'off' \
+            ", CASE WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') \
              THEN set_config('synchronous_commit', 'on', true) END"
         }
     };

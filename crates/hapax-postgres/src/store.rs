@@ -84,7 +84,7 @@ impl PostgresStore {
         let sealer = options.sealer();
         let setup = Setup::new(options);
         let Prepared { link, made } = connect::prepare(&setup).await?;
-        let listener = setup.options.listen.then(|| Listener::new(&setup.options));
+        let listener = setup.options.listen.then(|| Listener::new(&setup));
         let bell = listener.as_ref().map(Listener::bell);
         let shared = Arc::new(Shared::new(setup, bell));
         let upkeep = Upkeep::new(Arc::clone(&shared));

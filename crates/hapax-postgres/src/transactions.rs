@@ -240,15 +240,25 @@ impl Transactions for PgTransactions {
         Box::pin(async move {
             // From here on there is nothing to roll back but what the server has rolled back.
             tx.ended();
-            tx.batch_execute("COMMIT").await.map_err(|error| match Failure::of(error) {
+            let committed = tx.batch_execute("COMMIT").await;
+            let failure = match committed {
+                Ok(()) => return Ok(()),
+                Err(error) => Failure::of(error),
+            };
+            Err(match failure {
                 Failure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
+                    self.store.shared.setup.doubt();
                     TxError::doubt(PostgresError::Refused(db))
                 }
                 Failure::Refused(db) if lost_race(db.code().code()) => {
                     TxError::conflict(PostgresError::Refused(db))
                 }
                 Failure::Refused(db) => TxError::failed(PostgresError::Refused(db)),
-                Failure::Lost(error) => TxError::doubt(error),
+                Failure::Lost(error) => {
+                    // Before anybody settles it by reading.
+                    self.store.shared.setup.doubt();
+                    TxError::doubt(error)
+                }
             })
         })
     }

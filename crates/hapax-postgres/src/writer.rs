@@ -229,6 +229,8 @@ fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
     }
     if !rolled_back {
         count(&shared.counters.lost, jobs.len());
+        // Before the answers: a swap that is sent again must not take its own write for recorded.
+        shared.setup.doubt();
     }
     for job in jobs {
         job.reply.send(Err(failure.clone().into_store_error())).ok();

@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep, timeout};
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Config};
 
 use super::{ASKED, AWAITED, Board, SAY_AGAIN, WRITTEN};
 use crate::error::ConnectError;
+use crate::hosts::Hosts;
 use crate::options::Options;
 use crate::tls::{Connected, drive};
 
@@ -65,13 +66,16 @@ impl Outage {
 }
 
 /// Listens on one connection after the other, until there turns out to be a pooler.
-pub(super) async fn run(board: Arc<Board>, mut options: Options) {
-    let theirs = options.config.get_options().map(|theirs| format!("{theirs} {OWN}"));
-    options.config.options(theirs.unwrap_or_else(|| OWN.into()));
+pub(super) async fn run(board: Arc<Board>, options: Options, hosts: Arc<Hosts>) {
     let mut outage = Outage::default();
     loop {
         let began = Instant::now();
-        let ended = listen(&board, &options).await;
+        // The host that the store's other connections found to be the primary, if any did: a wake-up
+        // is a hint, so that this one need not look for itself.
+        let mut config = hosts.current().clone();
+        let theirs = config.get_options().map(|theirs| format!("{theirs} {OWN}"));
+        config.options(theirs.unwrap_or_else(|| OWN.into()));
+        let ended = listen(&board, &options, &config).await;
         if began.elapsed() > LAST_PAUSE {
             outage = Outage::default();
         }
@@ -98,8 +102,8 @@ pub(super) async fn run(board: Arc<Board>, mut options: Options) {
 }
 
 /// Listens and says what is to be said until the connection ends.
-async fn listen(board: &Arc<Board>, options: &Options) -> Result<(), Deaf> {
-    let connecting = options.connector.connect(&options.config);
+async fn listen(board: &Arc<Board>, options: &Options, config: &Config) -> Result<(), Deaf> {
+    let connecting = options.connector.connect(config);
     let connected = timeout(options.timeout, connecting).await;
     let Connected { client, driver } = match connected {
         Ok(Ok(connected)) => connected,

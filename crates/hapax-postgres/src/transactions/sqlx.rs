@@ -80,7 +80,11 @@ impl Transactions for SqlxTransactions {
             tx.commit().await.map_err(|error| match refused(&error) {
                 Some(code) if lost_race(code) => TxError::conflict(error),
                 Some(_) => TxError::failed(error),
-                None => TxError::doubt(error),
+                None => {
+                    // Before anybody settles it by reading.
+                    self.store.shared.setup.doubt();
+                    TxError::doubt(error)
+                }
             })
         })
     }

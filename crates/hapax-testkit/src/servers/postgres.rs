@@ -61,20 +61,55 @@ impl PostgresServer {
 
     /// Starts one.
     pub async fn start_with(options: PostgresOptions) -> Self {
+        let mut server = Self::nowhere(options);
+        server.make_cluster().await;
+        server.start_anywhere().await;
+        server
+    }
+
+    /// A server without files.
+    fn nowhere(options: PostgresOptions) -> Self {
         let (folder, user) = (tempfile::tempdir().expect("a temporary folder"), User::other());
         if let Some(user) = &user {
             user.give(folder.path());
         }
-        let mut server = Self { options, folder, user, port: free_port(), child: None };
-        server.make_cluster().await;
+        Self { options, folder, user, port: free_port(), child: None }
+    }
+
+    async fn start_anywhere(&mut self) {
         // Somebody else may have taken the port in between.
         for _ in 0..5 {
-            if server.try_start().await {
-                return server;
+            if self.try_start().await {
+                return;
             }
-            server.port = free_port();
+            self.port = free_port();
         }
-        panic!("the server does not start:\n{}", tail(&server.log()));
+        panic!("the server does not start:\n{}", tail(&self.log()));
+    }
+
+    /// Starts a standby of `primary` that is named `name` in `synchronous_standby_names`. It is a
+    /// copy of `primary` as it is now, and follows it.
+    pub async fn standby_of(primary: &Self, name: &str) -> Self {
+        let mut server = Self::nowhere(PostgresOptions::new());
+        let mut command = Command::new(postgres_program("pg_basebackup"));
+        command.arg("--pgdata").arg(server.data());
+        command.args(["--host=127.0.0.1", "--username=postgres", "--no-password", "--no-sync"]);
+        command.args(["--checkpoint=fast", "--wal-method=stream"]);
+        command.arg(format!("--port={}", primary.port));
+        let copied = server.spawn(command).wait_with_output().await.expect("it can be awaited");
+        assert!(copied.status.success(), "pg_basebackup fails:\n{}", tail(&server.log()));
+        let from =
+            format!("host=127.0.0.1 port={} user=postgres application_name={name}", primary.port);
+        server.options = server.options.clone().set("primary_conninfo", from);
+        std::fs::write(server.data().join("standby.signal"), "").expect("a file");
+        server.start_anywhere().await;
+        server
+    }
+
+    /// Makes a primary of a standby, and waits until it is one.
+    pub async fn promote(&self) {
+        let promoted = self.sql("postgres", "SELECT pg_promote(true, 120)").await;
+        assert_eq!(promoted, "t", "{}", tail(&self.log()));
     }
 
     /// Where it listens, on 127.0.0.1.
@@ -133,9 +168,9 @@ impl PostgresServer {
     /// Kills one of its processes (SIGKILL), so that the others end and it recovers by itself.
     pub fn crash(&self) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
-        if let Some(last) = children_of(id).into_iter().max() {
-            // It may have ended by itself.
-            kill_process(pid(last), Signal::KILL).ok();
+        // The first is the checkpointer, which does not end by itself, as a backend may.
+        if let Some(first) = children_of(id).into_iter().min() {
+            kill_process(pid(first), Signal::KILL).ok();
         }
     }
 

@@ -9,6 +9,7 @@ mod purging;
 #[path = "../../../examples/deadlocks/scramble.rs"]
 mod scramble;
 mod secrets;
+mod standbys;
 mod suite;
 mod support;
 #[cfg(feature = "tls")]
