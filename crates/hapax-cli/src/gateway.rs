@@ -55,7 +55,15 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let mut signals = Signals::new()?;
     let told = loaded.config.clone();
     limits::raise_open_files(told.limits.connections);
-    let gateway = Gateway::start(told.clone()).await.map_err(|error| loaded.failed(&error))?;
+    // Dropped while it waits for the store, the start has listened and accepted nothing.
+    let started = tokio::select! {
+        started = Gateway::start(told.clone()) => started,
+        signal = signals.end() => {
+            tracing::info!(signal, "ended before the store was open: no connection was accepted");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let gateway = started.map_err(|error| loaded.failed(&error))?;
     let scheme = if told.transport.tls.is_some() { "https" } else { "http" };
     let mut line = format!("listening on {scheme}://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
@@ -270,6 +278,14 @@ impl Signals {
                 return signal;
             }
             tracing::info!(signal, "told to end twice at once: that counts as one");
+        }
+    }
+
+    /// Waits for a signal that ends the program and returns its number. A SIGHUP stays to be read.
+    async fn end(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.terminate.recv() => 15,
+            _ = self.interrupt.recv() => 2,
         }
     }
 

@@ -20,10 +20,12 @@ use axum::http::header::{
     HeaderValue, ORIGIN, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{Method, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::config::AdminToken;
 use crate::keys::Keys;
@@ -58,11 +60,46 @@ pub(crate) struct Admin {
     pub(crate) store_up: AtomicBool,
 }
 
-/// Serves until the gateway closes.
-pub(crate) async fn serve(listener: TcpListener, admin: Arc<Admin>) {
-    let work = admin.work.clone();
+/// The admin listener at work, from the moment that the gateway listens.
+///
+/// Until [`open`](Self::open) it answers probes alone: the process is there and not ready.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    task: JoinHandle<()>,
+    app: watch::Sender<Router>,
+}
+
+impl Serving {
+    /// Begins to accept connections, until `work` closes. The caller aborts the task, or awaits it.
+    pub(crate) fn begin(listener: TcpListener, work: Work) -> Self {
+        let (app, current) = watch::channel(before_the_store());
+        Self { task: tokio::spawn(listener::serve(listener, current, work)), app }
+    }
+
+    /// Serves everything from the next request on, on connections that are there as well.
+    pub(crate) fn open(self, admin: Arc<Admin>) -> JoinHandle<()> {
+        drop(self.app.send_replace(app(admin)));
+        self.task
+    }
+
+    pub(crate) fn abort(&self) {
+        self.task.abort();
+    }
+}
+
+/// The routes while there is no store yet.
+fn before_the_store() -> Router {
+    let away = (StatusCode::SERVICE_UNAVAILABLE, "the store was not reached yet\n");
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .fallback(move || async move { away })
+        .layer(map_response(async |response: Response| secured(response)))
+}
+
+/// The routes of a gateway whose store is open.
+fn app(admin: Arc<Admin>) -> Router {
     let guarded = from_fn_with_state(Arc::clone(&admin), guard);
-    let app = Router::new()
+    Router::new()
         .route("/", get(|| async { index() }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -71,8 +108,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Arc<Admin>) {
         .route("/api/", get(api::index))
         .layer(guarded)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(admin);
-    listener::serve(listener, app, work).await;
+        .with_state(admin)
 }
 
 fn index() -> String {
@@ -116,10 +152,14 @@ async fn guard(State(admin): State<Arc<Admin>>, request: Request, next: Next) ->
     let open = matches!(request.uri().path(), "/healthz" | "/readyz" | "/metrics");
     let refused =
         if open { Ok(()) } else { check(admin.token.as_ref().map(AdminToken::as_str), &request) };
-    let mut response = match refused {
+    secured(match refused {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),
-    };
+    })
+}
+
+/// Adds the fields that keep a browser from storing or embedding a response.
+fn secured(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -53,6 +53,9 @@ pub struct Config {
     pub auth: Option<ForwardAuth>,
     /// After which silence the store counts as unreachable. Default 2 s.
     pub store_timeout: Duration,
+    /// How long a start waits for a store whose server is unreachable or starting up; zero to give up
+    /// at once. Default 30 s.
+    pub store_wait: Duration,
     /// How many copies of one key may wait. Default 100.
     pub max_waiters: usize,
     /// How long work in hand may take to finish at the end. Default 25 s.
@@ -122,6 +125,7 @@ impl Config {
             secret_file: None,
             auth: None,
             store_timeout: Duration::from_secs(2),
+            store_wait: Duration::from_secs(30),
             max_waiters: 100,
             drain_timeout: Duration::from_secs(25),
             limits: Limits::default(),

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -95,14 +95,20 @@ pub enum StartError {
 impl Gateway {
     /// Starts a gateway as `config` says. It must be called on a tokio runtime.
     ///
+    /// It listens at once, and accepts once the store is open; a store that is away is waited for, for
+    /// [`Config::store_wait`] at most. Meanwhile `/healthz` of the admin listener is answered, and
+    /// `/readyz` is 503. Dropped, it has accepted no client.
+    ///
     /// # Errors
     /// [`StartError`].
     pub async fn start(config: Config) -> Result<Running, StartError> {
         let settled = config.settle()?;
         let certificates = settled.certificates(&config).await?;
-        let listeners = Listeners::bind(&config).await?;
-        let opening = opening(&config, &settled, listeners.admin_addr()?);
-        let opened = opening.open().await?;
+        // Clients that connect from here on wait in the kernel's queue until the store is open.
+        let listeners = Listeners::bind(&config)?;
+        let listen = local_addr(&listeners.data)?;
+        let opening = opening(&config, &settled, listeners.admin_addr);
+        let opened = opening.open_within(config.store_wait, listen).await?;
         run(&config, settled, certificates, listeners, opened)
     }
 
@@ -131,7 +137,7 @@ impl Gateway {
     pub async fn start_on(config: Config, opened: Opened) -> Result<Running, StartError> {
         let settled = config.settle()?;
         let certificates = settled.certificates(&config).await?;
-        let listeners = Listeners::bind(&config).await?;
+        let listeners = Listeners::bind(&config)?;
         run(&config, settled, certificates, listeners, opened)
     }
 }
@@ -238,29 +244,57 @@ impl Drop for Task {
     }
 }
 
+/// Connections that may wait to be accepted, within what the system allows (`net.core.somaxconn`).
+const BACKLOG: u32 = 4096;
+
 struct Listeners {
     data: TcpListener,
-    admin: Option<TcpListener>,
+    admin: Option<Probed>,
+    /// With the port that the kernel chose, where it was to choose one.
+    admin_addr: Option<SocketAddr>,
+    work: Work,
+}
+
+/// An admin listener that answers; dropping it ends that.
+struct Probed(Option<admin::Serving>);
+
+impl Probed {
+    fn open(mut self, admin: Arc<Admin>) -> Option<Task> {
+        self.0.take().map(|serving| Task(serving.open(admin)))
+    }
+}
+
+impl Drop for Probed {
+    fn drop(&mut self) {
+        if let Some(serving) = &self.0 {
+            serving.abort();
+        }
+    }
 }
 
 impl Listeners {
-    async fn bind(config: &Config) -> Result<Self, StartError> {
-        let data = bind(config.listen).await?;
-        let admin = match config.admin {
-            Some(address) => Some(bind(address).await?),
-            None => None,
-        };
-        Ok(Self { data, admin })
-    }
-
-    /// With the port that the kernel chose, where it was to choose one.
-    fn admin_addr(&self) -> Result<Option<SocketAddr>, StartError> {
-        self.admin.as_ref().map(local_addr).transpose()
+    fn bind(config: &Config) -> Result<Self, StartError> {
+        let work = Work::new();
+        let data = bind(config.listen)?;
+        let admin = config.admin.map(bind).transpose()?;
+        let admin_addr = admin.as_ref().map(local_addr).transpose()?;
+        let begin = |listener| Probed(Some(admin::Serving::begin(listener, work.clone())));
+        Ok(Self { data, admin: admin.map(begin), admin_addr, work })
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
+        }?;
+        // A port whose last connections the kernel still remembers can be had, one in use cannot.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bound().map_err(|source| StartError::Listen { address, source })
 }
 
 fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
@@ -289,7 +323,7 @@ fn run(
         Lasting::new(engine.clone(), bodies, observed, Arc::clone(&metrics), concurrent, dialling);
     let reloading = Reloading::new(config.clone(), settled.largest);
     let current = Arc::new(Current::new(lasting.live(config, settled, None)?));
-    let work = Work::new();
+    let Listeners { data, admin: probed, admin_addr, work } = listeners;
     let front = Arc::new(Front {
         current: Arc::clone(&current),
         work: work.clone(),
@@ -303,7 +337,7 @@ fn run(
         trusted: config.transport.trusted.clone(),
         places: Arc::new(Semaphore::new(config.limits.connections)),
     });
-    let (local_addr, admin_addr) = (local_addr(&listeners.data)?, listeners.admin_addr()?);
+    let local_addr = local_addr(&data)?;
     let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
     let admin = Arc::new(Admin {
         keys,
@@ -334,8 +368,8 @@ fn run(
         certificates,
         work,
         store_timeout: config.store_timeout,
-        listener: Task(tokio::spawn(listener::serve(listeners.data, door))),
-        admin: listeners.admin.map(|listener| Task(tokio::spawn(admin::serve(listener, admin)))),
+        listener: Task(tokio::spawn(listener::serve(data, door))),
+        admin: probed.and_then(|probed| probed.open(admin)),
     })
 }
 

@@ -4,6 +4,7 @@ mod doctor;
 mod late;
 mod measured;
 mod url;
+mod wait;
 
 use std::error::Error;
 use std::fmt;
@@ -119,9 +120,29 @@ pub enum StoreOpenError {
         /// What is wrong with it.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The server of the store was away for as long as it was waited for.
+    #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
+    StillAway {
+        /// For how long it was waited for.
+        waited: Duration,
+        /// The last attempt's error.
+        source: Box<StoreOpenError>,
+    },
     /// The runtime is shutting down.
     #[error("the runtime is shutting down")]
     Shutdown,
+}
+
+impl StoreOpenError {
+    /// Returns whether the store's server was not reached or is starting up, so that a later attempt may
+    /// succeed. Wrong credentials, another secret and an unfit server are refusals: no wait mends them.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        let Self::Server { source, .. } = self else { return false };
+        let redis = source.downcast_ref().map(hapax_redis::ConnectError::is_unreachable);
+        let postgres = source.downcast_ref().map(hapax_postgres::ConnectError::is_unreachable);
+        redis.or(postgres).unwrap_or(false)
+    }
 }
 
 impl Opening {
@@ -393,6 +414,10 @@ fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreO
         true => StoreOpenError::Url { url, source },
         false => StoreOpenError::Server { url, source },
     }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.0} s", time.as_secs_f64())
 }
 
 /// What went wrong, and why: libraries leave the reason to the source.

@@ -76,6 +76,36 @@ pub enum ConnectError {
     Query(#[source] Error),
 }
 
+impl ConnectError {
+    /// Returns whether another attempt may succeed without any change to the server's configuration or
+    /// to the options: the server was not reached, did not answer in time, is starting up or shutting
+    /// down, or has no connection to spare; of several hosts, none is the primary now.
+    ///
+    /// A wrong password, a database that does not exist, a certificate that is not trusted and another
+    /// secret are none of these.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::TimedOut => true,
+            Self::Connect(error) | Self::Query(error) | Self::Migration(error) => is_away(error),
+            _ => false,
+        }
+    }
+}
+
+fn is_away(error: &Error) -> bool {
+    if let Some(db) = error.as_db_error() {
+        let code = db.code().code();
+        // 08: a pooler has no server. 57P01 to 57P03: it shuts down, crashed, or starts up. 53300: all
+        // of its connections are taken.
+        return code.starts_with("08") || code.starts_with("57P0") || code == "53300";
+    }
+    let source = std::error::Error::source(error);
+    let io = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    // TLS reports a certificate that is not trusted as invalid data.
+    error.is_closed() || io.is_some_and(|io| io.kind() != std::io::ErrorKind::InvalidData)
+}
+
 fn not_migrated(found: Option<i32>, needed: i32) -> String {
     match found {
         None => "there are no tables yet: who opens the store to write in it makes them".into(),

@@ -1,5 +1,7 @@
 //! What can go wrong, and what each failure says about the write.
 
+use std::error::Error as _;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +45,20 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Returns whether another attempt may succeed without any change to the server's configuration or
+    /// to the options: the server was not reached, did not answer in time, or is starting up.
+    ///
+    /// A wrong password, a certificate that is not trusted, another secret and a server that evicts are
+    /// none of these.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::TimedOut(_) => true,
+            Self::Unreachable(error) | Self::Denied { source: error, .. } => is_away(error),
+            Self::Url(_) | Self::Option(_) | Self::Unfit(_) | Self::OtherSecret => false,
+        }
+    }
+
     /// Whether the server was heard, and is no place for this store.
     pub(crate) const fn is_refusal(&self) -> bool {
         matches!(self, Self::Unfit(_) | Self::OtherSecret)
@@ -204,6 +220,25 @@ pub(crate) fn classify(error: RedisError) -> Failure {
         Failure::Nothing(RedisStoreError::Redis(error))
     } else {
         Failure::Unknown(RedisStoreError::Redis(error))
+    }
+}
+
+fn is_away(error: &RedisError) -> bool {
+    match error.kind() {
+        // TLS reports a certificate that is not trusted as invalid data.
+        ErrorKind::Io => {
+            let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+            source.is_none_or(|source| source.kind() != io::ErrorKind::InvalidData)
+        }
+        ErrorKind::Server(kind) => matches!(
+            kind,
+            ServerErrorKind::BusyLoading
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain
+        ),
+        ErrorKind::ClusterConnectionNotFound => true,
+        _ => false,
     }
 }
 

@@ -45,8 +45,8 @@ list is a field of [gateway] and one of the second a field of [policy], with und
   path = \"/reports/{*rest}\"   # and whatever of [policy] differs there
   protect = false             # passes through; observe = true counts what would happen
 
-Exit codes: 0 after a drain, 64 for what cannot be configured, 69 where an address or the store is
-not to be had.
+Exit codes: 0 after a drain, 64 for what cannot be configured and for an address that is in use, 69
+where the store is not to be had within --store-wait.
 
   hapax gateway --upstream http://127.0.0.1:3000
   curl -i http://127.0.0.1:8080/orders -H 'Authorization: Bearer me' \\

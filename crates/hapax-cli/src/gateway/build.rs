@@ -57,6 +57,7 @@ impl GatewayFields {
         };
         set(&mut config.max_waiters, self.max_waiters);
         set(&mut config.store_timeout, self.store_timeout.map(|time| time.0));
+        set(&mut config.store_wait, self.store_wait.map(|time| time.0));
         set(&mut config.drain_timeout, self.drain_timeout.map(|time| time.0));
         let Limits { connections, memory, head_timeout, stall } = &mut config.limits;
         // More than there can be of them is refused as too much memory.
@@ -94,6 +95,7 @@ impl GatewayFields {
             head_timeout: Some(Time(config.limits.head_timeout)),
             body_timeout: Some(Time(config.limits.stall)),
             store_timeout: Some(Time(config.store_timeout)),
+            store_wait: Some(Time(config.store_wait)),
             drain_timeout: Some(Time(config.drain_timeout)),
             log_format: None,
             log_level: None,

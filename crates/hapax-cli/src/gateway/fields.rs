@@ -116,6 +116,12 @@ pub(super) struct GatewayFields {
     #[serde(with = "text")]
     pub(super) store_timeout: Option<Time>,
 
+    /// How long a start waits for a store whose server is unreachable or starting up; 0s gives up at
+    /// once. Until then connections wait, and /readyz is 503 [default: 30s]
+    #[arg(long, env = "HAPAX_STORE_WAIT", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) store_wait: Option<Time>,
+
     /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
     /// later or more, ends at once [default: 25s]
     #[arg(long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR")]
@@ -206,6 +212,7 @@ impl GatewayFields {
             head_timeout: self.head_timeout.or(other.head_timeout),
             body_timeout: self.body_timeout.or(other.body_timeout),
             store_timeout: self.store_timeout.or(other.store_timeout),
+            store_wait: self.store_wait.or(other.store_wait),
             drain_timeout: self.drain_timeout.or(other.drain_timeout),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),

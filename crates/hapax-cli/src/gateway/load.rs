@@ -75,8 +75,8 @@ impl Loaded {
         }
     }
 
-    /// Why no gateway can be started with it. Configuration is 64; what is needed and cannot be had
-    /// is 69.
+    /// Why no gateway can be started with it. Configuration, and an address that cannot be listened on,
+    /// is 64; a store that cannot be had is 69.
     pub(super) fn failed(&self, error: &StartError) -> Failure {
         let (flag, what) = match error {
             StartError::Config(error) => return self.said.failure(&error.clone().into()),
@@ -85,6 +85,7 @@ impl Loaded {
                 let of_store = *url == self.config.store.to_string();
                 (Some(if of_store { "--store" } else { "--cache" }), error.to_string())
             }
+            StartError::Listen { .. } => (None, error.to_string()),
             // It begins with its flag.
             StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
             other => return Failure::unavailable(other),

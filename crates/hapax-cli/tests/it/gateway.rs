@@ -67,7 +67,7 @@ fn a_second_gateway_on_one_file_is_one_line_and_69() {
 
     let taken = first.address.to_string();
     let (code, line) = refused(&[&arguments[..], &["--listen", &taken]].concat());
-    assert!(code == 69 && line.contains(&taken), "{code} {line}");
+    assert!(code == 64 && line.contains(&taken), "{code} {line}");
 }
 
 #[test]

@@ -20,5 +20,6 @@ mod session;
 mod shared;
 mod tls;
 mod torture;
+mod waiting;
 mod wire;
 mod world;

@@ -9,14 +9,16 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::world::{Gateway, Upstream, log_lines, ok, post, receive, run, send, wait_for_log};
+use crate::world::{
+    Gateway, PATIENCE, Upstream, log_lines, ok, post, receive, run, send, wait_for_log,
+};
 
 /// A gateway that does not start.
-const REFUSED: [&str; 7] =
+pub(crate) const REFUSED: [&str; 7] =
     ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "off"];
 
 /// A server that can be frozen.
-trait Server {
+pub(crate) trait Server {
     fn store(&self) -> String;
     fn freeze(&self);
     fn thaw(&self);
@@ -128,7 +130,7 @@ mod redis {
             upstream.next().answer("201 Created", "done");
             assert_eq!(receive(&asked).unwrap().status, 201);
             // It is put there in the background, once the store has shown it.
-            let soon = Instant::now() + Duration::from_secs(10);
+            let soon = Instant::now() + PATIENCE;
             while gateway.metric("hapax_store_cache_hits_total") == 0 {
                 assert_eq!(post(gateway.address, "key", "x").body, "done");
                 assert!(Instant::now() < soon, "the cache answers nothing");
@@ -151,7 +153,7 @@ mod redis {
                 for _ in 0..3 {
                     assert_eq!(post(gateway.address, &key, "x").body, "again");
                 }
-                assert!(Instant::now() < soon + Duration::from_secs(30), "it is not found again");
+                assert!(Instant::now() < soon + PATIENCE, "it is not found again");
             }
             assert!(upstream.is_idle());
             server
@@ -262,7 +264,10 @@ mod postgres {
 }
 
 /// Programs and sockets that wait, off the threads that serve the server.
-async fn blocking<S: Send + Sync + 'static>(server: S, test: impl FnOnce(Arc<S>) + Send + 'static) {
+pub(crate) async fn blocking<S: Send + Sync + 'static>(
+    server: S,
+    test: impl FnOnce(Arc<S>) + Send + 'static,
+) {
     let server = Arc::new(server);
     let given = Arc::clone(&server);
     let done = tokio::task::spawn_blocking(move || test(given)).await;
@@ -337,14 +342,14 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
         let told = receive(&client).unwrap();
         assert_eq!((told.status, &*told.code()), (503, "store-unavailable"));
     }
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     assert!(upstream.is_idle(), "something was executed without a record");
     server.thaw();
     // Every key is free again, though claims landed: under `block` one that was left behind would be
     // in doubt for ever. What landed and was released counts as an attempt.
     let mut landed = 0;
     for at in 0..40 {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let asked = send(gateway.address, &key(at), "x");
             if let Some(request) = upstream.next_within(Duration::from_millis(200)) {

@@ -64,36 +64,12 @@ impl Gateway {
     }
 
     fn start_with(upstream: SocketAddr, folder: &Path, more: &[&str], err: Stdio) -> Self {
-        let (url, store) = (format!("http://{upstream}"), store(folder));
-        let mut arguments = vec!["gateway"];
-        // A file names it.
-        if !more.contains(&"--config") {
-            arguments.extend(["--upstream", &url]);
-        }
-        if !more.contains(&"--store") {
-            arguments.extend(["--store", &store]);
-        }
-        if !more.contains(&"--listen") {
-            arguments.extend(["--listen", "127.0.0.1:0"]);
-        }
-        arguments.extend(["--admin", "127.0.0.1:0"]);
-        arguments.extend(more);
-        let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        let mut addresses = line.trim().split([' ', ',']).filter_map(|word| {
-            word.strip_prefix("http://").or(word.strip_prefix("https://"))?.parse().ok()
-        });
-        let mut next = || addresses.next().unwrap_or_else(|| panic!("it said {line:?}"));
-        Self { address: next(), admin: next(), child, _out: out }
+        Starting::spawn(upstream, folder, more, err).ready()
     }
 
     /// What operators get at `path`.
     pub(crate) fn admin(&self, path: &str) -> Answer {
-        let mut stream = TcpStream::connect(self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        receive(&stream).unwrap()
+        get(self.admin, path)
     }
 
     /// A count or gauge without labels.
@@ -138,6 +114,79 @@ impl Drop for Gateway {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A gateway process that may not be ready yet; killed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Starting(Option<(Child, BufReader<ChildStdout>)>);
+
+impl Starting {
+    /// Starts one as [`Gateway::logged`] does, and does not wait until it is ready.
+    pub(crate) fn logged(upstream: SocketAddr, folder: &Path, more: &[&str]) -> Self {
+        let log = std::fs::File::create(folder.join("log")).unwrap();
+        let json = [&["--log-format", "json"], more].concat();
+        Self::spawn(upstream, folder, &json, log.into())
+    }
+
+    fn spawn(upstream: SocketAddr, folder: &Path, more: &[&str], err: Stdio) -> Self {
+        let (url, store) = (format!("http://{upstream}"), store(folder));
+        let mut arguments = vec!["gateway"];
+        // A file names it.
+        if !more.contains(&"--config") {
+            arguments.extend(["--upstream", &url]);
+        }
+        if !more.contains(&"--store") {
+            arguments.extend(["--store", &store]);
+        }
+        if !more.contains(&"--listen") {
+            arguments.extend(["--listen", "127.0.0.1:0"]);
+        }
+        arguments.extend(["--admin", "127.0.0.1:0"]);
+        arguments.extend(more);
+        let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Self(Some((child, out)))
+    }
+
+    /// Waits until it is ready.
+    pub(crate) fn ready(mut self) -> Gateway {
+        let (child, mut out) = self.0.take().unwrap();
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let mut addresses = line.trim().split([' ', ',']).filter_map(|word| {
+            word.strip_prefix("http://").or(word.strip_prefix("https://"))?.parse().ok()
+        });
+        let mut next = || addresses.next().unwrap_or_else(|| panic!("it said {line:?}"));
+        Gateway { address: next(), admin: next(), child, _out: out }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let (child, _) = self.0.as_ref().unwrap();
+        kill_process(Pid::from_child(child), signal).unwrap();
+    }
+
+    /// Its exit code, once it has ended.
+    pub(crate) fn wait(mut self) -> i32 {
+        let (mut child, _) = self.0.take().unwrap();
+        let status = child.wait().unwrap();
+        status.code().unwrap_or_else(|| panic!("it ended with {status}"))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some((child, _)) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What a `GET` of this path gets.
+pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    receive(&stream).unwrap()
 }
 
 /// The URL of the store in `folder`.

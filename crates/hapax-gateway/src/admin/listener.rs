@@ -15,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_service::Service;
@@ -34,8 +34,9 @@ const HEAD: Duration = Duration::from_secs(10);
 /// How long a peer may be silent in the middle of a body, or take nothing of an answer.
 const STALL: Duration = Duration::from_secs(10);
 
-/// Serves `app` until the gateway closes, then what is under way. Dropping the future ends all.
-pub(super) async fn serve(listener: TcpListener, app: Router, work: Work) {
+/// Serves each request by what `app` is when it arrives, until the gateway closes; then what is under
+/// way. Dropping the future ends all.
+pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, work: Work) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut closing = pin!(work.reached(Phase::Closing));
@@ -69,10 +70,14 @@ pub(super) async fn serve(listener: TcpListener, app: Router, work: Work) {
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(stream: TcpStream, app: Router, work: Work) {
+async fn connection(stream: TcpStream, app: watch::Receiver<Router>, work: Work) {
     let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
-    let service = service_fn(|request| answer(app.clone(), Arc::clone(&heads), request));
+    let service = service_fn(|request| {
+        // A statement of its own: the lock is not held while the request is answered.
+        let app = app.borrow().clone();
+        answer(app, Arc::clone(&heads), request)
+    });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())

@@ -98,6 +98,8 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
         secret_file,
         auth: _,
         store_timeout,
+        // It counts at the next start.
+        store_wait: _,
         max_waiters,
         drain_timeout: _,
         limits,
