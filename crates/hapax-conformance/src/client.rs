@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// Longer than anything here takes; whoever needs it fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is spoken with what is tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -119,7 +119,7 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(ar
 pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
     let runs = Runs::new();
     let count = runs.clone();
-    let lease = Duration::from_secs(2);
+    let lease = Duration::from_secs(4);
     let slow = handler(move |_| {
         let run = count.next();
         async move {

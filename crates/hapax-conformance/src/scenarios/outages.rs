@@ -9,7 +9,7 @@ use super::execution::held;
 use crate::{Arena, Gate, Policy, Runs, Stage, counting};
 
 fn brisk() -> Policy {
-    Policy { store_timeout: Duration::from_secs(1), ..Policy::default() }
+    Policy { store_timeout: Duration::from_secs(2), ..Policy::default() }
 }
 
 pub async fn w20_closed_executes_nothing(arena: Arena) {

@@ -44,7 +44,7 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
     // A little less than all, or the gateway would be refused.
     let size = room(&mut config, 1) - (1 << 20);
     config.policy.max_request_body = size;
-    config.limits.stall = Duration::from_millis(300);
+    config.limits.stall = Duration::from_secs(5);
     let gateway = start(config).await;
     let mut slow = Raw::connect(gateway.local_addr()).await;
     slow.send(format!(

@@ -60,7 +60,7 @@ async fn what_is_in_flight_behind_is_not_kept_in_front() {
     let (runs, gate) = (Runs::new(), Gate::closed());
     let address = service(&runs, &gate).await;
     let mut config = config(format!("http://{address}").parse().unwrap());
-    config.policy.upstream_timeout = Duration::from_millis(500);
+    config.policy.upstream_timeout = Duration::from_secs(5);
     let gateway = start(config).await;
     let send = || post(gateway.local_addr(), "/pay", "k", "x");
     assert_eq!(send().await.code(), "upstream-timeout");

@@ -259,7 +259,7 @@ async fn passes(bug: Bug) -> bool {
         clock_rules(&suspect).await;
     };
     // A rule that never ends, a page that repeats for ever, has found its bug as well.
-    let rules = tokio::time::timeout(Duration::from_secs(20), rules);
+    let rules = tokio::time::timeout(Duration::from_secs(60), rules);
     matches!(tokio::spawn(rules).await, Ok(Ok(())))
 }
 

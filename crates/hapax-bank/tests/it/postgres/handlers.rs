@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use tokio_postgres::{Config, NoTls};
 use tower::ServiceExt;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a handler writes.
 const LINE: &str = "INSERT INTO work VALUES (1)";

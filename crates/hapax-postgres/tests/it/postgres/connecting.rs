@@ -248,7 +248,7 @@ async fn a_standby_that_no_commit_waits_for_is_told() {
             != Severity::Risk
         {}
     };
-    tokio::time::timeout(Duration::from_secs(10), told).await.expect("it is seen");
+    tokio::time::timeout(Duration::from_secs(60), told).await.expect("it is seen");
 }
 
 #[tokio::test]

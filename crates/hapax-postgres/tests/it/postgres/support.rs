@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::{Cell, Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, State, Store, StoreKey, Tag, Terms,
+    Request, Scheme, Scope, State, Store, StoreError, StoreKey, Tag, Terms,
 };
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -25,6 +25,16 @@ pub(crate) fn by(port: u16) -> Options {
 
 pub(crate) async fn connect(server: &PostgresServer) -> Arc<PostgresStore> {
     Arc::new(PostgresStore::connect(at(server)).await.unwrap())
+}
+
+/// Connects with a time-out that may be too short for that on a busy machine: a test needs it later.
+pub(crate) async fn connect_within(options: Options) -> PostgresStore {
+    loop {
+        match PostgresStore::connect(options.clone()).await {
+            Ok(store) => return store,
+            Err(error) => assert!(error.is_unreachable(), "{error}"),
+        }
+    }
 }
 
 pub(crate) fn key(of: u64) -> StoreKey {
@@ -62,7 +72,15 @@ pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
 }
 
 pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
-    match store.swap(swap.clone()).await.unwrap() {
+    let swapped = loop {
+        match store.swap(swap.clone()).await {
+            Ok(swapped) => break swapped,
+            // A busy machine. Sent again, a swap that was stored is stored.
+            Err(StoreError::Unavailable(_) | StoreError::Ambiguous(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    match swapped {
         Swapped::Stored(stamped) => stamped,
         Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
     }

@@ -22,7 +22,7 @@ use tokio_postgres::{Config, IsolationLevel, NoTls};
 
 use super::support::{ask, own, policy};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A purse with 100 in it, and a line for each piece of work.
 const TABLES: &str = "CREATE TABLE purse (id int PRIMARY KEY, amount bigint NOT NULL);

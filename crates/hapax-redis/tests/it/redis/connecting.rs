@@ -7,7 +7,7 @@ use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore, Unfit};
 use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 
-use super::support::{at, claim, complete, connect, key, stored};
+use super::support::{at, claim, complete, connect, connect_within, key, stored};
 
 /// What the manual tells operators to grant.
 const LEAST: &[&str] = &[
@@ -64,8 +64,8 @@ async fn a_server_that_begins_to_evict_is_given_up_unasked() {
 async fn begins_to_evict(disconnect: bool) {
     let server = RedisServer::start().await;
     // It is looked at again after thirty of them.
-    let options = at(server.port()).timeout(Duration::from_millis(200));
-    let store = RedisStore::connect(options).await.unwrap();
+    let options = at(server.port()).timeout(Duration::from_millis(500));
+    let store = connect_within(options).await;
     stored(&store, &claim(1)).await;
     server.command("CONFIG SET maxmemory-policy volatile-ttl").await;
     if disconnect {

@@ -8,9 +8,9 @@ use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use super::support::{Same, at, claim, complete, key, stored};
+use super::support::{Same, at, claim, complete, connect_within, key, stored};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(120);
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -180,8 +180,8 @@ async fn emptied_and_taken(disconnect: bool) {
     let server = RedisServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     // It is looked at again after thirty of them.
-    let options = at(server.port()).timeout(Duration::from_millis(200));
-    let store = RedisStore::connect(options.secret(first)).await.unwrap();
+    let options = at(server.port()).timeout(Duration::from_millis(500));
+    let store = connect_within(options.secret(first)).await;
     stored(&store, &claim(1)).await;
     server.command("FLUSHALL").await;
     RedisStore::connect(at(server.port()).secret(second)).await.unwrap();

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::support::{claim, key, stored};
 
-const SOON: Duration = Duration::from_secs(40);
+const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_next_master_is_found_after_a_failover() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, State, Store, StoreKey, Tag, Terms,
+    Request, Scheme, Scope, State, Store, StoreError, StoreKey, Tag, Terms,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -20,6 +20,16 @@ pub(crate) fn at(port: u16) -> Options {
 
 pub(crate) async fn connect(server: &RedisServer) -> Arc<RedisStore> {
     Arc::new(RedisStore::connect(at(server.port())).await.unwrap())
+}
+
+/// Connects with a time-out that may be too short for that on a busy machine: a test needs it later.
+pub(crate) async fn connect_within(options: Options) -> RedisStore {
+    loop {
+        match RedisStore::connect(options.clone()).await {
+            Ok(store) => return store,
+            Err(error) => assert!(error.is_unreachable(), "{error}"),
+        }
+    }
 }
 
 pub(crate) fn key(of: u64) -> StoreKey {
@@ -57,7 +67,15 @@ pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
 }
 
 pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
-    match store.swap(swap.clone()).await.unwrap() {
+    let swapped = loop {
+        match store.swap(swap.clone()).await {
+            Ok(swapped) => break swapped,
+            // A busy machine. Sent again, a swap that was stored is stored.
+            Err(StoreError::Unavailable(_) | StoreError::Ambiguous(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    match swapped {
         Swapped::Stored(stamped) => stamped,
         Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
     }
