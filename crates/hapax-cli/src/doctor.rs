@@ -31,6 +31,9 @@ pub(crate) struct DoctorArgs {
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
+    /// The file of the gateway's admin token [default: as for the gateway]
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
+    admin_token_file: Option<PathBuf>,
     /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
     #[arg(long)]
     json: bool,
@@ -45,6 +48,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let opening = Opening {
         cache: cache.or(file.cache),
         secret_file: args.secret_file.or(file.secret_file),
+        token_file: args.admin_token_file.or(file.admin_token_file),
         make: false,
         ..Opening::new(store)
     };

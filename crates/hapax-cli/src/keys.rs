@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
-use hapax_gateway::keys::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
+use hapax_operators::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
 use indicatif::ProgressBar;
 
 use crate::exit::Failure;
@@ -93,10 +93,11 @@ enum Records {
 
 impl Records {
     async fn find(at: &Where) -> Result<Self, Failure> {
-        let Place { store, secret_file, admin, admin_token } = at.place()?;
-        if let Some(admin) = admin {
-            return Ok(Self::There(Remote::new(admin, admin_token)));
+        let place = at.place()?;
+        if let Some(admin) = place.admin {
+            return Ok(Self::There(Remote::new(admin, place.token()?)));
         }
+        let Place { store, secret_file, .. } = place.clone();
         match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
@@ -124,7 +125,7 @@ impl Records {
             Err(StoreOpenError::File {
                 source: OpenError::InUse { admin: Some(admin), .. },
                 ..
-            }) => Ok(Self::There(Remote::new(admin, admin_token))),
+            }) => Ok(Self::There(Remote::new(admin, place.token()?))),
             Err(StoreOpenError::File {
                 path,
                 source: OpenError::InUse { pid, admin: None, .. },

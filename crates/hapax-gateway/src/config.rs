@@ -7,7 +7,6 @@ mod policy;
 mod route;
 mod transport;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,8 +38,10 @@ pub struct Config {
     pub upstream: Uri,
     /// The operators' listener; `None` for none. Default `127.0.0.1:9090`.
     pub admin: Option<SocketAddr>,
-    /// What operators must show as `Authorization: Bearer`; needed unless `admin` is on loopback.
-    pub admin_token: Option<AdminToken>,
+    /// The file of the token that operators show as `Authorization: Bearer`; it is made if there is
+    /// none. Default: [`default_path`](hapax_operators::AdminToken::default_path), beside a `file:` store, else
+    /// `./hapax.admin-token`.
+    pub admin_token_file: Option<PathBuf>,
     /// Where records are kept. Default `file:./hapax.db`.
     pub store: StoreUrl,
     /// What is kept in front of the store, so that replays need not ask it.
@@ -119,7 +120,7 @@ impl Config {
             listen: (Ipv4Addr::LOCALHOST, 8080).into(),
             upstream,
             admin: Some((Ipv4Addr::LOCALHOST, 9090).into()),
-            admin_token: None,
+            admin_token_file: None,
             store: StoreUrl::File("./hapax.db".into()),
             cache: None,
             secret_file: None,
@@ -177,15 +178,6 @@ impl Config {
                 return Err(ConfigError::ZeroTimeout(name));
             }
         }
-        if let Some(admin) = self.admin
-            && !admin.ip().is_loopback()
-            && self.admin_token.is_none()
-        {
-            return Err(ConfigError::AdminToken(admin));
-        }
-        if self.admin_token.as_ref().is_some_and(|token| !is_token(token.as_str())) {
-            return Err(ConfigError::TokenText);
-        }
         let policy = self.policy.settle(self)?;
         let routes = self.settle_routes()?;
         let mut largest = LargestBodies { request: 0, response: 0 };
@@ -217,31 +209,15 @@ impl Config {
         self.routes.iter().enumerate().map(settle).collect()
     }
 
+    /// The file of the admin token; `None` without an admin listener.
+    pub(crate) fn token_file(&self) -> Option<PathBuf> {
+        self.admin?;
+        Some(self.admin_token_file.clone().unwrap_or_else(|| self.store.token_file()))
+    }
+
     /// The policy of everything, and that of each route.
     pub(crate) fn policies(&self) -> impl Iterator<Item = &PolicyConfig> {
         std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy))
-    }
-}
-
-/// What operators must show. Its `Debug` form does not.
-#[derive(Clone, PartialEq, Eq)]
-pub struct AdminToken(String);
-
-impl AdminToken {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl<T: Into<String>> From<T> for AdminToken {
-    fn from(token: T) -> Self {
-        Self(token.into())
-    }
-}
-
-impl fmt::Debug for AdminToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("AdminToken(..)")
     }
 }
 
@@ -309,8 +285,4 @@ fn is_self(origin: &Origin, listen: SocketAddr) -> bool {
         ip == listen.ip()
             || (listen.ip().is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
     })
-}
-
-fn is_token(token: &str) -> bool {
-    !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())
 }

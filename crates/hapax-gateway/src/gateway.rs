@@ -4,11 +4,13 @@ mod reload;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hapax::{Idempotency, Store};
+use hapax::{Idempotency, Store, SystemEntropy};
+use hapax_operators::{AdminToken, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -18,7 +20,6 @@ use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, Settled};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
-use crate::keys::Keys;
 use crate::listener::{self, Door};
 use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
@@ -87,6 +88,14 @@ pub enum StartError {
     /// Certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// There is no admin token.
+    #[error("--admin-token-file: {}: {source}", path.display())]
+    AdminToken {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: TokenError,
+    },
     /// The store did not open.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
@@ -122,6 +131,9 @@ impl Gateway {
         config.check()?;
         let settled = config.settle()?;
         settled.certificates(config).await?;
+        if let Some(path) = config.token_file().filter(|path| path.exists()) {
+            AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
+        }
         let opening = opening(config, &settled, None);
         // It reads a file. Dropped, it ends by itself.
         let checked = tokio::task::spawn_blocking(move || opening.check()).await;
@@ -259,8 +271,8 @@ struct Listeners {
 struct Probed(Option<admin::Serving>);
 
 impl Probed {
-    fn open(mut self, admin: Arc<Admin>) -> Option<Task> {
-        self.0.take().map(|serving| Task(serving.open(admin)))
+    fn open(mut self, admin: Arc<Admin>, operators: &Operators) -> Option<Task> {
+        self.0.take().map(|serving| Task(serving.open(admin, operators)))
     }
 }
 
@@ -309,6 +321,7 @@ fn run(
     listeners: Listeners,
     opened: Opened,
 ) -> Result<Running, StartError> {
+    let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
     let metrics = Arc::new(Metrics::new());
     let Shares { bodies, observed, .. } = settled.memory;
     let engine = engine(config, &settled, &opened, &metrics);
@@ -338,18 +351,23 @@ fn run(
         places: Arc::new(Semaphore::new(config.limits.connections)),
     });
     let local_addr = local_addr(&data)?;
-    let keys = Keys::new(engine.clone(), Arc::clone(&opened.store), config.store_timeout);
     let admin = Arc::new(Admin {
-        keys,
         opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
         work: work.clone(),
-        token: config.admin_token.clone(),
-        current: Arc::clone(&current),
         store_up: AtomicBool::new(true),
     });
     warn(config, &opened);
+    let serving = probed.zip(token).and_then(|(probed, token)| {
+        let (live, stats) = (Arc::clone(&current), Arc::clone(&admin));
+        let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
+            .store_timeout(config.store_timeout)
+            .scope_headers(move || live.now().callers().to_vec())
+            .stats(move || stats.stats())
+            .build(token);
+        probed.open(admin, &operators)
+    });
     Ok(Running {
         local_addr,
         admin_addr,
@@ -369,8 +387,15 @@ fn run(
         work,
         store_timeout: config.store_timeout,
         listener: Task(tokio::spawn(listener::serve(data, door))),
-        admin: probed.and_then(|probed| probed.open(admin)),
+        admin: serving,
     })
+}
+
+/// Reads the token, or makes it. Only once the store is open, so that no start that fails for
+/// another reason leaves a file.
+fn admin_token(path: &Path) -> Result<AdminToken, StartError> {
+    let failed = |source| StartError::AdminToken { path: path.into(), source };
+    AdminToken::read_or_make(path, &SystemEntropy).map_err(failed)
 }
 
 fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Opening {
@@ -378,6 +403,7 @@ fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Ope
         store: config.store.clone(),
         cache: config.cache.clone(),
         secret_file: config.secret_file.clone(),
+        token_file: config.token_file(),
         admin,
         memory: settled.memory.store,
         // Sooner than the engine gives up: a store that says that nothing was sent is worth more
@@ -417,6 +443,12 @@ fn warn(config: &Config, opened: &Opened) {
         && url.is_in_the_clear()
     {
         tracing::warn!("the store is reached in the clear: use rediss://, or sslmode=require");
+    }
+    let secret = config.secret_file.clone().or_else(|| config.store.secret_file());
+    for path in secret.into_iter().chain(config.token_file()) {
+        if is_open_to_others(&path) {
+            tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
+        }
     }
     reload::warn(config);
 }

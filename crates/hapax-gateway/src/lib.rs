@@ -48,7 +48,6 @@ mod front;
 mod gateway;
 mod guard;
 mod housekeeping;
-pub mod keys;
 mod listener;
 mod live;
 pub mod manual;
@@ -65,9 +64,9 @@ mod upstream;
 mod work;
 
 pub use config::{
-    AdminToken, Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits,
-    ListenTls, Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport,
-    TransportError, UpstreamTls,
+    Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits, ListenTls,
+    Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport, TransportError,
+    UpstreamTls,
 };
 pub use gateway::{Ended, Gateway, ReloadError, Running, StartError};
 pub use store::{

@@ -8,13 +8,13 @@ use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
+use hapax_http::stored::bodiless;
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::sync::Semaphore;
 
-use crate::keys::bodiless;
 use crate::proxy::headers::X_FORWARDED_HOST;
 use crate::upstream::{Dialling, Origin, Upstream};
 

@@ -39,6 +39,9 @@ pub struct Opening {
     /// The file of its secrets, as [`KeyRing`] has it. A `file:` store makes its own beside it; the
     /// others go without.
     pub secret_file: Option<PathBuf>,
+    /// The file of the admin token, for [`diagnose`](Self::diagnose). Default: that of
+    /// [`StoreUrl::token_file`].
+    pub token_file: Option<PathBuf>,
     /// Where its records can be asked about: for the lock of a file.
     pub admin: Option<SocketAddr>,
     /// Bytes that it may take: for pages, its cache and what waits for it, or for its records if they
@@ -153,6 +156,7 @@ impl Opening {
             store,
             cache: None,
             secret_file: None,
+            token_file: None,
             admin: None,
             memory: 64 << 20,
             timeout: Duration::from_secs(2),

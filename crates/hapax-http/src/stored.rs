@@ -216,6 +216,12 @@ pub fn hop_by_hop(name: &HeaderName) -> bool {
         || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
+/// Whether responses of this status have no body (RFC 9110, 6.4.1 and 15.3.6).
+#[must_use]
+pub const fn bodiless(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 204 | 205 | 304)
+}
+
 /// The headers that `Connection` says belong to one connection.
 #[must_use]
 pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {

@@ -180,6 +180,7 @@ fn point_at(last: &Standing) {
     eprintln!("\nUp until Ctrl-C, with what this run left:\n  gateway  http://{address}");
     if let Some(admin) = gateway.admin {
         eprintln!("  admin    http://{admin}");
+        eprintln!("  token    {}", last.token_file().display());
     }
     eprintln!(
         "Send this twice, and look for Idempotency-Replayed in the second answer:\n  \

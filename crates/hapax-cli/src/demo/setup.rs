@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_operators::AdminToken;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
@@ -75,9 +76,16 @@ pub(crate) struct Stage<'a> {
 pub(crate) struct Standing {
     service: Process,
     gateway: Option<(Process, Listens)>,
+    /// The file of the gateway's admin token.
+    token_file: PathBuf,
 }
 
 impl Standing {
+    /// Returns the file of the gateway's admin token.
+    pub(crate) fn token_file(&self) -> &Path {
+        &self.token_file
+    }
+
     /// Where the gateway listens, if there is one.
     pub(crate) fn gateway(&self) -> Option<Listens> {
         self.gateway.as_ref().map(|(_, listens)| *listens)
@@ -117,7 +125,8 @@ impl Stage<'_> {
             row.charges,
             started.elapsed().as_secs_f64()
         ));
-        Ok((row, Standing { service: scene.service, gateway: scene.gateway }))
+        let token_file = AdminToken::default_path(Some(&scene.store()));
+        Ok((row, Standing { service: scene.service, gateway: scene.gateway, token_file }))
     }
 }
 
@@ -228,6 +237,10 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
+    fn store(&self) -> PathBuf {
+        self.folder.join("keys.db")
+    }
+
     fn books(&self) -> PathBuf {
         self.folder.join("ledger")
     }
@@ -255,7 +268,7 @@ impl<'a> Scene<'a> {
             "--upstream".into(),
             format!("http://{}", self.service_address),
             "--store".into(),
-            format!("file:{}", self.folder.join("keys.db").display()),
+            format!("file:{}", self.store().display()),
             "--on-unknown".into(),
             on_unknown.into(),
             "--lease".into(),

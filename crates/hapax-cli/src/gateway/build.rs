@@ -16,8 +16,7 @@ use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
 use super::methods::{AnyVerb, Verb};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
-    Unknown, Url,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Time, Unknown, Url,
 };
 
 /// How long a copy waits unless it is said.
@@ -31,7 +30,7 @@ impl GatewayFields {
         let mut config = Config::new(upstream.0);
         set(&mut config.listen, self.listen.map(|addr| addr.0));
         set(&mut config.admin, self.admin.map(|addr| addr.0));
-        config.admin_token = self.admin_token.map(|token| token.0.into());
+        config.admin_token_file = self.admin_token_file;
         let store = self.store.map(Written::read).transpose();
         set(&mut config.store, store.map_err(|error| format!("--store: {error}"))?);
         let cache = self.cache.map(Written::read).transpose();
@@ -81,7 +80,7 @@ impl GatewayFields {
             listen: Some(Addr(config.listen)),
             upstream: Some(Url(config.upstream.clone())),
             admin: Some(AdminAddr(config.admin)),
-            admin_token: config.admin_token.as_ref().map(|_| Hidden(String::new())),
+            admin_token_file: config.admin_token_file.clone(),
             store: Some(config.store.clone().into()),
             cache: config.cache.clone().map(Into::into),
             secret_file: config.secret_file.clone(),

@@ -13,8 +13,8 @@ use super::fingerprint::{Form, Part};
 use super::methods::{AnyVerb, Verb};
 use super::transport::{Spoken, Trusted};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Hidden, Key, KeyForm, Missing, Name, Outage, Time,
-    Unknown, Url, list, text, trimmed,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Time, Unknown, Url,
+    list, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -37,10 +37,10 @@ pub(super) struct GatewayFields {
     #[serde(with = "text")]
     pub(super) admin: Option<AdminAddr>,
 
-    /// What operators must show as bearer token; needed unless --admin is on loopback
-    #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    #[serde(with = "text")]
-    pub(super) admin_token: Option<Hidden>,
+    /// The file of the token that operators show; made with mode 0600 if there is none [default:
+    /// PATH.admin-token beside a file: store, else ./hapax.admin-token]
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
+    pub(super) admin_token_file: Option<PathBuf>,
 
     /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
     /// memory: (forgotten at the end) [default: file:./hapax.db]
@@ -198,7 +198,7 @@ impl GatewayFields {
             listen: self.listen.or(other.listen),
             upstream: self.upstream.or(other.upstream),
             admin: self.admin.or(other.admin),
-            admin_token: self.admin_token.or(other.admin_token),
+            admin_token_file: self.admin_token_file.or(other.admin_token_file),
             store: self.store.or(other.store),
             cache: self.cache.or(other.cache),
             secret_file: self.secret_file.or(other.secret_file),

@@ -99,14 +99,13 @@ impl File {
 
     /// A field whose value is secret.
     fn secret(&self) -> Option<&'static str> {
-        let GatewayFields { admin_token, store, cache, auth_url, .. } = &self.gateway;
+        let GatewayFields { store, cache, auth_url, .. } = &self.gateway;
         let store = store.clone().and_then(|store| store.read().ok());
         let cache = cache.clone().and_then(|cache| cache.read().ok());
         let asked = |url: &Option<Url>| url.as_ref().is_some_and(|Url(url)| url.query().is_some());
         let mut policies =
             std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy));
         [
-            ("admin_token", admin_token.is_some()),
             (
                 "store",
                 matches!(&store, Some(StoreUrl::Redis(url) | StoreUrl::Postgres(url)) if url.has_password()),
@@ -276,12 +275,12 @@ mod tests {
     #[test]
     fn what_may_be_secret_is_not_told() {
         for text in [
-            "[gateway]\nadmin_token = 91827364512",
-            "[gateway]\nadmin_token = [\"91827364512\"]",
-            "[gateway]\nadmin_token = 91827364512.5",
-            "[gateway]\nadmin_token = 91827364512x",
-            "[gateway]\nadmin_token = x91827364512",
-            "[gateway]\nadmin_token = \"91827364512",
+            "[gateway]\ncache = 91827364512",
+            "[gateway]\ncache = [\"91827364512\"]",
+            "[gateway]\ncache = 91827364512.5",
+            "[gateway]\ncache = 91827364512x",
+            "[gateway]\ncache = x91827364512",
+            "[gateway]\ncache = \"91827364512",
             "[gateway]\nmax_waiters = \"91827364512\"",
             "[gateway]\nauth_url = \"http://h/?token=91827364512 x\"",
             "[gateway]\nauth_url = 91827364512",

@@ -86,7 +86,8 @@ impl Loaded {
                 (Some(if of_store { "--store" } else { "--cache" }), error.to_string())
             }
             StartError::Listen { .. } => (None, error.to_string()),
-            // It begins with its flag.
+            // They begin with their flag.
+            StartError::AdminToken { .. } => (None, error.to_string()),
             StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
             other => return Failure::unavailable(other),
         };
@@ -186,7 +187,7 @@ pub(crate) struct OfFile {
     pub(crate) cache: Option<CacheUrl>,
     pub(crate) secret_file: Option<PathBuf>,
     pub(crate) admin: Option<SocketAddr>,
-    pub(crate) admin_token: Option<String>,
+    pub(crate) admin_token_file: Option<PathBuf>,
 }
 
 impl OfFile {
@@ -209,7 +210,7 @@ impl OfFile {
             let line = file.line(Section::Gateway, field).unwrap_or_default();
             Failure::usage(format!("{name}:{line}: --{field}: {error}"))
         };
-        let GatewayFields { store, cache, secret_file, admin, admin_token, .. } =
+        let GatewayFields { store, cache, secret_file, admin, admin_token_file, .. } =
             file.gateway.clone();
         let store = store.map(Written::read).transpose();
         let cache = cache.map(Written::read).transpose();
@@ -218,7 +219,7 @@ impl OfFile {
             cache: cache.map_err(|error| failed("cache", error))?,
             secret_file,
             admin: admin.and_then(|admin| admin.0),
-            admin_token: admin_token.map(|token| token.0),
+            admin_token_file,
         })
     }
 }

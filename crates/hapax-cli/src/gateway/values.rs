@@ -87,30 +87,6 @@ const HIDDEN: &str = "(hidden)";
 const SHOWN: &str =
     "`(hidden)` is what --check shows in place of a secret: say the secret itself there";
 
-/// What nobody is to see. It is shown as that.
-#[derive(Clone)]
-pub(super) struct Hidden(pub(super) String);
-
-impl FromStr for Hidden {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == HIDDEN { Err(SHOWN) } else { Ok(Self(text.to_owned())) }
-    }
-}
-
-impl Display for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HIDDEN)
-    }
-}
-
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HIDDEN)
-    }
-}
-
 /// A URL whose query may be secret, and is shown as that.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Url(pub(super) http::Uri);
@@ -318,7 +294,6 @@ mod tests {
 
     #[test]
     fn what_is_shown_of_a_secret_is_none() {
-        assert_eq!("(hidden)".parse::<Hidden>().unwrap_err(), SHOWN);
         let shown = "http://a/check?token=secret".parse::<Url>().unwrap().to_string();
         assert_eq!(shown.parse::<Url>().unwrap_err(), SHOWN);
         assert!("http://a/check?hidden".parse::<Url>().is_ok());
@@ -331,10 +306,5 @@ mod tests {
             let shown = "http://a/check?(hidden)".to_owned();
             (shown.clone(), shown)
         });
-        let hidden = Hidden("secret".into());
-        assert_eq!(
-            (hidden.to_string(), format!("{hidden:?}")),
-            ("(hidden)".into(), "(hidden)".into())
-        );
     }
 }

@@ -1,12 +1,12 @@
 //! The flags of `hapax keys`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use hapax::{Key, StoreKey};
-use hapax_gateway::keys::KeyState;
 use hapax_gateway::{StoreUrl, Written};
+use hapax_operators::{AdminToken, KeyState};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
@@ -118,19 +118,38 @@ pub(super) struct Where {
     /// Ask the gateway whose admin address this is, whatever its store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     admin: Option<SocketAddr>,
-    /// The token of the gateway
-    #[arg(long, env = "HAPAX_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    admin_token: Option<String>,
+    /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else
+    /// ./hapax.admin-token]
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
+    admin_token_file: Option<PathBuf>,
 }
 
 /// Where records are, all in all.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) store: StoreUrl,
     pub(super) secret_file: Option<PathBuf>,
     /// Whom to ask instead.
     pub(super) admin: Option<SocketAddr>,
-    pub(super) admin_token: Option<String>,
+    pub(super) admin_token_file: Option<PathBuf>,
+}
+
+impl Place {
+    /// Reads the token of a gateway: of the file that was named, else of the one beside the store,
+    /// else of the one in the working directory. Where neither is there, the gateway is asked
+    /// without, and its answer says what is missing.
+    pub(super) fn token(&self) -> Result<Option<AdminToken>, Failure> {
+        let read = |path: &Path| {
+            let failed =
+                |error| Failure::usage(format!("--admin-token-file: {}: {error}", path.display()));
+            AdminToken::read(path).map(Some).map_err(failed)
+        };
+        if let Some(path) = &self.admin_token_file {
+            return read(path);
+        }
+        let default = [self.store.token_file(), AdminToken::default_path(None)];
+        default.iter().find(|path| path.exists()).map_or(Ok(None), |path| read(path))
+    }
 }
 
 impl Where {
@@ -147,7 +166,7 @@ impl Where {
             store,
             secret_file: self.secret_file.clone().or(file.secret_file),
             admin: self.admin.or(admin),
-            admin_token: self.admin_token.clone().or(file.admin_token),
+            admin_token_file: self.admin_token_file.clone().or(file.admin_token_file),
         })
     }
 }

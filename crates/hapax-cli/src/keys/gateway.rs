@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_gateway::keys::{Decision, KeyView, List, Listed, Was};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hapax_operators::{AdminToken, Decision, KeyView, List, Listed, Was};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
@@ -51,11 +51,11 @@ impl From<Refused> for Failure {
 #[derive(Debug)]
 pub(super) struct Remote {
     address: SocketAddr,
-    token: Option<String>,
+    token: Option<AdminToken>,
 }
 
 impl Remote {
-    pub(super) fn new(mut address: SocketAddr, token: Option<String>) -> Self {
+    pub(super) fn new(mut address: SocketAddr, token: Option<AdminToken>) -> Self {
         // It listens everywhere: here, too.
         if address.ip().is_unspecified() {
             address.set_ip(match address {
@@ -123,7 +123,15 @@ impl Remote {
         let reason = said["error"].as_str().unwrap_or("it gave no reason");
         let failure = match status {
             StatusCode::UNAUTHORIZED => {
-                Failure::usage(format!("the gateway at {} wants its --admin-token", self.address))
+                let found = match self.token {
+                    Some(_) => "the token found is another",
+                    None => "none was found",
+                };
+                Failure::usage(format!(
+                    "the gateway at {} needs its admin token, and {found}: name the file by \
+                     --admin-token-file",
+                    self.address
+                ))
             }
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::no(reason),
             StatusCode::BAD_REQUEST => Failure::usage(reason),
@@ -148,9 +156,7 @@ impl Remote {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.map(|it| it.to_string()).unwrap_or_default())))?;
         if let Some(token) = &self.token {
-            let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
-            value.set_sensitive(true);
-            request.headers_mut().insert(AUTHORIZATION, value);
+            request.headers_mut().insert(AUTHORIZATION, token.header());
         }
         let asked = async {
             let response = sender.send_request(request).await?;

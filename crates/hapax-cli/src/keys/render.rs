@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hapax_gateway::keys::{Became, KeyState, KeyView, Listed, ResponseView, Was};
+use hapax_operators::{Became, KeyState, KeyView, Listed, ResponseView, Was};
 use serde::Serialize;
 
 use crate::exit::Failure;

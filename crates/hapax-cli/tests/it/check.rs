@@ -89,7 +89,7 @@ fn secrets_that_every_user_can_read_are_warned_of() {
         said(&checked)
     };
     for (field, value) in [
-        ("admin_token", "s3cr3t"),
+        ("cache", "redis://:s3cr3t@127.0.0.1"),
         ("store", "postgres://u:s3cr3t@127.0.0.1/x"),
         ("auth_url", "http://127.0.0.1:2/?s3cr3t"),
     ] {
@@ -102,8 +102,8 @@ fn secrets_that_every_user_can_read_are_warned_of() {
         assert_eq!(check(&text, 0o640), "");
     }
     assert_eq!(check(&format!("{GATEWAY}store = \"postgres://u@127.0.0.1/x\"\n"), 0o644), "");
-    let text =
-        format!("[gateway]\nupstream = \"http://{}\"\nadmin_token = \"a\"", upstream.address);
+    let auth = "auth_url = \"http://127.0.0.1:2/?s3cr3t\"";
+    let text = format!("[gateway]\nupstream = \"http://{}\"\n{auth}", upstream.address);
     check(&text, 0o644);
     let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", name]);
     gateway.signal(Signal::TERM);
@@ -141,6 +141,7 @@ fn what_may_be_secret_is_not_repeated() {
     // What is none is.
     let (code, line) = refused(&["gateway", "--lease", "soon"]);
     assert!(code == 64 && line.contains("'soon'"), "{line}");
-    let (code, line) = refused(&["gateway", "--upstream=http://h", "--admin-token", "(hidden)"]);
+    let hidden = ["gateway", "--upstream=http://h", "--auth-url", "http://h/?(hidden)"];
+    let (code, line) = refused(&hidden);
     assert!(code == 64 && line.contains("--check shows in place of a secret"), "{line}");
 }

@@ -35,7 +35,8 @@ fn the_same_is_seen_through_the_gateway_and_on_the_file() {
     let gateway = filled(&upstream, folder.path(), &[]);
     let store = store(folder.path());
     let through = look(&["--store", &store]);
-    assert_eq!(look(&["--admin", &gateway.admin.to_string()]), through);
+    let (admin, token) = (gateway.admin.to_string(), gateway.token.to_str().unwrap());
+    assert_eq!(look(&["--admin", &admin, "--admin-token-file", token]), through);
     gateway.kill();
     let direct = look(&["--store", &store]);
     assert_eq!(direct, through);
@@ -203,14 +204,15 @@ fn the_gateways_file_says_where_records_are() {
     std::fs::write(&secret, "7".repeat(64)).unwrap();
     let text = format!(
         "[gateway]\nupstream = \"http://{}\"\nstore = \"{store}\"\nsecret_file = \"{}\"\n\
-         admin_token = \"a-token\"\n",
+         admin_token_file = \"{}\"\n",
         upstream.address,
-        secret.display()
+        secret.display(),
+        folder.path().join("a.token").display()
     );
     std::fs::write(&file, text).unwrap();
     let gateway = filled(&upstream, folder.path(), &["--config", name, "--store", &store]);
     let show = ["keys", "show", "done", "--scope", "Bearer a"];
-    // Through the gateway by its token, then by the secret on the file.
+    // Through the gateway by its token, which the file names, then by the secret on the file.
     let from_outside = |words: &[&str]| {
         let mut command = hapax(words);
         command.current_dir("/").env("HAPAX_CONFIG", name).output().unwrap()
@@ -280,12 +282,20 @@ fn what_is_not_there_is_said_in_one_line() {
     assert_eq!(refused(&[&["keys", "show", "--id", "abc"], &nobody[..]].concat()).0, 64);
     assert_eq!(refused(&[&["keys", "show", "abc"], &nobody[..]].concat()).0, 69);
 
-    let gateway = filled(&upstream, folder.path(), &["--admin-token", "secret"]);
+    let token = folder.path().join("elsewhere");
+    let token = token.to_str().unwrap();
+    let gateway = filled(&upstream, folder.path(), &["--admin-token-file", token]);
     let list = ["keys", "list", "--store", &store];
     let (code, line) = refused(&list);
-    assert!(code == 64 && line.contains("--admin-token"), "{code} {line}");
-    let output = hapax(&list).env("HAPAX_ADMIN_TOKEN", "secret").output().unwrap();
+    assert!(code == 64 && line.contains("none was found: name the file by --admin-token-file"));
+    ok(&[&list[..], &["--admin-token-file", token]].concat());
+    let output = hapax(&list).env("HAPAX_ADMIN_TOKEN_FILE", token).output().unwrap();
     assert!(output.status.success());
+    let wrong = folder.path().join("wrong");
+    std::fs::write(&wrong, "0123456789abcdef").unwrap();
+    let wrong = ["--admin-token-file", wrong.to_str().unwrap()];
+    let (code, line) = refused(&[&list[..], &wrong].concat());
+    assert!(code == 64 && line.contains("the token found is another"), "{code} {line}");
     gateway.kill();
     let (code, line) = refused(&["keys", "show", "nobody's", "--store", &store]);
     assert!(code == 1 && line.contains("no record"), "{code} {line}");

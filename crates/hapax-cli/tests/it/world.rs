@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub(crate) fn refused(arguments: &[&str]) -> (i32, String) {
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
+    /// The file of its admin token, in its folder.
+    pub(crate) token: PathBuf,
     child: Child,
     _out: BufReader<ChildStdout>,
 }
@@ -69,7 +71,8 @@ impl Gateway {
 
     /// What operators get at `path`.
     pub(crate) fn admin(&self, path: &str) -> Answer {
-        get(self.admin, path)
+        let token = std::fs::read_to_string(&self.token).unwrap_or_default();
+        get_with(self.admin, path, &format!("authorization: Bearer {}\r\n", token.trim()))
     }
 
     /// A count or gauge without labels.
@@ -118,7 +121,10 @@ impl Drop for Gateway {
 
 /// A gateway process that may not be ready yet; killed when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Starting(Option<(Child, BufReader<ChildStdout>)>);
+pub(crate) struct Starting {
+    running: Option<(Child, BufReader<ChildStdout>)>,
+    token: PathBuf,
+}
 
 impl Starting {
     /// Starts one as [`Gateway::logged`] does, and does not wait until it is ready.
@@ -142,32 +148,40 @@ impl Starting {
             arguments.extend(["--listen", "127.0.0.1:0"]);
         }
         arguments.extend(["--admin", "127.0.0.1:0"]);
+        // Beside its file, where it makes one by itself.
+        let token = folder.join("hapax.db.admin-token");
+        let token_file = token.display().to_string();
+        let named = ["--config", "--admin-token-file"].iter().any(|flag| more.contains(flag));
+        if more.contains(&"--store") && !named {
+            arguments.extend(["--admin-token-file", &token_file]);
+        }
         arguments.extend(more);
         let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        Self(Some((child, out)))
+        Self { running: Some((child, out)), token }
     }
 
     /// Waits until it is ready.
     pub(crate) fn ready(mut self) -> Gateway {
-        let (child, mut out) = self.0.take().unwrap();
+        let (child, mut out) = self.running.take().unwrap();
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
         let mut addresses = line.trim().split([' ', ',']).filter_map(|word| {
             word.strip_prefix("http://").or(word.strip_prefix("https://"))?.parse().ok()
         });
         let mut next = || addresses.next().unwrap_or_else(|| panic!("it said {line:?}"));
-        Gateway { address: next(), admin: next(), child, _out: out }
+        let token = self.token.clone();
+        Gateway { address: next(), admin: next(), token, child, _out: out }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let (child, _) = self.0.as_ref().unwrap();
+        let (child, _) = self.running.as_ref().unwrap();
         kill_process(Pid::from_child(child), signal).unwrap();
     }
 
     /// Its exit code, once it has ended.
     pub(crate) fn wait(mut self) -> i32 {
-        let (mut child, _) = self.0.take().unwrap();
+        let (mut child, _) = self.running.take().unwrap();
         let status = child.wait().unwrap();
         status.code().unwrap_or_else(|| panic!("it ended with {status}"))
     }
@@ -175,7 +189,7 @@ impl Starting {
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some((child, _)) = &mut self.0 {
+        if let Some((child, _)) = &mut self.running {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -184,8 +198,12 @@ impl Drop for Starting {
 
 /// What a `GET` of this path gets.
 pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
+    get_with(address, path, "")
+}
+
+fn get_with(address: SocketAddr, path: &str, fields: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").unwrap();
     receive(&stream).unwrap()
 }
 

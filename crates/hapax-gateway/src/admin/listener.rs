@@ -20,7 +20,6 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_service::Service;
 
-use super::api;
 use crate::front::Patient;
 use crate::guard::{Guarded, Heads, MAX_HEAD};
 use crate::work::{Phase, Work};
@@ -103,7 +102,11 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response, Infallible> {
     if let Some(refusal) = heads.refusal() {
-        return Ok(api::error(StatusCode::BAD_REQUEST, "bad-request", &refusal.to_string()));
+        return Ok(hapax_operators::error(
+            StatusCode::BAD_REQUEST,
+            "bad-request",
+            &refusal.to_string(),
+        ));
     }
     // A router has nothing to wait for before it is called.
     app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await

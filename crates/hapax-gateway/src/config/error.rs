@@ -71,10 +71,6 @@ pub enum ConfigError {
         "--store-outage open contradicts --on-unknown {0}: what runs unprotected could run twice"
     )]
     OpenContradicts(&'static str),
-    #[error("--admin-token is required when --admin ({0}) is not on loopback")]
-    AdminToken(SocketAddr),
-    #[error("--admin-token must be visible ASCII, at least one character")]
-    TokenText,
     #[error(
         "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
     )]

@@ -92,7 +92,7 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
         listen,
         upstream: _,
         admin,
-        admin_token,
+        admin_token_file,
         store,
         cache,
         secret_file,
@@ -110,7 +110,7 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
     let fixed = [
         ("--listen", *listen != after.listen),
         ("--admin", *admin != after.admin),
-        ("--admin-token", *admin_token != after.admin_token),
+        ("--admin-token-file", *admin_token_file != after.admin_token_file),
         ("--store", *store != after.store),
         ("--cache", *cache != after.cache),
         ("--secret-file", *secret_file != after.secret_file),

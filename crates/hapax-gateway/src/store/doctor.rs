@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hapax::SystemClock;
 use hapax_embedded::{EmbeddedStore, OpenError};
+use hapax_operators::{AdminToken, is_open_to_others};
 
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
 use super::{Opening, StoreOpenError, read_ring, server};
@@ -69,6 +70,7 @@ impl Opening {
     /// [`StoreOpenError`] where nothing can be looked at.
     pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
         let mut findings = self.secret();
+        findings.extend(self.admin_token());
         match &self.store {
             StoreUrl::Memory => findings.push(Finding::new(
                 Severity::Risk,
@@ -138,9 +140,7 @@ impl Opening {
         let path = match (&self.secret_file, &self.store) {
             (Some(path), _) => path.clone(),
             (None, StoreUrl::File(store)) => {
-                let mut beside = store.clone().into_os_string();
-                beside.push(".secret");
-                let beside = PathBuf::from(beside);
+                let beside = self.store.secret_file().unwrap_or_default();
                 if !store.exists() && !beside.exists() {
                     let found = "there is none yet; it is made beside the store";
                     return vec![Finding::new(Severity::Fine, "secret", found, "")];
@@ -166,11 +166,33 @@ impl Opening {
                 "put the secret of this store there",
             ),
         }];
-        if others_read(&path) {
+        if is_open_to_others(&path) {
             let found = format!("others on this machine can read {}", path.display());
             findings.push(Finding::new(Severity::Risk, "secret", found, "chmod 600 it"));
         }
         findings
+    }
+
+    /// The admin token, where there is one.
+    fn admin_token(&self) -> Option<Finding> {
+        let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
+        if !path.exists() {
+            return None;
+        }
+        let finding = |severity, found, fix| Finding::new(severity, "admin token", found, fix);
+        Some(match AdminToken::read(&path) {
+            Err(error) => finding(
+                Severity::Broken,
+                format!("{}: {error}", path.display()),
+                "no gateway with an admin listener starts",
+            ),
+            Ok(_) if is_open_to_others(&path) => finding(
+                Severity::Risk,
+                format!("others on this machine can read {}", path.display()),
+                "chmod 600 it; they can decide about keys",
+            ),
+            Ok(_) => finding(Severity::Fine, "it is readable".to_owned(), ""),
+        })
     }
 
     /// What keeps a gateway from starting on a server, if anything does.
@@ -271,17 +293,6 @@ impl Opening {
         }
         Ok(findings)
     }
-}
-
-#[cfg(unix)]
-fn others_read(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
-}
-
-#[cfg(not(unix))]
-const fn others_read(_: &Path) -> bool {
-    false
 }
 
 /// Whether a file can be made in `folder`.

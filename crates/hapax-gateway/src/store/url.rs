@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use hapax_operators::AdminToken;
+
 /// Where records are kept. As text, what is secret in it is left out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreUrl {
@@ -16,6 +18,27 @@ pub enum StoreUrl {
     Redis(ServerUrl),
     /// `postgres://…`: shared by many processes.
     Postgres(ServerUrl),
+}
+
+impl StoreUrl {
+    /// Returns the file of the admin token where none is named: beside a `file:` store, else in the
+    /// working directory.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        match self {
+            Self::File(path) => AdminToken::default_path(Some(path)),
+            Self::Memory | Self::Redis(_) | Self::Postgres(_) => AdminToken::default_path(None),
+        }
+    }
+
+    /// Returns the file of the secrets that a `file:` store makes beside it.
+    #[must_use]
+    pub fn secret_file(&self) -> Option<PathBuf> {
+        let Self::File(path) = self else { return None };
+        let mut beside = path.clone().into_os_string();
+        beside.push(".secret");
+        Some(beside.into())
+    }
 }
 
 /// What is kept in front of a store: finished records, so that replays need not ask it.

@@ -11,12 +11,12 @@ use hapax::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
     StoreKey, SystemClock,
 };
-use hapax_gateway::keys::{Decision, Keys, KeysError};
-use hapax_gateway::{CacheUrl, Callers, Gateway, Opened};
+use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
+use hapax_operators::{Decision, Keys, KeysError};
 use http::HeaderName;
 use serde_json::{Value, json};
 
-use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text};
+use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text, token};
 
 async fn tell(admin: SocketAddr, path: &str, body: &Value) -> Answer {
     let json = [("content-type", "application/json")];
@@ -231,32 +231,36 @@ async fn an_operator_resolves_what_is_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_sites_and_strangers_are_kept_out() {
+async fn the_api_needs_its_token_on_loopback_and_probes_do_not() {
     let upstream = Upstream::counting().await;
-    let open = start(config(upstream.url())).await;
-    let admin = open.admin_addr().unwrap();
-    let mut raw = Raw::connect(admin).await;
-    raw.send("GET /api/stats HTTP/1.1\r\nhost: evil.example\r\n\r\n").await;
-    assert_eq!(raw.answer().await.status, 403);
-    let foreign = [("content-type", "application/json"), ("origin", "http://evil.example")];
-    let lookup = r#"{"key": "k"}"#;
-    assert_eq!(send(admin, "POST", "/api/keys/lookup", &foreign, lookup).await.status, 403);
-    let form = [("content-type", "text/plain")];
-    assert_eq!(send(admin, "POST", "/api/keys/lookup", &form, lookup).await.status, 415);
-
+    let folder = tempfile::tempdir().unwrap();
     let mut config = config(upstream.url());
-    config.admin_token = Some("secret".into());
-    let closed = start(config).await;
-    let admin = closed.admin_addr().unwrap();
+    config.store = StoreUrl::File(folder.path().join("hapax.db"));
+    config.admin_token_file = None;
+    let gateway = start(config).await;
+    let admin = gateway.admin_addr().unwrap();
+    let file = folder.path().join("hapax.db.admin-token");
+    assert!(!hapax_operators::is_open_to_others(&file));
+    let token = format!("Bearer {}", std::fs::read_to_string(&file).unwrap().trim());
     for path in ["/healthz", "/readyz", "/metrics"] {
-        assert_eq!(get(admin, path).await.status, 200, "{path}");
+        let bare = [("authorization", "")];
+        assert_eq!(send(admin, "GET", path, &bare, "").await.status, 200, "{path}");
     }
-    for path in ["/", "/api/stats", "/api/keys"] {
-        let answer = get(admin, path).await;
-        assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
-        let shown = [("authorization", "Bearer secret")];
-        assert_eq!(send(admin, "GET", path, &shown, "").await.status, 200, "{path}");
+    for path in ["/", "/api", "/api/", "/api/stats", "/api/keys", "/api/nothing"] {
+        for wrong in ["", "Bearer ", "Bearer 0123456789abcdef0123456789abcdef", &token[..70]] {
+            let answer = send(admin, "GET", path, &[("authorization", wrong)], "").await;
+            let seen = (answer.status, answer.header("www-authenticate"));
+            assert_eq!(seen, (401, "Bearer"), "{path} {wrong}");
+        }
+        let status = send(admin, "GET", path, &[("authorization", &*token)], "").await.status;
+        assert_eq!(status, if path == "/api/nothing" { 404 } else { 200 }, "{path}");
     }
+    let lookup = r#"{"key": "k"}"#;
+    let shown = ("authorization", &*token);
+    let foreign = [shown, ("content-type", "application/json"), ("origin", "http://evil.example")];
+    assert_eq!(send(admin, "POST", "/api/keys/lookup", &foreign, lookup).await.status, 403);
+    let form = [shown, ("content-type", "text/plain")];
+    assert_eq!(send(admin, "POST", "/api/keys/lookup", &form, lookup).await.status, 415);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,7 +291,8 @@ async fn connections_that_say_nothing_do_not_keep_operators_out() {
         raw.rest().await;
     }
     let mut raw = Raw::connect(admin).await;
-    let head = format!("host: {admin}\r\ncontent-type: application/json\r\ncontent-length: 9\r\n");
+    let shown = format!("host: {admin}\r\nauthorization: {}\r\n", token());
+    let head = format!("{shown}content-type: application/json\r\ncontent-length: 9\r\n");
     raw.send(format!("POST /api/keys/lookup HTTP/1.1\r\n{head}\r\n{{")).await;
     assert_eq!(raw.answer().await.status, 400, "a body that does not come");
 }

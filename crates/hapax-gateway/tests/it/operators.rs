@@ -10,8 +10,8 @@ use hapax::{
     Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, State, Store, StoreError, StoreKey,
     SystemClock,
 };
-use hapax_gateway::keys::{Keys, KeysError, List};
 use hapax_gateway::{Gateway, Opened};
+use hapax_operators::{Keys, KeysError, List};
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore, watch};
 

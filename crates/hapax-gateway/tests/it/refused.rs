@@ -13,7 +13,7 @@ use crate::world::{Upstream, config, post, post_with, start};
 #[tokio::test(flavor = "multi_thread")]
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
-    let cases: [(&str, Change); 32] = [
+    let cases: [(&str, Change); 30] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
@@ -64,8 +64,6 @@ async fn contradictions_do_not_start() {
             it.policy.on_unknown = OnUnknown::Block;
             it.policy.store_outage = StoreOutage::Open;
         }),
-        ("--admin-token is required", |it| it.admin = Some("0.0.0.0:0".parse().unwrap())),
-        ("--admin-token must be", |it| it.admin_token = Some("a b".into())),
         ("--upstream-timeout is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
         ("--wait-for is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
         ("--max-memory", |it| it.limits.memory = 1 << 20),
@@ -172,11 +170,29 @@ async fn what_says_nothing_of_the_caller_is_no_scope() {
     }
 }
 
-#[test]
-fn the_token_is_not_shown() {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_file_that_holds_no_token_is_rejected_and_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
     let mut config = config("http://127.0.0.1:1".parse().unwrap());
-    config.admin_token = Some("sesame".into());
-    assert!(!format!("{config:?}").contains("sesame"));
+    let path = folder.path().join("token");
+    for text in ["sesame", "open sesame, open sesame"] {
+        std::fs::write(&path, text).unwrap();
+        config.admin_token_file = Some(path.clone());
+        for error in [
+            Gateway::check(&config).await.unwrap_err(),
+            Gateway::start(config.clone()).await.unwrap_err(),
+        ] {
+            assert!(matches!(error, StartError::AdminToken { .. }), "{error:?}");
+            let said = error.to_string();
+            assert!(said.starts_with("--admin-token-file: ") && !said.contains("sesame"), "{said}");
+        }
+    }
+    config.admin_token_file = Some(folder.path().join("missing").join("token"));
+    let error = Gateway::start(config.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("cannot be made"), "{error}");
+    // Without an admin listener there is no token.
+    config.admin = None;
+    start(config).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

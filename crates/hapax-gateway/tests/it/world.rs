@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,6 +43,12 @@ impl Seen {
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
+}
+
+/// What shows the token.
+pub(crate) fn token() -> String {
+    let token = std::fs::read_to_string(token_file()).unwrap_or_default();
+    format!("Bearer {}", token.trim())
 }
 
 /// Anything that bytes go over.
@@ -160,7 +167,13 @@ pub(crate) fn config(upstream: Uri) -> Config {
     config.listen = "127.0.0.1:0".parse().unwrap();
     config.admin = Some("127.0.0.1:0".parse().unwrap());
     config.store = StoreUrl::Memory;
+    config.admin_token_file = Some(token_file());
     config
+}
+
+/// The token of all gateways of tests; the first one makes it.
+fn token_file() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("admin-token")
 }
 
 pub(crate) async fn start(config: Config) -> Running {
@@ -351,7 +364,7 @@ pub(crate) async fn get(admin: SocketAddr, path: &str) -> Answer {
     send(admin, "GET", path, &[], "").await
 }
 
-/// A request to an admin listener.
+/// A request to an admin listener, with the token unless the fields name another.
 pub(crate) async fn send(
     admin: SocketAddr,
     method: &str,
@@ -361,6 +374,9 @@ pub(crate) async fn send(
 ) -> Answer {
     let mut raw = Raw::connect(admin).await;
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: {admin}\r\n");
+    if !fields.iter().any(|(name, _)| *name == "authorization") {
+        text.push_str(&format!("authorization: {}\r\n", token()));
+    }
     for (name, value) in fields {
         text.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -15,7 +15,7 @@ use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
 use hapax_http::classify::is_grpc;
-use hapax_http::stored::{Stored, Whole, hop_by_hop};
+use hapax_http::stored::{Stored, Whole, bodiless, hop_by_hop};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -360,11 +360,6 @@ fn done(at: &str, status: Option<u16>, wanted: Became) -> String {
         }
         Became::Happened => format!("{done}; it cannot be given another one"),
     }
-}
-
-/// Whether responses of this status have no body (RFC 9110 6.4.1 and 15.3.6).
-pub(crate) const fn bodiless(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 204 | 205 | 304)
 }
 
 /// What a replay can carry. With the others it would contradict itself on the wire.

@@ -1,7 +1,6 @@
 //! The API: JSON in, JSON out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
@@ -13,13 +12,13 @@ use hapax::{ClaimError, Key, StoreError, StoreKey};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Admin;
+use crate::Shared;
 use crate::keys::{Became, Decision, KeysError, List};
 
-type Shared = State<Arc<Admin>>;
+type Api = State<Arc<Shared>>;
 
 /// What is here: method, path, what it is.
-pub(super) const INDEX: [(&str, &str, &str); 6] = [
+pub(crate) const INDEX: [(&str, &str, &str); 6] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
     (
         "GET",
@@ -40,8 +39,8 @@ pub(super) const INDEX: [(&str, &str, &str); 6] = [
     ),
 ];
 
-pub(super) fn routes() -> Router<Arc<Admin>> {
-    Router::new()
+pub(crate) fn routes() -> Router<Arc<Shared>> {
+    let api = Router::new()
         .route("/", get(index))
         .route("/stats", get(stats))
         .route("/keys", get(list))
@@ -50,47 +49,37 @@ pub(super) fn routes() -> Router<Arc<Admin>> {
         .route("/keys/{id}/release", post(release))
         .route("/keys/{id}/resolve", post(resolve))
         .fallback(|| async {
-            error(StatusCode::NOT_FOUND, "not-found", "GET /api lists what is here")
-        })
+            error(StatusCode::NOT_FOUND, "not-found", "GET /api lists the paths")
+        });
+    Router::new().nest("/api", api).route("/api/", get(index))
 }
 
-/// An error as JSON.
-pub(super) fn error(status: StatusCode, code: &str, message: &str) -> Response {
+/// Returns an error as the API answers it.
+#[must_use]
+pub fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({ "code": code, "error": message }))).into_response()
 }
 
-pub(super) async fn index() -> Response {
+async fn index() -> Response {
     let line = |(method, path, about): &(&str, &str, &str)| json!({ "method": method, "path": path, "about": about });
     Json(json!({ "api": INDEX.iter().map(line).collect::<Vec<_>>() })).into_response()
 }
 
-async fn stats(State(admin): Shared) -> Response {
-    let engine = admin.engine.stats();
-    Json(json!({
-        "now": {
-            "requests": admin.work.in_hand(),
-            "in_flight": engine.in_flight,
-            "waiting": engine.waiting,
-            "held_back": engine.held_back,
-            "held_back_bytes": engine.held_back_bytes,
-            "store_up": admin.store_up.load(Ordering::Relaxed),
-        },
-        "since_start": admin.metrics.totals(),
-    }))
-    .into_response()
+async fn stats(State(shared): Api) -> Response {
+    Json((shared.stats)()).into_response()
 }
 
-async fn list(State(admin): Shared, list: Result<Query<List>, QueryRejection>) -> Response {
+async fn list(State(shared): Api, list: Result<Query<List>, QueryRejection>) -> Response {
     match list {
         Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
-        Ok(Query(list)) => answer(admin.keys.list(list).await),
+        Ok(Query(list)) => answer(shared.keys.list(list).await),
     }
 }
 
-async fn show(State(admin): Shared, Path(id): Path<String>) -> Response {
+async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
     match StoreKey::from_hex(&id) {
         None => bad_id(),
-        Some(id) => answer(admin.keys.show(&id).await),
+        Some(id) => answer(shared.keys.show(&id).await),
     }
 }
 
@@ -111,7 +100,7 @@ enum ScopeText {
     Headers(Vec<(String, String)>),
 }
 
-async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>) -> Response {
+async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -> Response {
     let Lookup { key, scope } = match body {
         Ok(Json(lookup)) => lookup,
         Err(rejected) => return bad_body(&rejected),
@@ -123,8 +112,8 @@ async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>)
         }
     };
     // Routes may name callers by different headers: what is meant is what there is a record of.
-    let live = admin.current.now();
-    let of_now = live.callers().iter().filter_map(|names| headers(names, &scope));
+    let named_by = (shared.scope_headers)();
+    let of_now = named_by.iter().filter_map(|names| headers(names, &scope));
     // It may be of a scope that held before.
     let mut scopes = of_now.chain(as_given(&scope));
     let Some(first) = scopes.next() else {
@@ -132,12 +121,12 @@ async fn lookup(State(admin): Shared, body: Result<Json<Lookup>, JsonRejection>)
                        [header, value]";
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     };
-    let mut shown = admin.keys.show(&admin.keys.id(&first, &key)).await;
+    let mut shown = shared.keys.show(&shared.keys.id(&first, &key)).await;
     for scope in scopes {
         if !matches!(shown, Err(KeysError::NotFound)) {
             break;
         }
-        shown = admin.keys.show(&admin.keys.id(&scope, &key)).await;
+        shown = shared.keys.show(&shared.keys.id(&scope, &key)).await;
     }
     answer(shown)
 }
@@ -187,7 +176,7 @@ struct Release {
 }
 
 async fn release(
-    State(admin): Shared,
+    State(shared): Api,
     Path(id): Path<String>,
     body: Result<Json<Release>, JsonRejection>,
 ) -> Response {
@@ -205,25 +194,25 @@ async fn release(
         body: None,
         body_base64: None,
     };
-    decide(&admin, &id, decision).await
+    decide(&shared, &id, decision).await
 }
 
 async fn resolve(
-    State(admin): Shared,
+    State(shared): Api,
     Path(id): Path<String>,
     body: Result<Json<Decision>, JsonRejection>,
 ) -> Response {
     match body {
-        Ok(Json(decision)) => decide(&admin, &id, decision).await,
+        Ok(Json(decision)) => decide(&shared, &id, decision).await,
         Err(rejected) => bad_body(&rejected),
     }
 }
 
-async fn decide(admin: &Admin, id: &str, decision: Decision) -> Response {
+async fn decide(shared: &Shared, id: &str, decision: Decision) -> Response {
     let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
     let (fence, outcome) = (decision.fence, decision.outcome);
     let (force, forget) = (decision.force, decision.forget);
-    let decided = admin.keys.resolve(&id, decision).await;
+    let decided = shared.keys.resolve(&id, decision).await;
     if let Ok(was) = &decided {
         tracing::info!(
             %id, fence, ?outcome, force, forget,

@@ -1,0 +1,180 @@
+//! The operators' API of Hapax: list, show, release and resolve idempotency keys over HTTP.
+//!
+//! The gateway serves it on its admin listener. A service that keeps its records itself, with the
+//! layer of [`hapax_http`] or the engine of [`hapax`], mounts the same API, so that `hapax keys`
+//! works on its store as well.
+//!
+//! 1. [`Operators::router`] is an [`axum::Router`]; every path in it needs the [`AdminToken`].
+//! 2. The token is made as a file that only its owner can read. `hapax keys` finds it beside a file
+//!    store and in the working directory.
+//! 3. Where the store is a file, its lock names the address of the API to `hapax keys`
+//!    (`EmbeddedStore::set_admin`).
+//! 4. [`Keys`] is the same without HTTP, for programs that open a store themselves.
+//!
+//! It is not meant for the public network: it has no TLS and one token.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use hapax::{Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, SystemClock, SystemEntropy};
+//! use hapax_operators::{AdminToken, Operators};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = std::env::temp_dir().join(format!("hapax-operators-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # let path = folder.join("token");
+//! let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+//! let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+//! let token = AdminToken::read_or_make(&path, &SystemEntropy)?;
+//! let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token);
+//! let app: axum::Router = operators.router();
+//! # drop(app);
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok(()) }
+//! ```
+
+mod access;
+mod api;
+mod keys;
+mod token;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::HeaderName;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::from_fn_with_state;
+use hapax::{Idempotency, Inspect};
+use serde_json::Value;
+
+pub use api::error;
+pub use keys::{
+    Became, Decision, KeyState, KeyView, Keys, KeysError, List, Listed, ResponseView, Was,
+};
+pub use token::{AdminToken, TokenError, is_open_to_others};
+
+/// The largest body of a request: a response of a mebibyte as base64 in JSON.
+const MAX_BODY: usize = 2 << 20;
+
+type ScopeHeaders = Arc<dyn Fn() -> Vec<Vec<HeaderName>> + Send + Sync>;
+type Stats = Arc<dyn Fn() -> Value + Send + Sync>;
+
+/// The operators' API on one store.
+#[derive(Clone, Debug)]
+pub struct Operators(Arc<Shared>);
+
+/// Settings of [`Operators`].
+#[must_use = "`build` makes the API"]
+pub struct OperatorsBuilder {
+    engine: Idempotency,
+    store: Arc<dyn Inspect>,
+    store_timeout: Duration,
+    scope_headers: ScopeHeaders,
+    stats: Option<Stats>,
+}
+
+/// State of the handlers.
+pub(crate) struct Shared {
+    pub(crate) keys: Keys,
+    pub(crate) token: AdminToken,
+    pub(crate) scope_headers: ScopeHeaders,
+    pub(crate) stats: Stats,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for OperatorsBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperatorsBuilder").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl Operators {
+    /// Begins the API on `store`, which `engine` runs on.
+    pub fn builder(engine: Idempotency, store: Arc<dyn Inspect>) -> OperatorsBuilder {
+        OperatorsBuilder {
+            engine,
+            store,
+            store_timeout: Duration::from_secs(2),
+            scope_headers: Arc::new(|| vec![vec![AUTHORIZATION]]),
+            stats: None,
+        }
+    }
+
+    /// Returns the routes of the API, below `/api`.
+    pub fn router(&self) -> Router {
+        self.guarded(api::routes().with_state(Arc::clone(&self.0)))
+    }
+
+    /// Returns `router` so that every path in it needs the token.
+    pub fn guarded(&self, router: Router) -> Router {
+        router
+            .layer(from_fn_with_state(Arc::clone(&self.0), access::guard))
+            .layer(DefaultBodyLimit::max(MAX_BODY))
+    }
+
+    /// Returns the paths of the API: method, path, purpose.
+    #[must_use]
+    pub const fn index() -> &'static [(&'static str, &'static str, &'static str)] {
+        &api::INDEX
+    }
+
+    /// Returns the records themselves.
+    #[must_use]
+    pub fn keys(&self) -> &Keys {
+        &self.0.keys
+    }
+}
+
+impl OperatorsBuilder {
+    /// Sets the time after which the store counts as unreachable. Default 2 s.
+    pub const fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.store_timeout = timeout;
+        self
+    }
+
+    /// Sets the headers whose values are the scope, one list for each way in which a caller may be
+    /// named; a look-up by key tries all of them. Default `Authorization` alone.
+    pub fn scope_headers(
+        mut self,
+        headers: impl Fn() -> Vec<Vec<HeaderName>> + Send + Sync + 'static,
+    ) -> Self {
+        self.scope_headers = Arc::new(headers);
+        self
+    }
+
+    /// Sets the JSON that `/api/stats` answers. Default: the engine's counts.
+    pub fn stats(mut self, stats: impl Fn() -> Value + Send + Sync + 'static) -> Self {
+        self.stats = Some(Arc::new(stats));
+        self
+    }
+
+    /// Builds the API, which admits requests that show `token`.
+    #[must_use]
+    pub fn build(self, token: AdminToken) -> Operators {
+        let Self { engine, store, store_timeout, scope_headers, stats } = self;
+        let keys = Keys::new(engine.clone(), store, store_timeout);
+        let stats =
+            stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
+        Operators(Arc::new(Shared { keys, token, scope_headers, stats }))
+    }
+}
+
+/// Returns the counts of an engine as JSON.
+#[must_use]
+pub fn now(engine: &Idempotency) -> Value {
+    let stats = engine.stats();
+    serde_json::json!({
+        "in_flight": stats.in_flight,
+        "waiting": stats.waiting,
+        "held_back": stats.held_back,
+        "held_back_bytes": stats.held_back_bytes,
+    })
+}
