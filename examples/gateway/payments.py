@@ -5,7 +5,8 @@
 
 POST /payments            charges; "seconds" in the body is how long that takes
 GET  /ledger              how many charges have begun, and every one so far
-GET  /charges/by-key      what became of the key in `Idempotency-Key` (asked by `reconcile`)
+GET  /charges/by-operation   what became of the operation in `Idempotency-Operation-Id` (asked by
+                             `reconcile`); of another caller's same key the id is another one
 """
 import json
 import sys
@@ -15,8 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 lock = threading.Lock()
 ledger = []
+made = {}  # operation id -> its first charge
 begun = 0
-refused = {}  # key -> the largest fence that was told "did not happen"
+refused = {}  # operation id -> the largest fence that was told "did not happen"
 
 
 class Payments(BaseHTTPRequestHandler):
@@ -25,16 +27,18 @@ class Payments(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         key = self.headers.get("Idempotency-Key", "").strip('"')
+        operation = self.headers.get("Idempotency-Operation-Id", key)
         fence = int(self.headers.get("Idempotency-Fence", 0))
         global begun
         with lock:
             begun += 1
         time.sleep(body.get("seconds", 0))
         with lock:
-            if fence and fence <= refused.get(key, 0):
+            if fence and fence <= refused.get(operation, 0):
                 return self.answer(409, {"error": "this attempt was given up"})
             charge = {"id": f"ch_{len(ledger) + 1}", "amount": body["amount"], "key": key}
             ledger.append(charge)
+            made.setdefault(operation, charge)
         self.answer(201, charge)
 
     def do_GET(self):
@@ -42,12 +46,13 @@ class Payments(BaseHTTPRequestHandler):
             with lock:
                 return self.answer(200, {"begun": begun, "charges": len(ledger), "ledger": ledger})
         key = self.headers.get("Idempotency-Key", "").strip('"')
+        operation = self.headers.get("Idempotency-Operation-Id", key)
         fence = int(self.headers.get("Idempotency-Fence", 0))
         with lock:
-            found = next((charge for charge in ledger if charge["key"] == key), None)
+            found = made.get(operation)
             if found is None:
                 # A promise: a charge with this fence that is still on its way is refused.
-                refused[key] = max(fence, refused.get(key, 0))
+                refused[operation] = max(fence, refused.get(operation, 0))
         if found is None:
             return self.answer(404, {"error": "no such charge"})
         self.answer(200, found, {"Idempotency-Status": "201"})

@@ -116,7 +116,7 @@ expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_6"'
 stop -TERM
 
 say "--on-unknown reconcile: the service is asked, and its answer is the answer."
-ask="--on-unknown reconcile --reconcile-url http://127.0.0.1:$port/charges/by-key"
+ask="--on-unknown reconcile --reconcile-url http://127.0.0.1:$port/charges/by-operation"
 # shellcheck disable=SC2086
 start $ask
 killed k-6 600

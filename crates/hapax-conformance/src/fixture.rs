@@ -153,7 +153,20 @@ impl fmt::Debug for Policy {
 #[derive(Clone)]
 pub struct Hook(Arc<HookFn>);
 
-type HookFn = dyn Fn(&str, u64) -> Truth + Send + Sync;
+type HookFn = dyn Fn(&ReconcileRequest<'_>) -> Truth + Send + Sync;
+
+/// A question to a hook.
+#[derive(Clone, Copy, Debug)]
+pub struct ReconcileRequest<'a> {
+    /// The key, decoded.
+    pub key: &'a str,
+    /// The fence of the execution whose outcome is unknown.
+    pub fence: u64,
+    /// The number of this execution, from 1.
+    pub attempt: u32,
+    /// The operation id.
+    pub operation: &'a str,
+}
 
 /// What became of an execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -169,12 +182,19 @@ pub enum Truth {
 impl Hook {
     /// Of this function of a decoded key and a fence.
     pub fn new(hook: impl Fn(&str, u64) -> Truth + Send + Sync + 'static) -> Self {
+        Self::of_request(move |asked| hook(asked.key, asked.fence))
+    }
+
+    /// A hook that sees the whole request.
+    pub fn of_request(
+        hook: impl Fn(&ReconcileRequest<'_>) -> Truth + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(hook))
     }
 
     /// Asks.
     #[must_use]
-    pub fn ask(&self, key: &str, fence: u64) -> Truth {
-        (self.0)(key, fence)
+    pub fn ask(&self, asked: &ReconcileRequest<'_>) -> Truth {
+        (self.0)(asked)
     }
 }

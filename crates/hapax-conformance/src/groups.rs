@@ -177,12 +177,14 @@ macro_rules! __group {
                 w13_a_key_that_is_used_anew_has_a_larger_fence
                 w13_the_clients_own_key_reaches_the_handler
                 w13_a_fence_that_a_client_sends_is_dropped
-                w13_nor_does_one_reach_what_is_not_protected;
+                w13_nor_does_one_reach_what_is_not_protected
+                w24_the_operation_id_is_that_of_scope_and_key;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
                 w14_an_answer_that_is_shorter_than_it_says_is_unknown
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
                 w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
-                w15_what_nobody_can_say_yet_is_409 w16_stripe_v1_keeps_all_but_409_and_429
+                w15_what_nobody_can_say_yet_is_409
+                w24_two_callers_with_one_key_get_their_own_outcomes w16_stripe_v1_keeps_all_but_409_and_429
                 w16_success_only_keeps_2xx w16_a_response_overrides_its_status
                 w16_a_response_sets_its_retention
                 w16_no_idempotency_header_of_a_handler_reaches_the_client

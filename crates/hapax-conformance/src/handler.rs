@@ -36,6 +36,8 @@ pub struct Call {
     pub fence: Option<u64>,
     /// The attempt, likewise.
     pub attempt: Option<u32>,
+    /// The operation id, likewise.
+    pub operation: Option<String>,
 }
 
 /// What is protected.
@@ -88,6 +90,10 @@ where
         Some(execution) => Some(execution.attempt()),
         None => told("idempotency-attempt").and_then(|text| text.parse().ok()),
     };
+    let operation = match execution {
+        Some(execution) => Some(execution.id().to_string()),
+        None => told("idempotency-operation-id").map(str::to_owned),
+    };
     let trailers = body.trailers().cloned();
     let call = Call {
         method: parts.method,
@@ -97,6 +103,7 @@ where
         trailers,
         fence,
         attempt,
+        operation,
     };
     handler(call).await
 }

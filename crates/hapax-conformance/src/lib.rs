@@ -37,7 +37,9 @@ pub mod shapes;
 mod stage;
 
 pub use client::{Answer, Client, Connection, PATIENCE, Protocol};
-pub use fixture::{Callers, Fixture, Hook, Instance, Link, Policy, Starting, Truth};
+pub use fixture::{
+    Callers, Fixture, Hook, Instance, Link, Policy, ReconcileRequest, Starting, Truth,
+};
 pub use groups::{Group, Scenario, play, play_all};
 pub use handler::{Call, Gate, Handler, Runs, Server, counting, handler, perform, reply, serve};
 pub use raw::{Fate, Raw2};

@@ -14,7 +14,10 @@ use std::time::Duration;
 
 use hapax_http::Body;
 use hapax_http::classify::{Class, Classified};
-use hapax_http::header::{IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
+use hapax_http::header::{
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
+    operation_id,
+};
 use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::Execution;
@@ -71,6 +74,7 @@ impl Proxy {
         if let Some(execution) = execution {
             parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
             parts.headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
+            parts.headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
         }
         let id = execution.map(Execution::id);
         let protected = id.is_some();

@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::BoxFuture;
 use hapax_http::Body;
-use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY};
+use hapax_http::header::{
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATION_ID, operation_id,
+};
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
 use hapax_http::stored::bodiless;
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
@@ -74,6 +76,8 @@ impl Asker {
             }
         }
         headers.insert(IDEMPOTENCY_FENCE, doubt.fence.get().into());
+        headers.insert(IDEMPOTENCY_ATTEMPT, doubt.attempt.into());
+        headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(doubt.id));
         match self.upstream.send(request).await {
             Ok(response) if response.status().is_success() => self.happened(response).await,
             Ok(response) if response.status() == StatusCode::NOT_FOUND => Reconciled::DidNotHappen,

@@ -8,7 +8,7 @@
 //! 3. There is one field line with one key. Two lines, or a list, are no key: no reader may pick
 //!    one where another reader would pick the other.
 
-use hapax::{Key, KeyError, Timestamp};
+use hapax::{Key, KeyError, StoreKey, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use sfv::BareItemFromInput;
 use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
@@ -19,6 +19,10 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
 /// Request to an upstream: which execution of the record it is, from 1.
 pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
+/// Request to an upstream: the operation id, the name of scope and key. It is the same for every
+/// attempt, and another one for another caller's same key: services look operations up by it.
+pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
+    HeaderName::from_static("idempotency-operation-id");
 /// Response of a handler: `final`, `retryable` or `unknown`, in place of what its status says.
 /// Refusals say it to a layer or gateway in front ([`crate::manner`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
@@ -55,7 +59,14 @@ pub(crate) fn is_ours(name: &HeaderName) -> bool {
 
 /// Whether a header is for whoever executes a request. A client's own would be taken for ours.
 pub(crate) fn is_told(name: &HeaderName) -> bool {
-    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT].contains(name)
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID].contains(name)
+}
+
+/// Returns the value of [`IDEMPOTENCY_OPERATION_ID`]: 64 hexadecimal digits.
+#[must_use]
+pub fn operation_id(id: StoreKey) -> HeaderValue {
+    // Digits are fit for every header.
+    HeaderValue::try_from(id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
 /// The lines that `keep` keeps, in their order; `HeaderMap::remove` would disturb it.

@@ -7,7 +7,7 @@
 //! The service does *not* look for an earlier charge with the same key before it charges: what
 //! guards against duplicates stands in front of it, or nothing does. What it does keep is its
 //! promise about fences: once it has said of a fence that nothing happened, it refuses that fence
-//! and every lower one of the same key, for ever.
+//! and every lower one of the same operation, for ever.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -38,13 +38,13 @@ pub(crate) enum Entry {
     Charged(Charge),
     /// A charge under a fence that had been refused: not made.
     Stale {
-        /// The key it came with.
-        key: String,
+        /// The operation it was for.
+        operation: String,
     },
-    /// Somebody asked what became of a key.
+    /// Somebody asked what became of an operation.
     Asked {
-        /// The key.
-        key: String,
+        /// The operation.
+        operation: String,
         /// The fence that is refused from now on; `None` if a charge was found, or nothing was
         /// said.
         refused: Option<u64>,
@@ -60,6 +60,8 @@ pub(crate) struct Charge {
     pub(crate) order: u32,
     /// The idempotency key that the request bore.
     pub(crate) key: String,
+    /// The operation that the request was for.
+    pub(crate) operation: String,
 }
 
 /// What the service is asked to charge.
@@ -69,11 +71,13 @@ pub(crate) struct Order {
     pub(crate) order: u32,
     /// The idempotency key of the request.
     pub(crate) key: String,
+    /// The operation id of the request; its key where nothing in front of the service sends one.
+    pub(crate) operation: String,
     /// The fence of the request, if something in front of the service sent one.
     pub(crate) fence: Option<u64>,
 }
 
-/// What became of a key, as far as the books say.
+/// What became of an operation, as far as the books say.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Became {
     /// It was charged.
@@ -82,7 +86,7 @@ pub(crate) enum Became {
     Nothing,
 }
 
-/// What the books know of questions about a key.
+/// What the books know of questions about an operation.
 #[derive(Clone, Copy, Default, Debug)]
 struct Asked {
     times: u32,
@@ -142,27 +146,27 @@ impl Ledger {
 
     /// Takes the money, unless the fence has been refused (`None`).
     pub(crate) fn charge(&mut self, order: Order) -> io::Result<Option<Charge>> {
-        let Order { order, key, fence } = order;
-        let refused = self.asked.get(&key).and_then(|asked| asked.refused);
+        let Order { order, key, operation, fence } = order;
+        let refused = self.asked.get(&operation).and_then(|asked| asked.refused);
         if let (Some(fence), Some(refused)) = (fence, refused)
             && fence <= refused
         {
-            self.append(Entry::Stale { key })?;
+            self.append(Entry::Stale { operation })?;
             return Ok(None);
         }
-        let charge = Charge { id: self.charged + 1, order, key };
+        let charge = Charge { id: self.charged + 1, order, key, operation };
         self.append(Entry::Charged(charge.clone()))?;
         self.file.sync_data()?;
         Ok(Some(charge))
     }
 
-    /// What became of `key`. If nothing did, `fence` is refused before that is said.
-    pub(crate) fn became_of(&mut self, key: &str, fence: u64) -> io::Result<Became> {
-        if let Some(charge) = self.charges.get(key).cloned() {
-            self.append(Entry::Asked { key: key.to_owned(), refused: None })?;
+    /// What became of `operation`. If nothing did, `fence` is refused before that is said.
+    pub(crate) fn became_of(&mut self, operation: &str, fence: u64) -> io::Result<Became> {
+        if let Some(charge) = self.charges.get(operation).cloned() {
+            self.append(Entry::Asked { operation: operation.to_owned(), refused: None })?;
             return Ok(Became::Charged(charge));
         }
-        self.append(Entry::Asked { key: key.to_owned(), refused: Some(fence) })?;
+        self.append(Entry::Asked { operation: operation.to_owned(), refused: Some(fence) })?;
         self.file.sync_data()?;
         Ok(Became::Nothing)
     }
@@ -172,14 +176,14 @@ impl Ledger {
         self.append(Entry::Slow { order })
     }
 
-    /// How often somebody has asked what became of `key`.
-    pub(crate) fn times_asked(&self, key: &str) -> u32 {
-        self.asked.get(key).map_or(0, |asked| asked.times)
+    /// How often somebody has asked what became of `operation`.
+    pub(crate) fn times_asked(&self, operation: &str) -> u32 {
+        self.asked.get(operation).map_or(0, |asked| asked.times)
     }
 
     /// Notes that somebody asked, and was not told.
-    pub(crate) fn withhold(&mut self, key: &str) -> io::Result<()> {
-        self.append(Entry::Asked { key: key.to_owned(), refused: None })
+    pub(crate) fn withhold(&mut self, operation: &str) -> io::Result<()> {
+        self.append(Entry::Asked { operation: operation.to_owned(), refused: None })
     }
 
     fn append(&mut self, entry: Entry) -> io::Result<()> {
@@ -200,10 +204,10 @@ impl Ledger {
             Entry::Charged(charge) => {
                 self.charged = self.charged.max(charge.id);
                 // The first: its answer is the one that is given again.
-                self.charges.entry(charge.key.clone()).or_insert(charge);
+                self.charges.entry(charge.operation.clone()).or_insert(charge);
             }
-            Entry::Asked { key, refused } => {
-                let asked = self.asked.entry(key).or_default();
+            Entry::Asked { operation, refused } => {
+                let asked = self.asked.entry(operation).or_default();
                 asked.times += 1;
                 asked.refused = asked.refused.max(refused);
             }
@@ -228,7 +232,7 @@ mod tests {
     use super::*;
 
     fn order(key: &str, fence: Option<u64>) -> Order {
-        Order { order: 1, key: key.into(), fence }
+        Order { order: 1, key: key.into(), operation: key.into(), fence }
     }
 
     fn charges(path: &Path) -> usize {

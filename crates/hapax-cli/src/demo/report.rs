@@ -60,7 +60,7 @@ pub(crate) struct Row {
     pub(crate) unknown: u32,
     /// Final answers that name no charge of that payment in the books.
     pub(crate) wrong_answers: u32,
-    /// Questions what became of a key.
+    /// Reconcile requests.
     pub(crate) questions: u32,
     /// Charges that came late, with a fence that had been refused: not made.
     pub(crate) stale_refused: u32,
@@ -229,12 +229,12 @@ mod tests {
     use super::*;
 
     fn charged(id: u32, key: &str) -> Entry {
-        Entry::Charged(Charge { id, order: 1, key: key.into() })
+        Entry::Charged(Charge { id, order: 1, key: key.into(), operation: key.into() })
     }
 
     /// Of an order that no fault was dealt to.
     fn clean(id: u32, key: &str) -> Entry {
-        Entry::Charged(Charge { id, order: 2, key: key.into() })
+        Entry::Charged(Charge { id, order: 2, key: key.into(), operation: key.into() })
     }
 
     fn arrived(fault: Fault) -> Entry {
@@ -270,7 +270,7 @@ mod tests {
             Setup::NoGateway => entries.extend([charged(3, "b"), clean(6, "d")]),
             Setup::Reexecute => entries.push(charged(3, "b")),
             Setup::Block => ends[1].end = End::Unresolved,
-            Setup::Reconcile => entries.push(Entry::Asked { key: "b".into(), refused: None }),
+            Setup::Reconcile => entries.push(Entry::Asked { operation: "b".into(), refused: None }),
         }
         let kills = Kills { service: 1, gateway: u32::from(setup != Setup::NoGateway) };
         Row::count(setup, &entries, &ends, 4, kills, Duration::from_secs(1))

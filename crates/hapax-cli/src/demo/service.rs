@@ -2,8 +2,8 @@
 //!
 //! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` takes money: 201. What goes
 //!   wrong on the way is the [`Plan`]'s.
-//! - `GET /charges/by-key` with `Idempotency-Key` and `Idempotency-Fence` says what became of a
-//!   key: 200 with the answer that the charge got or should have got; 404 if there was none, and
+//! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` says what
+//!   became of an operation: 200 with the answer that the charge got or should have got; 404 if there was none, and
 //!   then the fence is refused from now on; 503 if it cannot say just now.
 //!
 //! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
@@ -153,17 +153,20 @@ impl Service {
             (Some(key), Ok(fence)) => (key, fence),
             _ => return Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "key or fence"))),
         };
+        // Another caller's same key is another operation.
+        let operation =
+            text(&head.headers, "idempotency-operation-id").unwrap_or_else(|| key.clone());
         match (&head.method, head.uri.path()) {
             (&Method::POST, "/charges") => {
                 let body = Limited::new(body, MAX_BODY).collect().await;
                 let body = body.map_err(io::Error::other)?.to_bytes();
                 match serde_json::from_slice(&body) {
-                    Ok(Wish { order }) => self.charge(Order { order, key, fence }).await,
+                    Ok(Wish { order }) => self.charge(Order { order, key, operation, fence }).await,
                     Err(_) => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "body"))),
                 }
             }
-            (&Method::GET, "/charges/by-key") => match fence {
-                Some(fence) => self.became_of(key, fence).await.map(Reply::Answer),
+            (&Method::GET, "/charges/by-operation") => match fence {
+                Some(fence) => self.became_of(operation, fence).await.map(Reply::Answer),
                 None => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "fence"))),
             },
             _ => Ok(Reply::Answer(problem(StatusCode::NOT_FOUND, "no such path"))),
@@ -222,17 +225,17 @@ impl Service {
 
     async fn became_of(
         self: Arc<Self>,
-        key: String,
+        operation: String,
         fence: u64,
     ) -> io::Result<Response<Full<Bytes>>> {
         let became = self
             .on_the_books(move |books| {
-                // One key in three has to be asked about twice.
-                if books.times_asked(&key) == 0 && key.bytes().map(u32::from).sum::<u32>() % 3 == 0
-                {
-                    return books.withhold(&key).map(|()| None);
+                // One operation in three has to be asked about twice.
+                let withheld = operation.bytes().map(u32::from).sum::<u32>() % 3 == 0;
+                if withheld && books.times_asked(&operation) == 0 {
+                    return books.withhold(&operation).map(|()| None);
                 }
-                books.became_of(&key, fence).map(Some)
+                books.became_of(&operation, fence).map(Some)
             })
             .await?;
         Ok(match became {

@@ -277,7 +277,7 @@ impl<'a> Scene<'a> {
             milliseconds(times::UPSTREAM),
         ];
         if self.setup == Setup::Reconcile {
-            let url = format!("http://{}/charges/by-key", self.service_address);
+            let url = format!("http://{}/charges/by-operation", self.service_address);
             arguments.extend(["--reconcile-url".into(), url]);
         }
         Some(Recipe {

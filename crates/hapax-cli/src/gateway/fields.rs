@@ -305,8 +305,8 @@ pub(super) struct PolicyFields {
     #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum)]
     pub(super) on_unknown: Option<Unknown>,
 
-    /// With --on-unknown reconcile: where your service says what became of the request whose
-    /// Idempotency-Key and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
+    /// With --on-unknown reconcile: where your service says what became of the operation whose
+    /// Idempotency-Operation-Id and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
     /// got, or by 404 if it did not happen and never will under that fence
     #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax::OnUnknown;
 use http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -219,6 +220,34 @@ pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
         for name in ["idempotency-fence", "idempotency-attempt"] {
             assert!(!call.headers.contains_key(name), "{call:?}");
         }
+    }
+}
+
+pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: Arena) {
+    let calls = Arc::default();
+    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+    let stage = arena.start(policy, noting(&calls)).await;
+    let forged = "f".repeat(64);
+    let post = || stage.post("k").header("idempotency-operation-id", &forged);
+    stage.send(post()).await.is_first(503, "");
+    stage.send(post()).await.is_first(201, "");
+    let other = arena.unique("Bearer other");
+    stage.send(post().header("authorization", other)).await.is_first(201, "");
+    stage.send(stage.post("l")).await.is_first(201, "");
+    stage.send(post().method(Method::PUT)).await.is_unmarked(201, "");
+    let calls = calls.lock().unwrap();
+    let ids: Vec<_> = calls.iter().map(|call| call.operation.clone()).collect();
+    let [Some(first), Some(second), Some(other), Some(another), None] = &ids[..] else {
+        panic!("{ids:?}");
+    };
+    assert_eq!(first, second);
+    assert!(first != other && first != another && other != another, "{ids:?}");
+    for id in [first, other, another] {
+        assert!(id.bytes().all(|byte| byte.is_ascii_hexdigit()) && *id != forged, "{id}");
+    }
+    for call in &*calls {
+        let lines = call.headers.get_all("idempotency-operation-id");
+        assert!(lines.iter().all(|line| *line != forged), "{call:?}");
     }
 }
 

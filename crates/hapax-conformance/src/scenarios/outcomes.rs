@@ -1,5 +1,6 @@
 //! 14–16: what is kept.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -236,6 +237,41 @@ pub async fn w15_what_nobody_can_say_yet_is_409(arena: Arena) {
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
     assert_eq!((runs.count(), asked.lock().unwrap().len()), (1, 2));
+}
+
+/// With the key alone, the hook could not tell the operation of one caller from that of the other.
+pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
+    let charged: Arc<Mutex<HashMap<String, &'static str>>> = Arc::default();
+    let runs = Runs::new();
+    let (books, count) = (Arc::clone(&charged), runs.clone());
+    let service = handler(move |call: Call| {
+        // The first charges the first caller and the second fails before it charges the second.
+        let (status, receipt) = match count.next() {
+            1 => (500, Some("receipt of the first")),
+            2 => (500, None),
+            _ => (201, Some("receipt of the second")),
+        };
+        if let Some(receipt) = receipt {
+            books.lock().unwrap().insert(call.operation.unwrap(), receipt);
+        }
+        async move { reply(status, receipt.unwrap_or_default()) }
+    });
+    let hook = Hook::of_request(move |asked| {
+        assert_eq!((asked.key, asked.attempt), ("k", 1));
+        let receipt = charged.lock().unwrap().get(asked.operation).copied();
+        receipt.map_or(Truth::DidNotHappen, |receipt| Truth::Happened(201, receipt))
+    });
+    let (on_unknown, hook) = (OnUnknown::Reconcile, Some(hook));
+    let policy = Policy { on_unknown, hook, ..Policy::default() };
+    let stage = arena.start(policy, service).await;
+    let other = arena.unique("Bearer other");
+    let second = || stage.post("\"k\"").header("authorization", &other);
+    stage.send(stage.post("\"k\"")).await.is_first(500, "receipt of the first");
+    stage.send(second()).await.is_first(500, "");
+    stage.send(second()).await.is_first(201, "receipt of the second");
+    stage.send(stage.post("\"k\"")).await.is_replay(201, "receipt of the first");
+    stage.send(second()).await.is_replay(201, "receipt of the second");
+    assert_eq!(runs.count(), 3);
 }
 
 pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: Arena) {

@@ -71,7 +71,10 @@ async fn it_happened() {
     assert_eq!(question.header("host"), upstream.address.to_string());
     assert_eq!(question.header("x-forwarded-host"), "shop.example");
     assert_eq!(question.header("idempotency-key"), "\"k\"");
-    assert_eq!(question.header("idempotency-fence"), execution.header("idempotency-fence"));
+    for name in ["idempotency-fence", "idempotency-attempt", "idempotency-operation-id"] {
+        assert_eq!(question.header(name), execution.header(name), "{name}");
+        assert_ne!(question.header(name), "", "{name}");
+    }
     assert_eq!(question.header("authorization"), "Bearer a");
     assert_eq!(question.header("x-tenant"), "acme");
     assert_eq!(question.header("x-other"), "");

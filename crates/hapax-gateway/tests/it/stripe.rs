@@ -25,7 +25,7 @@ const CALLS: usize = 32;
 /// The payments that the API has made.
 #[derive(Default)]
 struct Ledger {
-    /// The call and the answer of each payment, by its key.
+    /// The call and the answer of each payment, by its operation id.
     made: HashMap<String, (String, String)>,
     /// How often money moved for a call.
     moved: HashMap<String, usize>,
@@ -38,18 +38,18 @@ struct Ledger {
 impl Ledger {
     fn answer(&mut self, call: &Call) -> Response<Body> {
         let header = |name: &str| call.headers[name].to_str().unwrap().to_owned();
-        let (key, fence) = (header("idempotency-key"), header("idempotency-fence"));
+        let (id, fence) = (header("idempotency-operation-id"), header("idempotency-fence"));
         if call.method == Method::GET {
-            return match self.made.get(&key) {
+            return match self.made.get(&id) {
                 Some((_, answer)) => json_reply(answer.clone()),
                 None => {
-                    self.barred.insert((key, fence));
+                    self.barred.insert((id, fence));
                     reply(404, "")
                 }
             };
         }
         assert_eq!((&call.method, call.uri.path()), (&Method::POST, "/v1/payment_intents"));
-        if self.barred.contains(&(key.clone(), fence)) {
+        if self.barred.contains(&(id.clone(), fence)) {
             return reply(409, "");
         }
         let form = String::from_utf8(call.body.to_vec()).unwrap();
@@ -64,7 +64,7 @@ impl Ledger {
             r#"{{"id":"pi_{call}","object":"payment_intent","amount":{},"currency":"usd"}}"#,
             field("amount")
         );
-        self.made.insert(key, (call.clone(), answer.clone()));
+        self.made.insert(id, (call.clone(), answer.clone()));
         // The reply to every third payment is lost.
         if call.parse::<usize>().unwrap().is_multiple_of(3) {
             self.lost += 1;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::store::BoxFuture;
 use hapax_conformance::{
-    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol, Runs, Server,
-    Starting, Truth, handler, play_all, reply, serve,
+    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol,
+    ReconcileRequest, Runs, Server, Starting, Truth, handler, play_all, reply, serve,
 };
 use hapax_gateway::{
     Config, Cors, Gateway, Origins, PolicyConfig, Protocol as Spoken, Running, StoreUrl,
@@ -115,7 +115,12 @@ fn answers(hook: Hook) -> Handler {
     handler(move |call: Call| {
         let key = call.headers["idempotency-key"].as_bytes();
         let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Strict).unwrap();
-        let truth = hook.ask(key.as_str(), call.fence.unwrap());
+        let truth = hook.ask(&ReconcileRequest {
+            key: key.as_str(),
+            fence: call.fence.unwrap(),
+            attempt: call.attempt.unwrap(),
+            operation: call.operation.as_deref().unwrap(),
+        });
         async move {
             match truth {
                 Truth::Happened(status, text) => {

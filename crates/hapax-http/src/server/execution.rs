@@ -42,7 +42,9 @@ impl Execution {
         Self { id, lease, checkpoint, said: Arc::default() }
     }
 
-    /// The record's name in the store: for logs, where a key must not be.
+    /// Returns the operation id: the name of scope and key, the same for every attempt and another
+    /// one for another caller's same key. Handlers look operations up by it, never by the key alone.
+    /// It names the record in the store, and in logs, where a key must not be.
     #[must_use]
     pub const fn id(&self) -> StoreKey {
         self.id

@@ -197,7 +197,13 @@ async fn ask(
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
         return question.answer(Verdict::CannotSay, asked).await;
     };
-    let doubt = Doubt { fence: question.fence(), key: key.clone(), request: parts.clone() };
+    let doubt = Doubt {
+        fence: question.fence(),
+        id: question.id(),
+        attempt: question.attempt(),
+        key: key.clone(),
+        request: parts.clone(),
+    };
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::machine::Hook;
 use hapax::store::BoxFuture;
-use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError};
+use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError, StoreKey};
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, Uri};
 
@@ -236,6 +236,11 @@ pub struct Doubt {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
     pub fence: FencingToken,
+    /// Its operation id, as [`Execution::id`](super::Execution::id) gave it. Two callers may have the
+    /// same key, and never the same operation id: look the operation up by this.
+    pub id: StoreKey,
+    /// Which execution of the record it is, from 1.
+    pub attempt: u32,
     /// The key it had.
     pub key: Key,
     /// The head of the retry; it has the same fingerprint.

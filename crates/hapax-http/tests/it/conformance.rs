@@ -13,8 +13,8 @@ use hapax::{
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, Starting, Truth, perform,
-    play_all, reply,
+    Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, ReconcileRequest, Starting,
+    Truth, perform, play_all, reply,
 };
 use hapax_embedded::{EmbeddedStore, OpenError, Options};
 use hapax_http::problem::DocsUrl;
@@ -168,7 +168,12 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
         let timeout = Duration::from_secs(5);
         options.policy.hook = Some(Hook { after: timeout, timeout });
         options.reconcile = Some(Arc::new(move |doubt: Doubt| {
-            let truth = hook.ask(doubt.key.as_str(), number(doubt.fence));
+            let truth = hook.ask(&ReconcileRequest {
+                key: doubt.key.as_str(),
+                fence: number(doubt.fence),
+                attempt: doubt.attempt,
+                operation: &doubt.id.to_string(),
+            });
             async move {
                 match truth {
                     Truth::Happened(status, text) => {

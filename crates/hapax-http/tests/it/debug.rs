@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
-use hapax::{FencingToken, Key};
+use hapax::{FencingToken, Key, Scope, StoreKey};
 use hapax_http::fingerprint::{Asked, HttpScheme};
 use hapax_http::server::{Doubt, Reconciled};
 use hapax_http::stored::{Cookies, Stored, Whole};
@@ -42,7 +42,8 @@ fn request() -> http::request::Parts {
 #[test]
 fn a_doubt_and_its_end() {
     let key: Key = SECRET.parse().unwrap();
-    let doubt = Doubt { fence: FencingToken::new(17), key, request: request() };
+    let id = StoreKey::derive(None, &Scope::shared(), &key);
+    let doubt = Doubt { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
     assert_silent(&doubt);
     assert!(format!("{doubt:?}").contains("17"));
     assert_silent(&Reconciled::Happened(response(), None));

@@ -376,6 +376,19 @@ impl Question {
         self.fence
     }
 
+    /// Returns the operation id: the name of scope and key, and of the record in the store.
+    #[must_use]
+    pub const fn id(&self) -> StoreKey {
+        self.call.key
+    }
+
+    /// Returns the number of the execution in doubt, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        // The claim that asks has read the record.
+        self.claiming.seen().cell.as_ref().map_or(1, |cell| cell.record.attempt)
+    }
+
     /// The key that this execution had for systems downstream, as
     /// [`LeaseHandle::downstream`](super::LeaseHandle::downstream) gave it.
     #[must_use]
