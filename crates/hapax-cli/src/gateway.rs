@@ -2,6 +2,7 @@
 
 mod args;
 mod build;
+mod check;
 mod effect;
 pub(crate) mod environment;
 mod fields;
@@ -39,9 +40,13 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let loaded = args.load()?;
     let mut warnings = environment::unknown(environment::variables());
     warnings.extend(loaded.warnings());
-    if args.check {
+    if let Some(about) = &args.check {
+        let about = check::Request::read(about)?;
         Gateway::check(&loaded.config).await.map_err(|error| loaded.failed(&error))?;
-        let shown = loaded.shown()?;
+        let shown = match about {
+            None => loaded.shown()?,
+            Some(request) => loaded.shown_for(&request)?,
+        };
         for warning in warnings {
             eprintln!("hapax: warning: {warning}");
         }

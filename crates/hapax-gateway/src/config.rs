@@ -3,6 +3,7 @@
 mod auth;
 mod cors;
 mod error;
+mod lookup;
 mod policy;
 mod route;
 mod transport;
@@ -22,6 +23,7 @@ use crate::upstream::Origin;
 pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::ConfigError;
+pub use lookup::Matched;
 pub(crate) use policy::SettledPolicy;
 pub use policy::{Callers, PolicyConfig};
 pub use route::{Handling, RouteConfig};

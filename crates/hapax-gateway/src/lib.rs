@@ -65,8 +65,8 @@ mod work;
 
 pub use config::{
     Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits, ListenTls,
-    Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport, TransportError,
-    UpstreamTls,
+    Matched, Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport,
+    TransportError, UpstreamTls,
 };
 pub use gateway::{Ended, Gateway, ReloadError, Running, StartError};
 pub use store::{

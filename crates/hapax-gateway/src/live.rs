@@ -96,17 +96,9 @@ type Question = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Dura
 impl Live {
     /// The route that a request falls under.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<&Arc<Route>, Problem> {
-        if self.table.resembles_protected(method) {
-            let detail = "The method is written in capitals.";
-            return Err(Problem::new(Code::MalformedRequest, detail));
-        }
-        match self.table.find(path, method) {
+        match self.table.route(path, method) {
             Ok(found) => Ok(found.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)),
-            Err(_) => {
-                let detail = "The path can be read in several ways, for which policies hold that \
-                              contradict each other.";
-                Err(Problem::new(Code::MalformedRequest, detail))
-            }
+            Err(detail) => Err(Problem::new(Code::MalformedRequest, detail)),
         }
     }
 

@@ -48,7 +48,7 @@ impl Table {
     pub(crate) fn new(policy: &PolicyConfig, routes: &[RouteConfig]) -> Result<Self, ConfigError> {
         let mut tree = Tree::default();
         for (index, route) in routes.iter().enumerate() {
-            let added = pattern(&route.path).map_err(str::to_owned).and_then(|pattern| {
+            let added = pattern(&route.path).and_then(|pattern| {
                 tree.insert(&pattern, index).map_err(|refused| match refused {
                     Refused::Unreadable(reason) => reason.to_owned(),
                     Refused::Taken(other) => {
@@ -76,7 +76,7 @@ impl Table {
     /// Whether a method is one that is protected somewhere, but for the case of its letters. Methods
     /// are case-sensitive (RFC 9110 9.1), yet many frameworks write them in capitals before they look:
     /// there it would be executed as what it is not protected as.
-    pub(crate) fn resembles_protected(&self, method: &Method) -> bool {
+    fn resembles_protected(&self, method: &Method) -> bool {
         let plain = |other: &Method| {
             other != method && other.as_str().eq_ignore_ascii_case(method.as_str())
         };
@@ -87,6 +87,17 @@ impl Table {
     /// pattern itself, taken for a path.
     pub(crate) fn find_pattern(&self, pattern: &str) -> Option<usize> {
         self.tree.find(&pattern.to_ascii_lowercase())
+    }
+
+    /// Returns the index of the route that a request falls under, `None` for none; or why it is
+    /// rejected, as a sentence.
+    pub(crate) fn route(&self, path: &str, method: &Method) -> Result<Option<usize>, &'static str> {
+        if self.resembles_protected(method) {
+            return Err("The method is written in capitals.");
+        }
+        self.find(path, method).map_err(|Ambiguous| {
+            "The path can be read in several ways, for which policies hold that contradict each other."
+        })
     }
 
     /// The index of the route that a request falls under; `None` for none.
@@ -187,22 +198,41 @@ impl Grip {
 }
 
 /// A pattern as readings are matched against it.
-fn pattern(path: &str) -> Result<String, &'static str> {
+fn pattern(path: &str) -> Result<String, String> {
     if !path.starts_with('/') {
-        return Err("must begin with a slash");
+        return Err("must begin with a slash".into());
     }
     if path.contains(['%', '?', '#', ';', '\\']) || path.chars().any(char::is_control) {
-        return Err("is written decoded, without `%`, `?`, `#`, `;` and `\\`");
+        return Err("is written decoded, without `%`, `?`, `#`, `;` and `\\`".into());
     }
     if path.len() > 1 {
         if path.ends_with('/') {
-            return Err("must not end with a slash: requests match with one and without");
+            return Err("must not end with a slash: requests match with one and without".into());
         }
         if path.split('/').skip(1).any(|segment| matches!(segment, "" | "." | "..")) {
-            return Err("must have no empty segment, `.` or `..`: requests are matched without");
+            let reason = "must have no empty segment, `.` or `..`: requests are matched without";
+            return Err(reason.into());
         }
     }
+    path.split('/').try_for_each(foreign)?;
     Ok(path.to_ascii_lowercase())
+}
+
+/// Rejects a segment in the notation of another router, which would match only its own text and leave
+/// the paths that it means unprotected.
+fn foreign(segment: &str) -> Result<(), String> {
+    if let Some(name) = segment.strip_prefix(':') {
+        let name = if name.is_empty() { "id" } else { name };
+        return Err(format!("has `{segment}`, and expects `{{{name}}}` for any one segment"));
+    }
+    let is_rest = segment.starts_with("{*") && segment.matches('*').count() == 1;
+    if segment.contains('*') && !is_rest {
+        return Err(format!(
+            "has `{segment}`, and expects `{{*rest}}` as its last segment for everything below, or \
+             `{{id}}` for any one segment"
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -253,7 +283,7 @@ mod tests {
         }
     }
 
-    const SPELLINGS: [&str; 19] = [
+    const SPELLINGS: [&str; 20] = [
         "/payments",
         "/%70ayments",
         "/a/../payments",
@@ -265,6 +295,7 @@ mod tests {
         "/payments%3Fx",
         "/payments%23",
         "/%2570ayments",
+        "/%25/../%2570ayments",
         "/x%2f..%2Fpayments",
         "/\\payments",
         "/x/..;/payments",
@@ -274,6 +305,29 @@ mod tests {
         "/payments.",
         "/payments%20",
     ];
+
+    #[test]
+    fn patterns_of_other_routers_are_rejected_with_the_right_form() {
+        for (path, form) in [
+            ("/charges/*", "`{*rest}`"),
+            ("/charges/*rest", "`{*rest}`"),
+            ("/charges/**", "`{*rest}`"),
+            ("/*", "`{*rest}`"),
+            ("/a*/b", "`{id}`"),
+            ("/charges/{id}*", "`{*rest}`"),
+            ("/charges/{**rest}", "`{*rest}`"),
+            ("/:id", "`{id}`"),
+            ("/charges/:charge/refunds", "`{charge}`"),
+            ("/:", "`{id}`"),
+        ] {
+            let route = RouteConfig::new(path, PolicyConfig::default());
+            let error = Table::new(&PolicyConfig::default(), &[route]).unwrap_err().to_string();
+            assert!(error.contains(path) && error.contains(form), "{error}");
+        }
+        for path in ["/charges/{*rest}", "/{id}", "/accounts/me:close", "/a/{id}/b"] {
+            alike(&[path]);
+        }
+    }
 
     #[test]
     fn a_stricter_policy_cannot_be_evaded_by_spelling() {

@@ -19,9 +19,11 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 
-    /// Say what would hold, without what is secret, and end: with 0, or with 64 if it cannot be
-    #[arg(long)]
-    pub(super) check: bool,
+    /// Print what would hold, without what is secret, and end: with 0, or with 64 if it cannot be.
+    /// With METHOD and PATH, like `--check POST /payments/7`: print the route and the policy of that
+    /// request
+    #[arg(long, num_args = 0..=2, value_names = ["METHOD", "PATH"])]
+    pub(super) check: Option<Vec<String>>,
 
     #[command(flatten)]
     pub(super) gateway: GatewayFields,

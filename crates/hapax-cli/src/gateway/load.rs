@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hapax_gateway::{
-    CacheUrl, Config, ConfigError, ReloadError, StartError, StoreOpenError, StoreUrl,
+    CacheUrl, Config, ConfigError, PolicyConfig, ReloadError, StartError, StoreOpenError, StoreUrl,
     StoreUrlError, TlsError, Transport, UpstreamTls, Written,
 };
 use serde::Serialize;
@@ -122,8 +122,7 @@ impl Loaded {
     }
 
     /// What holds of who the caller is where it was not said: the one depends on the other.
-    fn callers_by_default(&self) -> &'static str {
-        let policy = &self.config.policy;
+    pub(super) fn callers_by_default(&self, policy: &PolicyConfig) -> &'static str {
         let by_auth = self.config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         match (&policy.scope, policy.scope_missing) {
             _ if by_auth => "",
@@ -147,7 +146,7 @@ impl Loaded {
         let mut text = section("[gateway]", &said(&gateway))?;
         text.push('\n');
         text.push_str(&section("[policy]", &policy)?);
-        text.push_str(self.callers_by_default());
+        text.push_str(self.callers_by_default(&self.config.policy));
         for route in &self.config.routes {
             let mut own = said(&PolicyFields::of(&route.policy));
             // What does not differ is above; what is only there is said to be as by default.
@@ -297,7 +296,7 @@ pub(super) fn said(fields: &impl Serialize) -> Table {
     Table::try_from(fields).unwrap_or_default()
 }
 
-fn section(title: &str, fields: &Table) -> Result<String, Failure> {
+pub(super) fn section(title: &str, fields: &Table) -> Result<String, Failure> {
     let mut text = format!("{title}\n");
     for (field, value) in fields {
         writeln!(text, "{field} = {value}").map_err(Failure::unavailable)?;

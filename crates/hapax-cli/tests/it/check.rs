@@ -145,3 +145,58 @@ fn what_may_be_secret_is_not_repeated() {
     let (code, line) = refused(&hidden);
     assert!(code == 64 && line.contains("--check shows in place of a secret"), "{line}");
 }
+
+#[test]
+fn check_with_method_and_path_prints_the_route_and_its_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hapax.toml");
+    let name = file.to_str().unwrap();
+    let routes = "[policy]\nlease = \"7s\"\n\
+        [[route]]\npath = \"/payments/{*rest}\"\nname = \"money\"\nkey = \"required\"\n\
+        on_unknown = \"block\"\n\
+        [[route]]\npath = \"/payments/{id}/receipt\"\nprotect = false\n\
+        [[route]]\npath = \"/orders\"\nobserve = true\n\
+        [[route]]\npath = \"/loose/{*rest}\"\nscope = \"x-user\"\n";
+    std::fs::write(&file, format!("{GATEWAY}{routes}")).unwrap();
+    let check = |method: &str, path: &str| {
+        let checked =
+            hapax(&["gateway", "--config", name, "--check", method, path]).output().unwrap();
+        assert!(checked.status.success(), "{}", said(&checked));
+        String::from_utf8(checked.stdout).unwrap()
+    };
+    for (method, path, says) in [
+        (
+            "POST",
+            "/payments/7?a=b",
+            "# route /payments/{*rest} (money)\n# protected: without a key",
+        ),
+        ("POST", "/x/../%2570ayments", "# route /payments/{*rest} (money)\n# protected"),
+        ("PUT", "/payments", "# not protected: PUT is not among the methods"),
+        ("POST", "/payments/7/receipt", "# not protected: `protect = false`"),
+        ("POST", "/orders", "# not protected: `observe = true` only counts"),
+        ("POST", "/orders/7", "# no route\n# protected with a key"),
+        ("POST", "/loose/..%2fpayments", "# rejected with 400 malformed-request: The path can be"),
+        ("post", "/payments", "# rejected with 400 malformed-request: The method is written"),
+    ] {
+        let shown = check(method, path);
+        assert!(shown.contains(says), "{method} {path}: {shown}");
+    }
+    let shown = check("POST", "/payments/7");
+    for says in ["\n[policy]\n", "\nkey = \"required\"\n", "\nlease = \"7s\"\n"] {
+        assert!(shown.contains(says), "{shown}");
+    }
+    for (values, says) in [
+        (&["POST"][..], "expects no value, or METHOD and PATH"),
+        (&["POST", "payments"], "begins with a slash"),
+        (&["PO ST", "/payments"], "expects a method"),
+    ] {
+        let (code, line) = refused(&[&["gateway", "--config", name, "--check"], values].concat());
+        assert!(code == 64 && line.contains(says), "{line}");
+    }
+    // Forms of other routers would protect nothing.
+    for (path, form) in [("/charges/*", "`{*rest}`"), ("/charges/:id", "`{id}`")] {
+        std::fs::write(&file, format!("{GATEWAY}[[route]]\npath = \"{path}\"\n")).unwrap();
+        let (code, line) = refused(&["gateway", "--config", name, "--check"]);
+        assert!(code == 64 && line.contains("hapax.toml:4: ") && line.contains(form), "{line}");
+    }
+}

@@ -14,7 +14,9 @@
 //!
 //! A path without occasion, as nearly all are, has one reading. What decodes to control characters
 //! or to no UTF-8, is no percent-encoding (`%zz`), is encoded more than [`DEPTH`] times over, or is
-//! longer than [`MAX_ODD`] and has several readings, has *none* that could be relied upon.
+//! longer than [`MAX_ODD`] and has several readings, has *none* that could be relied upon. A percent
+//! sign that encodes nothing once the path was decoded (`100%25`) stays as it is, and everything else
+//! is decoded further: so do servers that decode twice.
 
 use std::borrow::Cow;
 
@@ -38,13 +40,13 @@ const SLASH: char = '\u{1}';
 /// then what follows the dot is no format.
 pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     let once = decode(path)?;
-    let twice = settle(&once)?;
-    let odd = Odd::of(&once, &twice);
-    let is_name = odd.contains(Odd::FORMAT) && named(&read(&once, Odd(0)));
+    let levels = levels(once)?;
+    let odd = Odd::of(&levels);
+    let is_name = odd.contains(Odd::FORMAT) && named(&read(&levels[0], Odd(0)));
     let occasions = Odd::ALL.into_iter().filter(|it| odd.contains(*it));
     let occasions: Vec<Odd> =
         occasions.filter(|it| !(is_name && it.contains(Odd::FORMAT))).collect();
-    if !occasions.is_empty() && path.len() > MAX_ODD {
+    if (!occasions.is_empty() || levels.len() > 1) && path.len() > MAX_ODD {
         return None;
     }
     // Every subset; the empty one is the plain reading.
@@ -56,9 +58,11 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
                 taken.0 |= occasion.0;
             }
         }
-        let reading = read(if taken.contains(Odd::TWICE) { &twice } else { &once }, taken);
-        if !found.contains(&reading) {
-            found.push(reading);
+        for text in &levels {
+            let reading = read(text, taken);
+            if !found.contains(&reading) {
+                found.push(reading);
+            }
         }
     }
     Some(found)
@@ -69,8 +73,6 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
 struct Odd(u16);
 
 impl Odd {
-    /// It decodes until nothing is encoded.
-    const TWICE: Self = Self(1);
     /// `%2F` separates.
     const SLASH: Self = Self(2);
     /// A backslash separates.
@@ -87,8 +89,7 @@ impl Odd {
     const TAIL: Self = Self(128);
     /// What follows the last dot of the last segment is no part of its name.
     const FORMAT: Self = Self(256);
-    const ALL: [Self; 9] = [
-        Self::TWICE,
+    const ALL: [Self; 8] = [
         Self::SLASH,
         Self::BACKSLASH,
         Self::PARAMETERS,
@@ -103,17 +104,18 @@ impl Odd {
         self.0 & other.0 != 0
     }
 
-    /// What a path gives occasion to. Too much is harmless: its readings are the same then.
-    fn of(once: &str, twice: &str) -> Self {
+    /// What a path, decoded once and more, gives occasion to. Too much is harmless: its readings are
+    /// the same then.
+    fn of(levels: &[String]) -> Self {
         let mut odd = 0;
         let mut add = |occasion: Self, there: bool| odd |= if there { occasion.0 } else { 0 };
-        add(Self::TWICE, once != twice);
-        add(Self::SLASH, twice.contains(SLASH));
-        add(Self::BACKSLASH, twice.contains('\\'));
-        add(Self::PARAMETERS, twice.contains(';'));
-        add(Self::END, twice.contains(['?', '#']));
+        let any = |chars: &[char]| levels.iter().any(|text| text.contains(chars));
+        add(Self::SLASH, any(&[SLASH]));
+        add(Self::BACKSLASH, any(&['\\']));
+        add(Self::PARAMETERS, any(&[';']));
+        add(Self::END, any(&['?', '#']));
         // Other occasions may be what makes a segment of one.
-        let segments = once.split(['/', SLASH, '\\']).chain(twice.split(['/', SLASH, '\\']));
+        let segments = levels.iter().flat_map(|text| text.split(['/', SLASH, '\\']));
         let segments = segments.flat_map(|segment| [segment, before(segment, &[';', '?', '#'])]);
         let segments: Vec<&str> = segments.collect();
         let dots = segments.iter().any(|segment| matches!(segment.trim_end(), "." | ".."));
@@ -122,9 +124,9 @@ impl Odd {
         add(Self::TAIL, segments.iter().any(|segment| segment.ends_with(['.', ' '])));
         // Which segment is the last may be another question.
         let last = |text: &str| text.trim_end_matches('/').rsplit('/').next().map(str::to_owned);
-        let last = [last(once), last(twice)].into_iter().flatten().any(|it| it.contains('.'));
+        let last = levels.iter().filter_map(|text| last(text)).any(|it| it.contains('.'));
         let is_odd = odd != 0;
-        if last || (is_odd && twice.contains('.')) {
+        if last || (is_odd && any(&['.'])) {
             odd |= Self::FORMAT.0;
         }
         Self(odd)
@@ -155,19 +157,34 @@ fn decode(path: &str) -> Option<String> {
     Some(decoded)
 }
 
-/// Decodes until nothing is encoded.
-fn settle(once: &str) -> Option<String> {
-    let mut text = once.to_owned();
-    for _ in 1..DEPTH {
-        if !text.contains('%') {
-            return Some(text);
+/// The path decoded once, twice and so on, until nothing is encoded; `None` if that is deeper than
+/// [`DEPTH`], or leads to what [`decode`] has no text for.
+fn levels(once: String) -> Option<Vec<String>> {
+    let mut levels = vec![once];
+    loop {
+        let text = levels.last()?;
+        let next = decode(&escape_lone_percents(&text.replace(SLASH, "%2F")))?;
+        if next == *text {
+            return Some(levels);
         }
-        // A percent sign that encodes nothing may be meant: of `100%` a second decoding makes
-        // nothing, or an error, so that nobody can act upon it.
-        let Some(next) = decode(&text.replace(SLASH, "%2F")) else { return Some(text) };
-        text = next;
+        if levels.len() == DEPTH {
+            return None;
+        }
+        levels.push(next);
     }
-    (!text.contains('%') || decode(&text.replace(SLASH, "%2F")).is_none()).then_some(text)
+}
+
+/// Encodes the percent signs that encode nothing: decoding leaves them as they are.
+fn escape_lone_percents(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for (index, char) in text.char_indices() {
+        escaped.push(char);
+        let digits = text.as_bytes().get(index + 1..index + 3);
+        if char == '%' && !digits.is_some_and(|it| it.iter().all(u8::is_ascii_hexdigit)) {
+            escaped.push_str("25");
+        }
+    }
+    escaped
 }
 
 fn read(text: &str, odd: Odd) -> String {
@@ -271,6 +288,9 @@ mod tests {
             "/%c0%af",
             "/caf%E9",
             "/%252525252e",
+            // Decoded twice.
+            "/%25ff/../%2570ayments",
+            "/%2570ayments%2500",
         ] {
             assert_eq!(readings(path), None, "{path}");
         }
@@ -291,6 +311,12 @@ mod tests {
             ("/payments%3fx", "/payments"),
             ("/payments%23x", "/payments"),
             ("/%2570ayments", "/payments"),
+            // A percent sign that encodes nothing does not end the decoding of the rest.
+            ("/%25/../%2570ayments", "/payments"),
+            ("/x%25zz/%252e%252e/%2570ayments", "/payments"),
+            ("/100%25/..%252f%2570ayments", "/payments"),
+            // Decoded twice it is this, decoded three times it is not.
+            ("/%2570ayments/%25252e/..", "/payments"),
             ("/%252e%252e/%25252e/payments", "/payments"),
             ("/a//../payments", "/payments"),
             ("/a/../payments", "/a/../payments"),
@@ -320,17 +346,17 @@ mod tests {
                 prop_assert!(reading == "/" || !reading.ends_with('/'));
                 prop_assert!(!reading.chars().any(|char| char.is_ascii_uppercase()));
             }
-            prop_assert!(readings(&path).is_none_or(|found| found.len() <= 512));
+            prop_assert!(readings(&path).is_none_or(|found| found.len() <= 768));
         }
 
         /// What a path gives no occasion to changes nothing.
         #[test]
         fn no_occasion_is_missed(path in "/[a.%;?#\\\\/025cef]{0,24}", bits in 0_u16..512) {
             if let (Some(found), Some(once)) = (readings(&path), decode(&path)) {
-                let odd = Odd(bits);
-                let twice = settle(&once).unwrap();
-                let reading = read(if odd.contains(Odd::TWICE) { &twice } else { &once }, odd);
-                prop_assert!(found.contains(&reading), "{} of {}: {:?}", reading, path, found);
+                for text in levels(once).unwrap() {
+                    let reading = read(&text, Odd(bits));
+                    prop_assert!(found.contains(&reading), "{} of {}: {:?}", reading, path, found);
+                }
             }
         }
 

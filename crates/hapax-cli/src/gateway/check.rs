@@ -1,0 +1,79 @@
+//! `--check METHOD PATH`: the route of one request, and the policy that holds there.
+
+use std::fmt::Write as _;
+
+use hapax_gateway::{Handling, Matched, PolicyConfig};
+use hapax_http::server::KeyRule;
+use http::Method;
+
+use super::fields::PolicyFields;
+use super::load::{Loaded, said, section};
+use crate::exit::Failure;
+
+/// A request that `--check` is about.
+#[derive(Debug)]
+pub(super) struct Request {
+    method: Method,
+    /// As a client writes it, without its query.
+    path: String,
+}
+
+impl Request {
+    /// Reads the values of `--check`; `None` where there are none. Values are not repeated: they may
+    /// be a URL with a secret.
+    pub(super) fn read(values: &[String]) -> Result<Option<Self>, Failure> {
+        let usage = |what: &str| Failure::usage(format!("--check: {what}"));
+        let (method, path) = match values {
+            [] => return Ok(None),
+            [method, path] => (method, path),
+            _ => return Err(usage("expects no value, or METHOD and PATH, like POST /payments/7")),
+        };
+        let method = Method::from_bytes(method.as_bytes())
+            .map_err(|_| usage("expects a method like POST before the path"))?;
+        if !path.starts_with('/') {
+            return Err(usage("expects a path that begins with a slash, like POST /payments/7"));
+        }
+        let path = path.split('?').next().unwrap_or_default().to_owned();
+        Ok(Some(Self { method, path }))
+    }
+}
+
+impl Loaded {
+    /// The route that a request falls under, and what holds for it there.
+    pub(super) fn shown_for(&self, request: &Request) -> Result<String, Failure> {
+        let Request { method, path } = request;
+        let matched = self.config.route_of(method, path).map_err(Failure::usage)?;
+        let mut text = format!("# {method} {path}\n");
+        let (place, handling, policy) = match matched {
+            Matched::Rejected(reason) => {
+                writeln!(text, "# rejected with 400 malformed-request: {reason}")
+                    .map_err(Failure::unavailable)?;
+                return Ok(text);
+            }
+            Matched::NoRoute => ("no route".to_owned(), Handling::Protect, &self.config.policy),
+            Matched::Route(route) => {
+                (format!("route {} ({})", route.path, route.name()), route.handling, &route.policy)
+            }
+        };
+        let effect = effect(method, handling, policy);
+        write!(text, "# {place}\n# {effect}\n\n").map_err(Failure::unavailable)?;
+        text.push_str(&section("[policy]", &said(&PolicyFields::of(policy)))?);
+        text.push_str(self.callers_by_default(policy));
+        Ok(text)
+    }
+}
+
+/// What becomes of the request.
+fn effect(method: &Method, handling: Handling, policy: &PolicyConfig) -> String {
+    match handling {
+        Handling::Pass => "not protected: `protect = false`".to_owned(),
+        Handling::Observe => "not protected: `observe = true` only counts".to_owned(),
+        Handling::Protect if !policy.methods.contains(method) => {
+            format!("not protected: {method} is not among the methods")
+        }
+        Handling::Protect if policy.key == KeyRule::Required => {
+            "protected: without a key it is rejected".to_owned()
+        }
+        Handling::Protect => "protected with a key; without one it passes through".to_owned(),
+    }
+}

@@ -1,0 +1,46 @@
+//! The route of one request, for whoever checks a configuration.
+
+use http::Method;
+
+use super::{Config, ConfigError, RouteConfig};
+use crate::routes::Table;
+
+/// What holds for a request.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Matched<'a> {
+    /// The request falls under this route.
+    Route(&'a RouteConfig),
+    /// The request falls under no route: [`Config::policy`] holds.
+    NoRoute,
+    /// The request is rejected with 400 `malformed-request`, for this reason.
+    Rejected(&'static str),
+}
+
+impl Config {
+    /// Returns what holds for a request of `method` to `path`, which is as a client writes it, without
+    /// a query.
+    ///
+    /// ```
+    /// use hapax_gateway::{Config, Matched, RouteConfig};
+    /// use http::Method;
+    /// let mut config = Config::new("http://127.0.0.1:3000".parse()?);
+    /// config.routes.push(RouteConfig::new("/payments/{*rest}", config.policy.clone()));
+    /// let found = config.route_of(&Method::POST, "/%70ayments/7")?;
+    /// assert_eq!(found, Matched::Route(&config.routes[0]));
+    /// assert_eq!(config.route_of(&Method::POST, "/orders")?, Matched::NoRoute);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the routes cannot be.
+    pub fn route_of(&self, method: &Method, path: &str) -> Result<Matched<'_>, ConfigError> {
+        let table = Table::new(&self.policy, &self.routes)?;
+        Ok(match table.route(path, method) {
+            Ok(found) => {
+                let route = found.and_then(|index| self.routes.get(index));
+                route.map_or(Matched::NoRoute, Matched::Route)
+            }
+            Err(reason) => Matched::Rejected(reason),
+        })
+    }
+}
