@@ -9,7 +9,7 @@ use hapax::store::BoxFuture;
 use hapax::{InFlight, OnUnknown};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
-use hapax_http::header::Grammar;
+use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::stored::Cookies;
 use http::header::AUTHORIZATION;
@@ -58,6 +58,8 @@ pub trait Link: Send + Sync {
 pub struct Policy {
     /// Whether protected methods need a key.
     pub key: KeyRule,
+    /// Which header has the key.
+    pub key_header: HeaderName,
     /// Which values are keys.
     pub grammar: Grammar,
     /// Protected methods.
@@ -117,6 +119,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             key: KeyRule::Optional,
+            key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
             callers: Callers::Headers(vec![AUTHORIZATION], MissingScope::Reject),

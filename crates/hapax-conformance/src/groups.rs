@@ -179,6 +179,8 @@ macro_rules! __group {
                 w13_a_fence_that_a_client_sends_is_dropped
                 w13_nor_does_one_reach_what_is_not_protected
                 w24_the_operation_id_is_that_of_scope_and_key;
+            headers: w29_a_route_may_have_the_key_in_another_header
+                w29_a_header_spelled_with_an_underscore_is_rejected;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
                 w14_an_answer_that_is_shorter_than_it_says_is_unknown
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
@@ -286,6 +288,7 @@ mod tests {
             include_str!("scenarios/details.rs"),
             include_str!("scenarios/execution.rs"),
             include_str!("scenarios/grpc.rs"),
+            include_str!("scenarios/headers.rs"),
             include_str!("scenarios/identity.rs"),
             include_str!("scenarios/in_flight.rs"),
             include_str!("scenarios/keys.rs"),

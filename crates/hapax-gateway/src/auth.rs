@@ -119,6 +119,11 @@ impl Auth {
         });
     }
 
+    /// Returns whether this header comes from the answer alone: a client's own is dropped.
+    pub(crate) fn gives(&self, name: &HeaderName) -> bool {
+        self.given.iter().any(|given| given.name == *name)
+    }
+
     /// Whether this request may go on, and with which headers in addition.
     ///
     /// Dropping the future ends the question; nothing follows from it.

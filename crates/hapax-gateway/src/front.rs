@@ -6,11 +6,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_http::header::IDEMPOTENCY_KEY;
+use hapax_http::header::other_spelling;
 use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::{Body, BoxError};
-use http::header::{CONNECTION, HeaderValue};
+use http::header::{CONNECTION, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body::{Frame, SizeHint};
@@ -196,6 +196,19 @@ impl Front {
             let detail = "A header names another method, which would be protected.";
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
+        // Dropped, such a field would leave a request without a key, or of another caller.
+        let by_auth = |name: &&HeaderName| live.auth().is_some_and(|auth| auth.gives(name));
+        let scope = route.scope.iter().filter(|name| !by_auth(name));
+        let identity = std::iter::once(&route.key_header).chain(scope);
+        if protects(route, &parts.method)
+            && let Some((field, name)) = other_spelling(&parts.headers, identity)
+        {
+            let detail = format!(
+                "The header `{field}` has an underscore; `{name}` is expected, because some services \
+                 take one for the other."
+            );
+            return Err(Problem::new(Code::MalformedRequest, detail));
+        }
         route.names.drop_feigned(&mut parts.headers, link.peer);
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept = may_be_protected(route, &parts);
@@ -209,7 +222,7 @@ impl Front {
 
 /// Whether the layer could claim or replay for this request: it does so for no other.
 fn may_be_protected(route: &Route, parts: &Parts) -> bool {
-    parts.headers.contains_key(IDEMPOTENCY_KEY) && protects(route, &parts.method)
+    parts.headers.contains_key(&route.key_header) && protects(route, &parts.method)
 }
 
 fn protects(route: &Route, method: &Method) -> bool {

@@ -73,6 +73,10 @@ pub(crate) struct Route {
     pub(crate) counts: Arc<Counts>,
     /// Fields that count on it.
     pub(crate) names: Names,
+    /// The header that has the key.
+    pub(crate) key_header: HeaderName,
+    /// The headers that name the caller.
+    pub(crate) scope: Vec<HeaderName>,
 }
 
 /// Who answers on a route.
@@ -275,8 +279,12 @@ impl Making<'_> {
         };
         // What is observed is the upstream's own answer.
         let cors = settled.cors.clone().filter(|_| handling != Handling::Observe);
-        let names = Names::new(settled.callers.headers().iter().chain(told.fingerprint.headers()));
-        Ok(Arc::new(Route { service, docs: told.docs_url.clone(), cors, counts, names }))
+        let scope = settled.callers.headers().to_vec();
+        let key_header = told.key_header.clone();
+        let counted = scope.iter().chain(told.fingerprint.headers()).chain([&key_header]);
+        let names = Names::new(counted);
+        let docs = told.docs_url.clone();
+        Ok(Arc::new(Route { service, docs, cors, counts, names, key_header, scope }))
     }
 
     /// Routes that ask the same share who asks, also with those of the configuration before.
@@ -286,8 +294,10 @@ impl Making<'_> {
         told: &PolicyConfig,
         settled: &SettledPolicy,
     ) -> Asker {
-        let (scope, timeout) = (settled.callers.headers().to_vec(), told.upstream_timeout);
-        let question = (target, scope, told.max_response_body, timeout);
+        let timeout = told.upstream_timeout;
+        let mut shown = settled.callers.headers().to_vec();
+        shown.push(told.key_header.clone());
+        let question = (target, shown, told.max_response_body, timeout);
         let earlier = self.before.map_or(&[][..], |live| &live.askers);
         let known = |askers: &[(Question, Asker)]| {
             askers.iter().find(|(it, _)| *it == question).map(|(_, asker)| asker.clone())
@@ -300,8 +310,8 @@ impl Making<'_> {
             return asker;
         }
         let lasting = self.lasting;
-        let (target, scope, max_body, timeout) = question.clone();
-        let asker = Asker::new(target, scope, max_body, timeout, &lasting.dialling);
+        let (target, shown, max_body, timeout) = question.clone();
+        let asker = Asker::new(target, shown, max_body, timeout, &lasting.dialling);
         self.lasting.upstreams.add(asker.upstream().clone());
         self.askers.push((question, asker.clone()));
         asker
@@ -312,6 +322,7 @@ fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOpt
     RouteOptions {
         name: Arc::from(name),
         key: told.key,
+        key_header: told.key_header.clone(),
         grammar: told.grammar,
         fingerprint: told.fingerprint.clone(),
         expires: told.expires,

@@ -30,7 +30,6 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use hapax::{InFlight, OnUnknown};
 use hapax_http::classify::Classified;
-use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_http::problem::Code;
 use hapax_http::server::{
     Event, IdempotencyLayer, IdempotencyService, KeyRule, Observer, RouteOptions, RoutePolicy,
@@ -97,7 +96,7 @@ impl Observed {
     /// Dropped, it ends the request, and the shadow records that it ended well.
     pub(crate) async fn call(&self, mut parts: Parts, body: Body) -> Response<Body> {
         let options = self.policy.options();
-        let has_key = parts.headers.contains_key(IDEMPOTENCY_KEY);
+        let has_key = parts.headers.contains_key(&options.key_header);
         let concerned = options.methods.contains(&parts.method)
             && (has_key || options.key == KeyRule::Required);
         if !concerned {

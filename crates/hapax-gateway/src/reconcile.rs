@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{
-    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATION_ID, operation_id,
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, operation_id,
 };
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
 use hapax_http::stored::bodiless;
@@ -36,24 +36,25 @@ const READ_AT_ONCE: usize = 4;
 pub(crate) struct Asker {
     upstream: Upstream,
     path: PathAndQuery,
-    scope: Vec<HeaderName>,
+    /// The scope headers and the key header.
+    shown: Vec<HeaderName>,
     max_body: usize,
     readers: Arc<Semaphore>,
 }
 
 impl Asker {
-    /// Asks at `path` of `origin` in HTTP/1.1, showing the retry's `scope` headers. An answer has at most
+    /// Asks at `path` of `origin` in HTTP/1.1, with the retry's headers `shown`. An answer has at most
     /// `max_body` bytes and no silence longer than `timeout`.
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
-        scope: Vec<HeaderName>,
+        shown: Vec<HeaderName>,
         max_body: usize,
         timeout: Duration,
         dialling: &Dialling,
     ) -> Self {
         let upstream = Upstream::new(origin, timeout, CONCURRENT, dialling.http1());
         let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
-        Self { upstream, path, scope, max_body, readers }
+        Self { upstream, path, shown, max_body, readers }
     }
 
     /// Where it asks.
@@ -68,7 +69,7 @@ impl Asker {
         if let Ok(host) = HeaderValue::from_str(self.upstream.authority().as_str()) {
             headers.insert(HOST, host);
         }
-        for name in self.scope.iter().chain([&IDEMPOTENCY_KEY]) {
+        for name in &self.shown {
             // Its own host is whom it is asked at.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
             for value in doubt.request.headers.get_all(name) {

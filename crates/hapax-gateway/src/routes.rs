@@ -21,7 +21,7 @@ use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
-use http::{Method, Uri};
+use http::{HeaderName, Method, Uri};
 
 use crate::config::{Callers, ConfigError, Handling, PolicyConfig, RouteConfig};
 use tree::{Refused, Tree};
@@ -152,6 +152,7 @@ struct Grip {
 struct OfRecord {
     scope: Option<Callers>,
     missing: MissingScope,
+    key_header: HeaderName,
     grammar: Grammar,
     fingerprint: HttpScheme,
     profile: Profile,
@@ -171,6 +172,7 @@ impl Grip {
             of_record: OfRecord {
                 scope: policy.scope.clone(),
                 missing: policy.scope_missing.unwrap_or_default(),
+                key_header: policy.key_header.clone(),
                 grammar: policy.grammar,
                 fingerprint: policy.fingerprint.clone(),
                 profile: policy.profile,

@@ -9,11 +9,16 @@
 //!    one where another reader would pick the other.
 
 use hapax::{Key, KeyError, StoreKey, Timestamp};
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    AUTHORIZATION, COOKIE, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    ORIGIN, VIA,
+};
 use sfv::BareItemFromInput;
 use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
 
-/// Request: the key.
+use crate::stored::hop_by_hop;
+
+/// Request: the key, unless a route names another header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Request to an upstream: the fencing token of this execution, a decimal number.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -81,6 +86,35 @@ pub(crate) fn retain(
     kept
 }
 
+/// Returns whether a key may be in this header: not in one that describes a message, its sender or
+/// its connection, nor in another one of ours.
+#[must_use]
+pub fn may_have_key(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    let is_others = plain.starts_with("content-")
+        || plain.starts_with("x-forwarded-")
+        || plain.starts_with("idempotency-")
+        || hop_by_hop(name)
+        || [AUTHORIZATION, COOKIE, DATE, EXPECT, FORWARDED, HOST, ORIGIN, VIA].contains(name);
+    *name == IDEMPOTENCY_KEY || !is_others
+}
+
+/// Returns a header of the request that differs from one of `names` only in an underscore for a
+/// hyphen, with the name that it resembles: CGI and its heirs take one for the other.
+pub fn other_spelling<'a, 'n>(
+    headers: &'a HeaderMap,
+    names: impl IntoIterator<Item = &'n HeaderName>,
+) -> Option<(&'a HeaderName, &'n HeaderName)> {
+    let plain = |name: &HeaderName| name.as_str().replace('_', "-");
+    let names: Vec<_> = names.into_iter().map(|name| (name, plain(name))).collect();
+    let mut fields = headers.keys().filter(|field| !names.iter().any(|(name, _)| name == field));
+    fields.find_map(|field| {
+        let of_field = plain(field);
+        let (name, _) = names.iter().find(|(_, of_name)| *of_name == of_field)?;
+        Some((field, *name))
+    })
+}
+
 /// Which values of `Idempotency-Key` are keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Grammar {
@@ -105,7 +139,19 @@ pub enum Grammar {
 /// # Errors
 /// [`InvalidKey`] says what is wrong with it; it never repeats the value.
 pub fn key(headers: &HeaderMap, grammar: Grammar) -> Result<Option<Key>, InvalidKey> {
-    let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
+    key_in(headers, &IDEMPOTENCY_KEY, grammar)
+}
+
+/// Returns the key of a request whose key is in the header `name`, by the same grammar.
+///
+/// # Errors
+/// [`InvalidKey`].
+pub fn key_in(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    grammar: Grammar,
+) -> Result<Option<Key>, InvalidKey> {
+    let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {
         (None, _) => Ok(None),
         (Some(line), None) => decode(line.as_bytes(), grammar).map(Some),
@@ -167,10 +213,10 @@ pub fn encode(key: &Key) -> HeaderValue {
 #[non_exhaustive]
 pub enum InvalidKey {
     /// There is more than one field line.
-    #[error("Idempotency-Key was sent more than once")]
+    #[error("it was sent more than once")]
     Repeated,
     /// It is not in the grammar.
-    #[error("Idempotency-Key is neither one quoted string nor one bare word")]
+    #[error("it is neither one quoted string nor one bare word")]
     Malformed,
     /// It is in the grammar, but no key.
     #[error(transparent)]

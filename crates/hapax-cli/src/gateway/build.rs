@@ -119,6 +119,7 @@ impl PolicyFields {
             KeyForm::Strict => Grammar::Strict,
         };
         set(&mut policy.grammar, self.grammar.map(form));
+        set(&mut policy.key_header, self.key_header.map(|name| name.0));
         let methods = |verbs: Vec<Verb>| verbs.into_iter().map(|verb| verb.0).collect();
         set(&mut policy.methods, self.methods.map(methods));
         policy.scope = names(self.scope).map(callers).transpose()?;
@@ -200,6 +201,7 @@ impl PolicyFields {
                 KeyRule::Optional => Key::Optional,
                 KeyRule::Required => Key::Required,
             }),
+            key_header: Some(Name(policy.key_header.clone())),
             grammar: Some(match policy.grammar {
                 Grammar::Lenient => KeyForm::Lenient,
                 Grammar::Strict => KeyForm::Strict,

@@ -239,6 +239,12 @@ pub(super) struct PolicyFields {
     #[arg(long, env = "HAPAX_KEY", value_enum)]
     pub(super) key: Option<Key>,
 
+    /// The header that has the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded as it
+    /// came [default: idempotency-key]
+    #[arg(long, env = "HAPAX_KEY_HEADER", value_name = "HEADER")]
+    #[serde(with = "text")]
+    pub(super) key_header: Option<Name>,
+
     /// What a key is: a quoted string, or a bare value as well [default: lenient]
     #[arg(long, env = "HAPAX_GRAMMAR", value_enum)]
     pub(super) grammar: Option<KeyForm>,
@@ -376,8 +382,8 @@ pub(super) struct PolicyFields {
     #[serde(with = "list")]
     pub(super) cors_methods: Option<Vec<AnyVerb>>,
 
-    /// With which headers, or `*`; Idempotency-Key is always among them [default:
-    /// authorization,content-type]
+    /// With which headers, or `*`; the key header and the scope headers are always among them
+    /// [default: authorization,content-type]
     #[arg(long, env = "HAPAX_CORS_HEADERS", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
     pub(super) cors_headers: Option<Vec<Name>>,
@@ -403,6 +409,7 @@ impl PolicyFields {
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             key: self.key.or(other.key),
+            key_header: self.key_header.or(other.key_header),
             grammar: self.grammar.or(other.grammar),
             methods: self.methods.or(other.methods),
             scope: self.scope.or(other.scope),

@@ -4,6 +4,7 @@
 pub mod details;
 pub mod execution;
 pub mod grpc;
+pub mod headers;
 pub mod identity;
 pub mod in_flight;
 pub mod keys;

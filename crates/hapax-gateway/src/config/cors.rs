@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use hapax_http::header::{
-    IDEMPOTENCY_EXPIRES, IDEMPOTENCY_KEY, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
-    IDEMPOTENCY_REPLAYED,
+    IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
 };
 use http::header::{HeaderName, HeaderValue, LINK, RETRY_AFTER};
 use http::{Method, Uri};
@@ -22,8 +21,8 @@ pub struct Cors {
     pub origins: Origins,
     /// What they may send. Default GET, HEAD, POST, PUT, PATCH and DELETE.
     pub methods: Vec<Method>,
-    /// With which headers, `Idempotency-Key` always among them. Default `authorization` and
-    /// `content-type`.
+    /// With which headers, besides the route's key header and scope headers. Default `authorization`
+    /// and `content-type`.
     pub headers: CorsHeaders,
     /// Which headers of answers they may read, besides `Idempotency-*`, `Retry-After` and `Link`.
     /// Default: none.
@@ -69,13 +68,18 @@ impl Cors {
         }
     }
 
-    /// As tower-http has it, for a policy that protects these methods.
+    /// As tower-http has it, for a policy that protects these methods. Pages may send the headers of
+    /// `sent`, whether they are named or not.
     ///
     /// tower-http panics, at each request, where credentials meet a wildcard: only what was found not
     /// to is made.
-    pub(super) fn settle(&self, protected: &[Method]) -> Result<CorsLayer, ConfigError> {
+    pub(super) fn settle(
+        &self,
+        protected: &[Method],
+        sent: &[&HeaderName],
+    ) -> Result<CorsLayer, ConfigError> {
         self.check(protected)?;
-        Ok(self.layer())
+        Ok(self.layer(sent))
     }
 
     fn check(&self, protected: &[Method]) -> Result<(), ConfigError> {
@@ -120,23 +124,20 @@ impl Cors {
         Ok(())
     }
 
-    fn layer(&self) -> CorsLayer {
+    fn layer(&self, sent: &[&HeaderName]) -> CorsLayer {
         let origins = match &self.origins {
             Origins::Any => AllowOrigin::any(),
             Origins::List(origins) => AllowOrigin::list(
                 origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()),
             ),
         };
-        let headers = match &self.headers {
+        let named = match &self.headers {
             // As a list, since tower-http's wildcard stands alone.
-            CorsHeaders::Any => {
-                AllowHeaders::list([http::header::AUTHORIZATION, ANY, IDEMPOTENCY_KEY])
-            }
-            CorsHeaders::List(names) => {
-                let others = names.iter().filter(|name| **name != IDEMPOTENCY_KEY).cloned();
-                AllowHeaders::list(others.chain([IDEMPOTENCY_KEY]))
-            }
+            CorsHeaders::Any => &[http::header::AUTHORIZATION, ANY][..],
+            CorsHeaders::List(names) => names,
         };
+        let others = named.iter().filter(|name| !sent.contains(name));
+        let headers = AllowHeaders::list(others.chain(sent.iter().copied()).cloned());
         let ours = [
             IDEMPOTENCY_REPLAYED,
             IDEMPOTENCY_RECORDED,
@@ -203,14 +204,15 @@ mod tests {
                 Cors { expose: vec![x, ANY], ..shop() },
             ),
         ] {
-            let settle = |cors: &Cors| cors.settle(&[Method::POST]).map(|layer| layer.layer(()));
+            let settle =
+                |cors: &Cors| cors.settle(&[Method::POST], &[]).map(|layer| layer.layer(()));
             assert!(settle(&alone).is_ok(), "{flag}");
             assert_eq!(settle(&beside).unwrap_err(), ConfigError::CorsMixed(flag));
             let sent = Cors { credentials: true, ..alone };
             assert_eq!(settle(&sent).unwrap_err(), ConfigError::CorsCredentials(flag));
         }
         let sent = Cors { credentials: true, ..shop() };
-        let _made = sent.settle(&[Method::POST]).unwrap().layer(());
+        let _made = sent.settle(&[Method::POST], &[]).unwrap().layer(());
     }
 
     #[test]

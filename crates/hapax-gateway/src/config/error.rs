@@ -51,6 +51,10 @@ pub enum ConfigError {
     NobodyWaits,
     #[error("--retention is longer than ten years")]
     LongRetention,
+    #[error(
+        "--key-header cannot be `{0}`: that header describes the message, its sender or its connection, or names the caller; a header of its own, like `X-Idempotency-Key`, is expected"
+    )]
+    KeyHeader(HeaderName),
     #[error("--scope names no header; `none` makes one scope for everyone")]
     NoScopeHeaders,
     #[error(

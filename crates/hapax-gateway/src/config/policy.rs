@@ -7,7 +7,7 @@ use hapax::machine::Hook;
 use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
-use hapax_http::header::Grammar;
+use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, may_have_key};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::stored::hop_by_hop;
@@ -24,6 +24,8 @@ use crate::upstream::Origin;
 pub struct PolicyConfig {
     /// Whether protected methods need a key. Default: optional.
     pub key: KeyRule,
+    /// Which header has the key, alone; it is forwarded as it came. Default `Idempotency-Key`.
+    pub key_header: HeaderName,
     /// Which values are keys. Default [`Grammar::Lenient`].
     pub grammar: Grammar,
     /// Which methods are protected. Default POST and PATCH.
@@ -82,6 +84,7 @@ impl Default for PolicyConfig {
         let Terms { lease, retention, on_unknown } = Policy::default().terms;
         Self {
             key: KeyRule::Optional,
+            key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
             scope: None,
@@ -141,6 +144,13 @@ impl PolicyConfig {
             return Err(ConfigError::StrippedFingerprint(name.clone()));
         }
         let (callers, missing) = self.callers(config)?;
+        let key = &self.key_header;
+        if !may_have_key(key)
+            || callers.headers().contains(key)
+            || (*key != IDEMPOTENCY_KEY && names_nobody(key))
+        {
+            return Err(ConfigError::KeyHeader(key.clone()));
+        }
         if callers == Callers::Everyone && self.max_in_flight_per_scope.is_some() {
             return Err(ConfigError::OneCaller);
         }
@@ -165,7 +175,11 @@ impl PolicyConfig {
                 OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
             }
         }
-        let cors = self.cors.as_ref().map(|cors| cors.settle(&self.methods)).transpose()?;
+        // Headers of an auth answer are none that pages send.
+        let by_auth = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
+        let named = callers.headers().iter().filter(|_| !by_auth);
+        let sent: Vec<_> = std::iter::once(key).chain(named).collect();
+        let cors = self.cors.as_ref().map(|cors| cors.settle(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
         Ok(SettledPolicy { callers, missing, policy, reconcile, cors })
     }

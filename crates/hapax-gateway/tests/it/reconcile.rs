@@ -81,6 +81,23 @@ async fn it_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn wire_29_the_key_is_in_the_header_of_the_route() {
+    let upstream = upstream(|_| text(200, "paid")).await;
+    let mut config = reconciling(&upstream);
+    config.policy.key_header = HeaderName::from_static("paypal-request-id");
+    config.policy.scope = None;
+    let gateway = start(config).await;
+    let fields = [("PayPal-Request-Id", "k"), ("authorization", "Bearer a")];
+    assert_eq!(post_with(gateway.local_addr(), "/pay", &fields, "x").await.status, 500);
+    let answer = post_with(gateway.local_addr(), "/pay", &fields, "x").await;
+    assert_eq!((answer.status, answer.text().as_str()), (200, "paid"));
+    for seen in upstream.seen() {
+        assert_eq!(seen.header("paypal-request-id"), "k");
+        assert_eq!(seen.header("idempotency-key"), "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn it_did_not_happen() {
     let upstream = upstream(|_| text(404, "")).await;
     let gateway = start(reconciling(&upstream)).await;

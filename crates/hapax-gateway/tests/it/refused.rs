@@ -13,7 +13,7 @@ use crate::world::{Upstream, config, post, post_with, start};
 #[tokio::test(flavor = "multi_thread")]
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
-    let cases: [(&str, Change); 30] = [
+    let cases: [(&str, Change); 33] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
@@ -54,6 +54,14 @@ async fn contradictions_do_not_start() {
         ("strips that header", |it| {
             it.policy.scope =
                 Some(Callers::Headers(vec![HeaderName::from_static("idempotency-key")]));
+        }),
+        ("--key-header cannot be `authorization`", |it| it.policy.key_header = AUTHORIZATION),
+        ("--key-header cannot be `idempotency-fence`", |it| {
+            it.policy.key_header = HeaderName::from_static("idempotency-fence");
+        }),
+        ("--key-header cannot be `x-user`", |it| {
+            it.policy.key_header = HeaderName::from_static("x-user");
+            it.policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-user")]));
         }),
         ("names no method", |it| it.policy.methods.clear()),
         ("lease is zero", |it| it.policy.lease = Duration::ZERO),

@@ -326,7 +326,13 @@ async fn web_pages_are_answered_as_their_route_says() {
         policy.cors = Some(cors);
         policy.key = KeyRule::Required;
     });
-    config.routes = vec![shop];
+    let other = route(&config, "/other", |policy| {
+        policy.cors = Some(Cors::new(Origins::List(vec!["https://a.example".to_owned()])));
+        policy.key_header = HeaderName::from_static("x-idempotency-key");
+        let names = ["x-tenant", "authorization"].map(HeaderName::from_static);
+        policy.scope = Some(Callers::Headers(names.to_vec()));
+    });
+    config.routes = vec![shop, other];
     let gateway = start(config).await;
     let address = gateway.local_addr();
     let options = async |path: &str, fields: &[(&str, &str)]| {
@@ -342,6 +348,11 @@ async fn web_pages_are_answered_as_their_route_says() {
     assert_eq!(answer.header("access-control-max-age"), "600");
     assert!(answer.header("access-control-allow-headers").contains("idempotency-key"));
     assert!(answer.header("access-control-allow-methods").contains("POST"));
+    // The key header and the scope headers are allowed without being named, each once.
+    let answer = options("/other", &preflight).await;
+    let mut allowed: Vec<_> = answer.header("access-control-allow-headers").split(',').collect();
+    allowed.sort_unstable();
+    assert_eq!(allowed, ["authorization", "content-type", "x-idempotency-key", "x-tenant"]);
     assert!(upstream.seen().is_empty());
     // No preflight, and no route with CORS: the upstream's to answer.
     assert_eq!(options("/shop", &[]).await.text(), "OPTIONS");

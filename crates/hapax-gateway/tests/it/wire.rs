@@ -152,6 +152,7 @@ fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Ser
     };
     config.policy = PolicyConfig {
         key: policy.key,
+        key_header: policy.key_header.clone(),
         grammar: policy.grammar,
         methods: policy.methods.clone(),
         scope: Some(scope),

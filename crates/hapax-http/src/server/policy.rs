@@ -10,13 +10,13 @@ use hapax::machine::Hook;
 use hapax::store::BoxFuture;
 use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError, StoreKey};
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, Uri};
+use http::{HeaderMap, HeaderName, Method, Response, Uri};
 
 use super::scope::ScopeSource;
 use super::transaction::{InDatabase, TxTermsError};
 use crate::classify::{Class, Profile};
 use crate::fingerprint::HttpScheme;
-use crate::header::Grammar;
+use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
 use crate::stored::Cookies;
 
 /// Whether a protected request needs a key.
@@ -63,6 +63,8 @@ pub struct RouteOptions {
     pub name: Arc<str>,
     /// Whether a key is needed. Default: optional.
     pub key: KeyRule,
+    /// Which header has the key, alone. Default: `Idempotency-Key`.
+    pub key_header: HeaderName,
     /// Which values are keys. Default: lenient.
     pub grammar: Grammar,
     /// Protected methods; requests with others pass through. Default: POST and PATCH.
@@ -115,6 +117,7 @@ impl Default for RouteOptions {
         Self {
             name: Arc::from(""),
             key: KeyRule::default(),
+            key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::default(),
             methods: vec![Method::POST, Method::PATCH],
             policy: Policy::default(),
@@ -187,6 +190,10 @@ impl RoutePolicy {
         if options.methods.is_empty() {
             return Err(RouteError::NoMethods);
         }
+        let name = &options.key_header;
+        if scope.names().contains(name) || !header::may_have_key(name) {
+            return Err(RouteError::KeyHeader);
+        }
         Ok(Self { scope, options })
     }
 
@@ -228,6 +235,12 @@ pub enum RouteError {
     /// Nothing would be protected.
     #[error("no method is protected")]
     NoMethods,
+    /// The header of the key means something else.
+    #[error(
+        "the key header cannot be a scope header, nor one that describes the message, its sender or \
+         its connection"
+    )]
+    KeyHeader,
 }
 
 /// An execution that nobody knows the outcome of. Its `Debug` form shows nothing that was sent.

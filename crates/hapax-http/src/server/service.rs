@@ -17,9 +17,9 @@ use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
 use crate::body::{Body, BoxError, WithoutTrailers};
 use crate::fingerprint::METHOD_OVERRIDES;
-use crate::header::{self, IDEMPOTENCY_KEY, is_told, retain};
+use crate::header::{self, is_told, retain};
 use crate::manner::Manner;
-use crate::problem::{Code, Problem, sentence};
+use crate::problem::{Code, Problem};
 use crate::stored::named_by_connection;
 
 /// A service behind an [`IdempotencyLayer`].
@@ -113,16 +113,24 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
     }
-    let key = match header::key(&parts.headers, options.grammar) {
+    let identity = std::iter::once(&options.key_header).chain(policy.scope.names());
+    if let Some((field, name)) = header::other_spelling(&parts.headers, identity) {
+        let problem = misspelt(field, name);
+        return Admission::Refuse(layer.refuse(&policy, manner, &problem));
+    }
+    let key = match header::key_in(&parts.headers, &options.key_header, options.grammar) {
         Ok(Some(key)) => key,
         Ok(None) if options.key == KeyRule::Optional => return Admission::Pass,
         Ok(None) => {
-            let detail = format!("{} requests here need an Idempotency-Key.", parts.method);
+            let (method, name) = (&parts.method, &options.key_header);
+            let detail = format!("{method} requests here need an idempotency key, in `{name}`.");
             let problem = Problem::new(Code::MissingKey, detail);
             return Admission::Refuse(layer.refuse(&policy, manner, &problem));
         }
         Err(error) => {
-            let problem = Problem::new(Code::InvalidKey, sentence(&error.to_string()));
+            let name = &options.key_header;
+            let detail = format!("The header `{name}` holds no key: {error}.");
+            let problem = Problem::new(Code::InvalidKey, detail);
             return Admission::Refuse(layer.refuse(&policy, manner, &problem));
         }
     };
@@ -138,7 +146,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
 fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
     let named = named_by_connection(&parts.headers);
     let ours = |name: &HeaderName| {
-        *name == IDEMPOTENCY_KEY
+        *name == policy.options.key_header
             || policy.scope.names().contains(name)
             || policy.options.fingerprint.headers().contains(name)
             || METHOD_OVERRIDES.contains(name)
@@ -150,6 +158,15 @@ fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> 
         }
         None => Ok(()),
     }
+}
+
+/// A header that some services behind would take for the key, or for who the caller is.
+fn misspelt(field: &HeaderName, name: &HeaderName) -> Problem {
+    let detail = format!(
+        "The header `{field}` has an underscore; `{name}` is expected, because some services take \
+         one for the other."
+    );
+    Problem::new(Code::MalformedRequest, detail)
 }
 
 pub(super) fn draining() -> Problem {

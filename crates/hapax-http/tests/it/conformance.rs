@@ -147,6 +147,7 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
         .build();
     let mut options = RouteOptions {
         key: policy.key,
+        key_header: policy.key_header,
         grammar: policy.grammar,
         methods: policy.methods,
         fingerprint: policy.fingerprint,
