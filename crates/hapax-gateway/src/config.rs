@@ -63,6 +63,8 @@ pub struct Config {
     pub max_waiters: usize,
     /// How long work in hand may take to finish at the end. Default 25 s.
     pub drain_timeout: Duration,
+    /// How long requests are still accepted at the end while `/readyz` is 503 already. Default none.
+    pub drain_delay: Duration,
     /// How much is served and held at once.
     pub limits: Limits,
     /// TLS, versions of HTTP, and who is believed.
@@ -77,9 +79,14 @@ pub struct Config {
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections of clients, and what HTTP/2 has under way on one beyond its first request; further
-    /// ones wait. Default 1,024.
+    /// Connections of clients, and what HTTP/2 has under way on one beyond its first request. Where there
+    /// are as many, the oldest connection that has sent no byte is closed for a new one; without such a
+    /// one, new ones wait. Default 1,024.
     pub connections: usize,
+    /// Connections of one peer: of an IPv4 address, or an IPv6 network of 64 bits; further ones are closed.
+    /// Those that [`Transport::trusted`] names are proxies and have no bound. Default three quarters of
+    /// `connections`: one peer alone never takes all, and a proxy that is not named has enough.
+    pub connections_per_peer: Option<usize>,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
     /// The program has [32 MiB](Limits::PROGRAM) of it, and each connection
@@ -103,10 +110,19 @@ pub struct Limits {
     pub stall: Duration,
 }
 
+impl Limits {
+    /// Connections that one peer may have.
+    #[must_use]
+    pub fn per_peer(&self) -> usize {
+        self.connections_per_peer.unwrap_or(self.connections - self.connections / 4)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            connections_per_peer: None,
             memory: 512 << 20,
             head_timeout: Duration::from_secs(30),
             stall: Duration::from_secs(30),
@@ -131,6 +147,7 @@ impl Config {
             store_wait: Duration::from_secs(30),
             max_waiters: 100,
             drain_timeout: Duration::from_secs(25),
+            drain_delay: Duration::ZERO,
             limits: Limits::default(),
             transport: Transport::default(),
             policy: PolicyConfig::default(),

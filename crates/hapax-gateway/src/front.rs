@@ -171,7 +171,7 @@ impl Front {
     }
 
     fn is_ending(&self) -> bool {
-        self.work.phase() > Phase::Serving
+        self.work.phase() >= Phase::Draining
     }
 
     /// Why no request is taken from this connection, or none at all. What passes has the form that

@@ -12,12 +12,12 @@ use std::time::Duration;
 use hapax::{Idempotency, Store, SystemEntropy};
 use hapax_operators::{AdminToken, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, Settled};
+use crate::crowd::{Places, Sources};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::listener::{self, Door};
@@ -204,12 +204,20 @@ impl Running {
 
     /// Drains and ends.
     ///
+    /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that balancers send
+    ///    them elsewhere before any is refused.
     /// 1. No new connections; new requests on those that are there get 503 `draining`.
     /// 2. What is in hand may end within `drain_timeout`, and is recorded.
     /// 3. What has not ended then is cut off. Of what was sent to the upstream the outcome is
     ///    recorded as unknown; what was not sent is released.
     /// 4. What is held back for the store gets one more store time-out; then everything is closed.
     pub async fn shutdown(mut self) -> Ended {
+        let delay = self.reloading.drain_delay();
+        if !delay.is_zero() {
+            tracing::info!(?delay, "not ready any more; connections are accepted until the drain");
+            self.work.enter(Phase::Leaving);
+            sleep(delay).await;
+        }
         tracing::info!(requests = self.work.in_hand(), "draining");
         self.work.enter(Phase::Draining);
         let (work, engine) = (self.work.clone(), self.engine.clone());
@@ -348,7 +356,8 @@ fn run(
         tls: certificates.listener.clone(),
         streams: config.transport.streams,
         trusted: config.transport.trusted.clone(),
-        places: Arc::new(Semaphore::new(config.limits.connections)),
+        places: Places::new(config.limits.connections, "clients", listener::SILENT),
+        sources: Sources::new(config.limits.per_peer(), config.transport.trusted.clone()),
     });
     let local_addr = local_addr(&data)?;
     let admin = Arc::new(Admin {

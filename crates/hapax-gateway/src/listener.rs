@@ -12,16 +12,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::config::{Limits, Network};
+use crate::crowd::{Counted, Entry, Places, Source, Sources};
 use crate::front::Front;
 use crate::proxy::Peer;
+use crate::seldom::Seldom;
 use crate::tls::ServerTls;
 use crate::work::Phase;
 use io::{Io, Opening};
+
+/// How long a connection must have sent nothing to be closed for another one. A client's first bytes come
+/// right behind its connection, or after a first loss.
+pub(crate) const SILENT: Duration = Duration::from_secs(1);
 
 /// What holds for all connections.
 #[derive(Debug)]
@@ -33,7 +39,30 @@ pub(crate) struct Door {
     pub(crate) streams: u32,
     pub(crate) trusted: Vec<Network>,
     /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
-    pub(crate) places: Arc<Semaphore>,
+    pub(crate) places: Places,
+    pub(crate) sources: Sources,
+}
+
+/// A connection that was accepted.
+struct Arrival {
+    stream: TcpStream,
+    peer: SocketAddr,
+    /// Until its first byte is there.
+    silent: Entry,
+    shed: Arc<Notify>,
+    counted: Counted,
+}
+
+impl Door {
+    /// Counts a connection for its peer; `None` where it has too many.
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Arrival> {
+        let sheddable = self.places.sheddable();
+        let counted = self.sources.admit(peer.ip(), &self.places)?;
+        let shed = Arc::default();
+        // From here on, so that it can be shed before its task runs.
+        let silent = sheddable.enter(Source::of(peer.ip()), Arc::clone(&shed));
+        Some(Arrival { stream, peer, silent, shed, counted })
+    }
 }
 
 /// Serves connections until the drain begins, then those that are there until they end. Dropping
@@ -42,34 +71,44 @@ pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
     let work = door.front.work.clone();
     let mut connections = JoinSet::new();
     let mut draining = pin!(work.reached(Phase::Draining));
+    // The one that was accepted and waits for a place; further ones wait in the kernel's queue.
+    let mut next: Option<Arrival> = None;
+    let failures = Seldom::default();
     loop {
-        // Further connections wait in the kernel's queue. The semaphore is never closed.
-        let accepted = tokio::select! {
+        // Each branch may be dropped: an accepted connection is in `next` by then, and a place that was
+        // not handed over is free.
+        tokio::select! {
             biased;
             () = &mut draining => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = async {
-                let place = Arc::clone(&door.places).acquire_owned().await;
-                listener.accept().await.map(|accepted| (accepted, place))
-            } => accepted,
-        };
-        match accepted {
-            Ok(((stream, peer), Ok(place))) => {
-                connections.spawn(connection(stream, peer, Arc::clone(&door), place));
+            Some(_) = connections.join_next() => {}
+            Some(place) = door.places.take(), if next.is_some() => {
+                if let Some(arrival) = next.take() {
+                    connections.spawn(connection(arrival, Arc::clone(&door), place));
+                }
             }
-            Ok((_, Err(_closed))) => break,
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                // Out of descriptors, most likely: it does not pass by trying at once.
-                sleep(Duration::from_millis(50)).await;
-            }
+            accepted = listener.accept(), if next.is_none() => match accepted {
+                Ok((stream, peer)) => next = door.admit(stream, peer),
+                Err(error) => {
+                    if let Some(left_out) = failures.due() {
+                        tracing::warn!(%error, left_out, "a connection could not be accepted");
+                    }
+                    // Out of descriptors, most likely: it does not pass by trying at once.
+                    sleep(Duration::from_millis(50)).await;
+                }
+            },
         }
     }
     // Who is in the kernel's queue already hears that this one is shutting down, rather than nothing.
-    while let Ok(place) = Arc::clone(&door.places).try_acquire_owned()
-        && let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await
-    {
-        connections.spawn(connection(stream, peer, Arc::clone(&door), place));
+    while let Some(place) = door.places.try_take(1) {
+        if next.is_none() {
+            let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await else {
+                break;
+            };
+            next = door.admit(stream, peer);
+        }
+        if let Some(arrival) = next.take() {
+            connections.spawn(connection(arrival, Arc::clone(&door), place));
+        }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -84,15 +123,12 @@ async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option
     .await
 }
 
-async fn connection(
-    stream: TcpStream,
-    addr: SocketAddr,
-    door: Arc<Door>,
-    place: OwnedSemaphorePermit,
-) {
-    if let Err(error) = speak(stream, addr, &door, place).await {
+async fn connection(arrival: Arrival, door: Arc<Door>, place: OwnedSemaphorePermit) {
+    let Arrival { stream, peer, silent, shed, counted } = arrival;
+    if let Err(error) = speak(stream, peer, &door, place, (silent, shed)).await {
         tracing::debug!(%error, "a connection ended early");
     }
+    drop(counted);
 }
 
 /// Finds out what is spoken, and speaks it.
@@ -101,9 +137,15 @@ async fn speak(
     addr: SocketAddr,
     door: &Arc<Door>,
     place: OwnedSemaphorePermit,
+    (silent, shed): (Entry, Arc<Notify>),
 ) -> std_io::Result<()> {
     stream.set_nodelay(true)?;
-    let opening = timeout(door.limits.head_timeout, open(stream, door)).await;
+    let opening = async {
+        first_byte(&stream, &shed).await?;
+        drop(silent);
+        open(stream, door).await
+    };
+    let opening = timeout(door.limits.head_timeout, opening).await;
     let Opening { io, read, http2 } = opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
     let believed = door.trusted.iter().any(|network| network.contains(addr.ip()));
     let peer = Peer { addr, secure: door.tls.is_some(), believed, http2 };
@@ -114,6 +156,17 @@ async fn speak(
     let served = http1::serve(io, &read, peer, door).await;
     drop(place);
     served
+}
+
+/// Waits until there is something to read, or fails when the connection is shed.
+async fn first_byte(stream: &TcpStream, shed: &Notify) -> std_io::Result<()> {
+    let mut byte = [0];
+    tokio::select! {
+        // What has come is served.
+        biased;
+        peeked = stream.peek(&mut byte) => peeked.map(drop),
+        () = shed.notified() => Err(std_io::ErrorKind::ConnectionAborted.into()),
+    }
 }
 
 /// The first bytes tell HTTP/2 from HTTP/1, or the handshake of TLS does: there, who wants HTTP/2 has

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_http::{Body, BoxError};
+use hapax_http::Body;
 use http_body::{Frame, SizeHint};
 use tokio::sync::watch;
 
@@ -15,6 +15,8 @@ use tokio::sync::watch;
 pub(crate) enum Phase {
     /// It takes requests.
     Serving,
+    /// It takes requests and says that it is not ready, so that balancers send them elsewhere.
+    Leaving,
     /// It finishes what it has.
     Draining,
     /// Connections are closed once what they are writing is written.
@@ -66,7 +68,7 @@ pub(crate) struct InHand(Arc<AtomicUsize>);
 impl InHand {
     /// Until this body is handed over, or dropped.
     pub(crate) fn until_sent(self, body: Body) -> Body {
-        Body::new(Answer { body, _in_hand: self })
+        Body::new(UntilSent::new(body, self))
     }
 }
 
@@ -76,19 +78,31 @@ impl Drop for InHand {
     }
 }
 
-struct Answer {
-    body: Body,
-    _in_hand: InHand,
+/// A body that keeps a guard until it is handed over, or dropped.
+#[derive(Debug)]
+pub(crate) struct UntilSent<B, G> {
+    body: B,
+    _guard: G,
 }
 
-impl http_body::Body for Answer {
+impl<B, G> UntilSent<B, G> {
+    pub(crate) const fn new(body: B, guard: G) -> Self {
+        Self { body, _guard: guard }
+    }
+}
+
+impl<B, G> http_body::Body for UntilSent<B, G>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    G: Unpin,
+{
     type Data = Bytes;
-    type Error = BoxError;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

@@ -58,13 +58,20 @@ impl GatewayFields {
         set(&mut config.store_timeout, self.store_timeout.map(|time| time.0));
         set(&mut config.store_wait, self.store_wait.map(|time| time.0));
         set(&mut config.drain_timeout, self.drain_timeout.map(|time| time.0));
-        let Limits { connections, memory, head_timeout, stall } = &mut config.limits;
+        set(&mut config.drain_delay, self.drain_delay.map(|time| time.0));
+        let Limits { connections, connections_per_peer, memory, head_timeout, stall } =
+            &mut config.limits;
         // More than there can be of them is refused as too much memory.
         let said = self.max_connections.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
         if said == Some(0) {
             return Err("--max-connections is zero: nobody could connect".into());
         }
         set(connections, said);
+        let per_peer = self.max_connections_per_peer;
+        if per_peer == Some(0) {
+            return Err("--max-connections-per-peer is zero: nobody could connect".into());
+        }
+        *connections_per_peer = per_peer.and_then(|count| usize::try_from(count).ok());
         set(memory, self.max_memory.map(|size| size.0));
         set(head_timeout, self.head_timeout.map(|time| time.0));
         set(stall, self.body_timeout.map(|time| time.0));
@@ -90,12 +97,14 @@ impl GatewayFields {
             auth_copy: auth.map(|auth| or_none(&auth.copy)),
             max_memory: Some(Size(config.limits.memory)),
             max_connections: u32::try_from(config.limits.connections).ok(),
+            max_connections_per_peer: u32::try_from(config.limits.per_peer()).ok(),
             max_waiters: Some(config.max_waiters),
             head_timeout: Some(Time(config.limits.head_timeout)),
             body_timeout: Some(Time(config.limits.stall)),
             store_timeout: Some(Time(config.store_timeout)),
             store_wait: Some(Time(config.store_wait)),
             drain_timeout: Some(Time(config.drain_timeout)),
+            drain_delay: Some(Time(config.drain_delay)),
             log_format: None,
             log_level: None,
             ..Self::of_transport(&config.transport)

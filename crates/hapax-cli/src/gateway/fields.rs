@@ -90,10 +90,16 @@ pub(super) struct GatewayFields {
     #[serde(with = "text")]
     pub(super) max_memory: Option<Size>,
 
-    /// Connections of clients, and requests under way on one of HTTP/2 beyond the first; further ones
-    /// wait [default: 1024]
+    /// Connections of clients, and requests under way on one of HTTP/2 beyond the first. Beyond that the
+    /// oldest connection that has sent nothing is closed, and without such a one new ones wait
+    /// [default: 1024]
     #[arg(long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) max_connections: Option<u32>,
+
+    /// Connections of one peer address (IPv6: of its /64); further ones are closed. Addresses of
+    /// --trust-forwarded have no bound [default: three quarters of --max-connections]
+    #[arg(long, env = "HAPAX_MAX_CONNECTIONS_PER_PEER", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) max_connections_per_peer: Option<u32>,
 
     /// Copies of one key that may wait [default: 100]
     #[arg(long, env = "HAPAX_MAX_WAITERS", value_name = "N")]
@@ -127,6 +133,12 @@ pub(super) struct GatewayFields {
     #[arg(long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
     pub(super) drain_timeout: Option<Time>,
+
+    /// On SIGTERM or SIGINT: how long requests are still accepted while /readyz is 503 already, so that
+    /// balancers send them elsewhere; --drain-timeout begins after it [default: 0s]
+    #[arg(long, env = "HAPAX_DRAIN_DELAY", value_name = "DUR")]
+    #[serde(with = "text")]
+    pub(super) drain_delay: Option<Time>,
 
     /// The listener's certificate, with its chain, in PEM; read again when it changes, and on SIGHUP
     /// [default: no TLS]
@@ -208,12 +220,16 @@ impl GatewayFields {
             auth_copy: self.auth_copy.or(other.auth_copy),
             max_memory: self.max_memory.or(other.max_memory),
             max_connections: self.max_connections.or(other.max_connections),
+            max_connections_per_peer: self
+                .max_connections_per_peer
+                .or(other.max_connections_per_peer),
             max_waiters: self.max_waiters.or(other.max_waiters),
             head_timeout: self.head_timeout.or(other.head_timeout),
             body_timeout: self.body_timeout.or(other.body_timeout),
             store_timeout: self.store_timeout.or(other.store_timeout),
             store_wait: self.store_wait.or(other.store_wait),
             drain_timeout: self.drain_timeout.or(other.drain_timeout),
+            drain_delay: self.drain_delay.or(other.drain_delay),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
             tls_client_ca: self.tls_client_ca.or(other.tls_client_ca),

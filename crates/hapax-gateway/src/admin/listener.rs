@@ -1,8 +1,13 @@
 //! Connections of operators: few, and none that can be held for nothing.
+//!
+//! 1. Where all places are taken, the oldest connection without a request under way is closed: one that
+//!    has sent nothing, half a head, or a request before.
+//! 2. Requests other than probes have fewer places than there are. So a probe always finds one.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,17 +20,31 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
+use crate::crowd::{Entry, Places, Sheddable, Source};
 use crate::front::Patient;
 use crate::guard::{Guarded, Heads, MAX_HEAD};
-use crate::work::{Phase, Work};
+use crate::seldom::Seldom;
+use crate::work::{Phase, UntilSent, Work};
 
 /// Connections at once; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
+
+/// Requests at once that are no probes.
+const REQUESTS: usize = 48;
+
+/// What asks whether this process is well, and has places kept for it.
+const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+/// How long a connection must have had no request under way to be closed for another one.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// How long a connection that is shed may take to end.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// How long a head may take, and a connection be idle.
 const HEAD: Duration = Duration::from_secs(10);
@@ -36,46 +55,106 @@ const STALL: Duration = Duration::from_secs(10);
 /// Serves each request by what `app` is when it arrives, until the gateway closes; then what is under
 /// way. Dropping the future ends all.
 pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, work: Work) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Places::new(CONNECTIONS, "operators", IDLE);
+    let requests = Arc::new(Semaphore::new(REQUESTS));
     let mut connections = JoinSet::new();
     let mut closing = pin!(work.reached(Phase::Closing));
+    // The one that was accepted and waits for a place.
+    let mut next = None;
+    let failures = Seldom::default();
     loop {
-        // The semaphore is never closed.
-        let accepted = tokio::select! {
+        // Each branch may be dropped: an accepted connection is in `next` by then.
+        tokio::select! {
             biased;
             () = &mut closing => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                listener.accept().await.map(|(stream, _)| (stream, place))
-            } => accepted,
-        };
-        match accepted {
-            Ok((stream, place)) => {
-                let serving = connection(stream, app.clone(), work.clone());
-                connections.spawn(async move {
-                    serving.await;
-                    drop(place);
-                });
+            Some(_) = connections.join_next() => {}
+            Some(place) = places.take(), if next.is_some() => {
+                if let Some((stream, peer)) = next.take() {
+                    let idle = Idle::enter(places.sheddable(), peer);
+                    let shared = (app.clone(), Arc::clone(&requests), work.clone());
+                    connections.spawn(async move {
+                        connection(stream, idle, shared).await;
+                        drop(place);
+                    });
+                }
             }
-            Err(error) => {
-                tracing::warn!(%error, "an operator's connection could not be accepted");
-                // Out of descriptors, most likely: it does not pass by trying at once.
-                sleep(Duration::from_millis(50)).await;
-            }
+            accepted = listener.accept(), if next.is_none() => match accepted {
+                Ok(accepted) => next = Some(accepted),
+                Err(error) => {
+                    if let Some(left_out) = failures.due() {
+                        tracing::warn!(%error, left_out, "an operator's connection could not be accepted");
+                    }
+                    // Out of descriptors, most likely: it does not pass by trying at once.
+                    sleep(Duration::from_millis(50)).await;
+                }
+            },
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(stream: TcpStream, app: watch::Receiver<Router>, work: Work) {
+/// Whether a connection has a request under way. Clones are of the same connection.
+#[derive(Clone, Debug)]
+struct Idle(Arc<IdleState>);
+
+#[derive(Debug)]
+struct IdleState {
+    sheddable: Arc<Sheddable>,
+    source: Source,
+    shed: Arc<Notify>,
+    entry: Mutex<Option<Entry>>,
+}
+
+impl Idle {
+    fn enter(sheddable: &Arc<Sheddable>, peer: SocketAddr) -> Self {
+        let (source, shed) = (Source::of(peer.ip()), Arc::default());
+        let entry = sheddable.enter(source, Arc::clone(&shed));
+        let entry = Mutex::new(Some(entry));
+        Self(Arc::new(IdleState { sheddable: Arc::clone(sheddable), source, shed, entry }))
+    }
+
+    /// A request is under way until the result is dropped.
+    fn begin(&self) -> Busy {
+        self.set(None);
+        Busy(self.clone())
+    }
+
+    fn set(&self, entry: Option<Entry>) {
+        // Nothing here panics half way through a change.
+        let before = {
+            let mut held = self.0.entry.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *held, entry)
+        };
+        drop(before);
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Busy(Idle);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let IdleState { sheddable, source, shed, .. } = &*self.0.0;
+        self.0.set(Some(sheddable.enter(*source, Arc::clone(shed))));
+    }
+}
+
+/// What all connections share: what is served, places for requests that are no probes, and the phase.
+type Shared = (watch::Receiver<Router>, Arc<Semaphore>, Work);
+
+async fn connection(stream: TcpStream, idle: Idle, (app, requests, work): Shared) {
     let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
     let service = service_fn(|request| {
         // A statement of its own: the lock is not held while the request is answered.
         let app = app.borrow().clone();
-        answer(app, Arc::clone(&heads), request)
+        let (busy, heads, requests) = (idle.begin(), Arc::clone(&heads), Arc::clone(&requests));
+        async move {
+            let response = answer(app, heads, requests, request).await?;
+            Ok::<_, Infallible>(response.map(|body| Body::new(UntilSent::new(body, busy))))
+        }
     });
     let mut connection = pin!(
         http1::Builder::new()
@@ -90,6 +169,11 @@ async fn connection(stream: TcpStream, app: watch::Receiver<Router>, work: Work)
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        () = idle.0.shed.notified() => {
+            // A request that came at this moment is answered.
+            connection.as_mut().graceful_shutdown();
+            timeout(LEAVE, connection).await.unwrap_or(Ok(()))
+        }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "an operator's connection failed");
@@ -99,6 +183,7 @@ async fn connection(stream: TcpStream, app: watch::Receiver<Router>, work: Work)
 async fn answer(
     mut app: Router,
     heads: Arc<Heads>,
+    requests: Arc<Semaphore>,
     request: Request<Incoming>,
 ) -> Result<Response, Infallible> {
     if let Some(refusal) = heads.refusal() {
@@ -108,6 +193,19 @@ async fn answer(
             &refusal.to_string(),
         ));
     }
+    let place = match requests.try_acquire_owned() {
+        Ok(place) => Some(place),
+        Err(_) if PROBES.contains(&request.uri().path()) => None,
+        Err(_) => {
+            let reason = "too many requests are under way: ask again in a second";
+            return Ok(hapax_operators::error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "overloaded",
+                reason,
+            ));
+        }
+    };
     // A router has nothing to wait for before it is called.
-    app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await
+    let response = app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await?;
+    Ok(response.map(|body| Body::new(UntilSent::new(body, place))))
 }

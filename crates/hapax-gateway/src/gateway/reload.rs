@@ -54,6 +54,10 @@ impl Reloading {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
     }
 
+    pub(super) fn drain_delay(&self) -> Duration {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).drain_delay
+    }
+
     pub(super) fn reload(
         &self,
         config: Config,
@@ -102,6 +106,7 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
         store_wait: _,
         max_waiters,
         drain_timeout: _,
+        drain_delay: _,
         limits,
         transport,
         policy: _,
@@ -118,6 +123,10 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
         ("--max-waiters", *max_waiters != after.max_waiters),
         ("--max-memory", limits.memory != after.limits.memory),
         ("--max-connections", limits.connections != after.limits.connections),
+        (
+            "--max-connections-per-peer",
+            limits.connections_per_peer != after.limits.connections_per_peer,
+        ),
         ("--head-timeout", limits.head_timeout != after.limits.head_timeout),
         ("--body-timeout", limits.stall != after.limits.stall),
     ];

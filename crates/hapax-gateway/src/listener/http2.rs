@@ -150,10 +150,9 @@ impl Room {
     fn new(door: &Door, place: OwnedSemaphorePermit) -> Self {
         let more = door.streams.saturating_sub(LEAN) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
-        let half_free = door.places.available_permits() >= door.limits.connections / 2;
+        let half_free = door.places.free() >= door.places.all() / 2;
         let places = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
-        let places =
-            places.and_then(|places| Arc::clone(&door.places).try_acquire_many_owned(places).ok());
+        let places = places.and_then(|places| door.places.try_take(places));
         let (streams, window) = match &places {
             Some(_) => (door.streams, WINDOW + MORE_WINDOW),
             None => (door.streams.min(LEAN), WINDOW),
@@ -192,12 +191,12 @@ impl Served {
 
     /// Waits for its own place or for any; `None` if neither is there in time.
     async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let (own, any) = (Arc::clone(&self.own), Arc::clone(&self.door.places));
-        // The semaphores are never closed.
+        let own = Arc::clone(&self.own);
+        // The semaphore is never closed.
         tokio::select! {
             biased;
             place = own.acquire_owned() => place.ok(),
-            place = any.acquire_owned() => place.ok(),
+            place = self.door.places.take() => place,
             () = sleep(self.door.limits.head_timeout) => None,
         }
     }

@@ -101,10 +101,12 @@ async fn connections_over_their_limit_wait() {
     let mut config = config(upstream.url());
     config.limits.connections = 2;
     let gateway = start(config).await;
-    let one = Raw::connect(gateway.local_addr()).await;
+    let mut one = Raw::connect(gateway.local_addr()).await;
     let mut two = Raw::connect(gateway.local_addr()).await;
-    two.send(request("POST", "/", &[], "x")).await;
-    assert_eq!(two.answer().await.status, 201);
+    for used in [&mut one, &mut two] {
+        used.send(request("POST", "/", &[], "x")).await;
+        assert_eq!(used.answer().await.status, 201);
+    }
     let mut three = Raw::connect(gateway.local_addr()).await;
     three.send(request("POST", "/", &[], "x")).await;
     let early = tokio::time::timeout(Duration::from_millis(200), three.answer()).await;

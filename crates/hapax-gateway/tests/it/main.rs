@@ -10,6 +10,7 @@ mod admin;
 mod ambiguous;
 mod auth;
 mod copies;
+mod crowd;
 mod cut;
 mod drain;
 mod failures;
