@@ -103,7 +103,7 @@ expect "201 Created"; expect "idempotency-replayed: false"; expect '"ch_5"'
 [ "$(charges)" = 5 ] || fail "five charges: one twice"
 stop -TERM
 
-say "--on-unknown block: it never runs again by itself; an operator says what happened."
+say "--on-unknown block, the default: it never runs again by itself; an operator says what happened."
 start --on-unknown block
 killed k-5 500
 start --on-unknown block

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool, Runtime};
 use hapax::transaction::{InDatabase, TxTerms};
-use hapax::{Idempotency, InFlight, Policy};
+use hapax::{Idempotency, InFlight, OnUnknown, Policy};
 use hapax_bank::{Bank, app};
 use hapax_postgres::{PgTransactions, PostgresStore};
 use tokio_postgres::{Config, NoTls};
@@ -66,6 +66,8 @@ fn terms() -> TxTerms {
 fn policy() -> Policy {
     let mut policy = Policy::default();
     policy.terms.lease = Duration::from_millis(600);
+    // A transfer that died in the middle was rolled back: a second execution has no second effect.
+    policy.terms.on_unknown = OnUnknown::Reexecute;
     policy.in_flight = InFlight::Wait(Duration::from_secs(2));
     policy
 }

@@ -19,7 +19,6 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hapax::{InFlight, OnUnknown};
 use hapax_gateway::{Config, Gateway, ReadCertificates, ReloadError};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -215,17 +214,8 @@ impl Running {
     }
 }
 
-/// Logs that it is ready, and what decides whether and when a retry executes.
+/// Logs that it is ready. The policy of each route is in lines of its own, before this one.
 fn ready(gateway: &hapax_gateway::Running, told: &Config) {
-    let in_flight = match told.policy.in_flight {
-        InFlight::Reject => "reject".to_owned(),
-        InFlight::Wait(patience) => format!("wait for {patience:?}"),
-    };
-    let on_unknown = match told.policy.on_unknown {
-        OnUnknown::Reexecute => "reexecute",
-        OnUnknown::Block => "block",
-        OnUnknown::Reconcile => "reconcile",
-    };
     // Without its query, which may be secret.
     let auth = told.auth.as_ref().map(|auth| {
         let authority = auth.url.authority().map_or("", |authority| authority.as_str());
@@ -239,9 +229,6 @@ fn ready(gateway: &hapax_gateway::Running, told: &Config) {
         store = %told.store,
         cache = told.cache.as_ref().map(tracing::field::display),
         auth,
-        on_unknown,
-        in_flight,
-        lease = ?told.policy.lease,
         routes = told.routes.len(),
         "ready"
     );

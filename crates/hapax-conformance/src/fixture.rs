@@ -128,7 +128,7 @@ impl Default for Policy {
             retention: Duration::from_secs(3600),
             in_flight: InFlight::Reject,
             waiters_per_key: 100,
-            on_unknown: OnUnknown::Reexecute,
+            on_unknown: OnUnknown::default(),
             hook: None,
             profile: Profile::Standard,
             cookies: Cookies::Drop,

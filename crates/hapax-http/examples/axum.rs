@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
 use axum::{Extension, Router};
-use hapax::{Idempotency, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
+use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
 use hapax_http::classify::Class;
 use hapax_http::server::{
     Execution, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy,
@@ -31,14 +31,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(serve(listener, layer()?, end).await?)
 }
 
-/// Keys are needed, and what nobody knows the outcome of is never run again by itself.
+/// Keys are required. By default a request that may have taken effect never runs again by itself.
 pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
     // In memory, for the example: a service has `hapax-embedded`, or a store on a server.
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let engine = Idempotency::builder(Arc::new(store)).build();
     let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
-    let mut options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
-    options.policy.terms.on_unknown = OnUnknown::Block;
+    let options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
     Ok(IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?))
 }
 

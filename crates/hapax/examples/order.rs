@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::{
     Answer, ErrorClass, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey,
-    OnUnknown, RunError, Scope,
+    RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
 
@@ -81,23 +81,11 @@ impl Shop {
         };
         Ok(Self {
             // It does nothing but call the others, and what they did they do not do again.
-            place: idempotency
-                .function("place order")
-                .on_unknown(OnUnknown::Reexecute)
-                .classify(class)
-                .build()?,
+            place: idempotency.function("place order").at_least_once().classify(class).build()?,
             // Were a process to die in the middle of one of these, to execute it again could take
             // the apples, or the money, twice.
-            reserve: idempotency
-                .function("reserve")
-                .on_unknown(OnUnknown::Block)
-                .classify(class)
-                .build()?,
-            charge: idempotency
-                .function("charge")
-                .on_unknown(OnUnknown::Block)
-                .classify(class)
-                .build()?,
+            reserve: idempotency.function("reserve").at_most_once().classify(class).build()?,
+            charge: idempotency.function("charge").at_most_once().classify(class).build()?,
             books: Mutex::new((10, 0)),
             charges_tried: AtomicU32::new(0),
         })

@@ -86,7 +86,7 @@ fn declare(
             }
         }
     };
-    let pay = idempotency.function("pay").reconcile(hook, ask).classify(|error| match error {
+    let pay = idempotency.function("pay").reconciled(hook, ask).classify(|error| match error {
         PayError::Declined => ErrorClass::Final,
         PayError::NotReached => ErrorClass::Retryable,
         PayError::NoAnswer => ErrorClass::Unknown,

@@ -41,6 +41,7 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let accounts = Accounts::default();
     let create: Function<Account, CreateError> = idempotency
         .function("create account")
+        .at_most_once()
         .wait(Duration::from_secs(10))
         .classify(|error| match error {
             CreateError::NoAddress(_) => ErrorClass::Final,

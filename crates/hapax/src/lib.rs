@@ -66,7 +66,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What is claimed here by hand, [`Idempotency::run`] does around a function: see
+//! What is claimed here by hand, [`Idempotency::at_most_once`] does around a function: see
 //! [`functions`](manual::functions).
 //!
 //! # Features
@@ -75,8 +75,8 @@
 //! seam, for stores and simulators.
 //!
 //! - `tokio`: the engine, [`Idempotency`] and [`Lease`].
-//! - `function`: [`Idempotency::run`] and [`Function`], and [`Idempotency::transact`]; brings `tokio` and
-//!   `serde`.
+//! - `function`: [`Idempotency::at_most_once`], [`Idempotency::at_least_once`], [`Function`] and
+//!   [`Idempotency::transact`]; brings `tokio` and `serde`.
 //! - `keys`: keys made from clock and dice ([`KeyMaker`]), and of payloads; brings `serde`.
 //! - `serde`: [`canonicalize_value`], and [`value`], which keeps what serde can write.
 //!

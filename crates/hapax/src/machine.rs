@@ -471,7 +471,8 @@ fn released(record: &Record) -> Draft {
     }
 }
 
-/// What may have happened is kept for ever where nothing but an operator may end it.
+/// Returns how long a record without an outcome is kept. Under `Block` and `Reconcile` it is kept
+/// until an operator or a hook decides: once it expired, the next claim would execute unasked.
 fn keep_unfinished(terms: &Terms) -> Option<Duration> {
-    (terms.on_unknown != OnUnknown::Block).then_some(terms.retention)
+    (terms.on_unknown == OnUnknown::Reexecute).then_some(terms.retention)
 }

@@ -18,7 +18,8 @@ pub enum InFlight {
 /// The terms of a claim, and how copies and unknown outcomes are treated.
 ///
 /// The default: a lease of 30 s (how long a dead process blocks its key), a retention of 24 h
-/// (how long clients may retry), re-execution of what is unknown, rejection of copies in flight.
+/// (how long clients may retry), rejection of copies in flight, and no second execution of what is
+/// unknown until an operator resolves it ([`OnUnknown::Block`]).
 ///
 /// ```
 /// use std::time::Duration;

@@ -101,12 +101,24 @@ impl fmt::Display for FencingToken {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum OnUnknown {
     /// It runs again, with a larger fencing token: at-least-once.
-    #[default]
     Reexecute,
     /// A hook is asked what became of it.
     Reconcile,
-    /// It never runs again by itself: at-most-once, until an operator resolves it.
+    /// It never runs again by itself: at-most-once, until an operator resolves it. The default.
+    #[default]
     Block,
+}
+
+impl OnUnknown {
+    /// Returns the policy's name, as configurations and records show it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reexecute => "reexecute",
+            Self::Reconcile => "reconcile",
+            Self::Block => "block",
+        }
+    }
 }
 
 /// What was agreed when a key was claimed; stored with the record.

@@ -63,10 +63,10 @@ pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     format!(
         "Clients that hung up or clicked twice: {} charges too many without a gateway, {} with one, \
          whatever\nits --on-unknown.\n\
-         Failures behind the gateway, which leave open whether the charge was made: reexecute, the \
-         default,\nran it again ({} too many; {} without a gateway). block did not ({}), and left {} \
+         Failures behind the gateway, after which the charge may have been made: reexecute ran it \
+         again\n({} too many; {} without a gateway). block, the default, did not ({}), and left {} \
          payments to a\nperson. reconcile asked the service: {} too many, {} left open.\n\
-         Next: {called} gateway --upstream http://127.0.0.1:3000 --on-unknown block\n\
+         Next: {called} gateway --upstream http://127.0.0.1:3000\n\
          in front of your own service{next}.\n",
         of(Setup::NoGateway, |row| row.client_side),
         gateways.map(|setup| of(setup, |row| row.client_side)).iter().sum::<u32>(),

@@ -42,7 +42,7 @@ list is a field of [gateway] and one of the second a field of [policy], with und
   [gateway]
   upstream = \"http://127.0.0.1:3000\"
   [policy]
-  on_unknown = \"block\"
+  in_flight = \"wait\"
   [[route]]
   path = \"/reports/{*rest}\"   # and whatever of [policy] differs there
   protect = false             # passes through; observe = true counts what would happen

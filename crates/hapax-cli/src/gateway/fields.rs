@@ -322,8 +322,9 @@ pub(super) struct PolicyFields {
     #[serde(with = "text")]
     pub(super) wait_for: Option<Time>,
 
-    /// A retry of a request that may have happened: it runs again (at-least-once), or never by
-    /// itself (at-most-once), or --reconcile-url is asked [default: reexecute]
+    /// A retry of a request that may have happened: it never runs again by itself (at-most-once),
+    /// it runs again (at-least-once, it may take effect twice), or --reconcile-url decides [default:
+    /// block]
     #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum)]
     pub(super) on_unknown: Option<Unknown>,
 
@@ -340,7 +341,8 @@ pub(super) struct PolicyFields {
     #[serde(with = "text")]
     pub(super) profile: Option<Profile>,
 
-    /// While the store is unreachable: 503, or requests run unprotected [default: closed]
+    /// While the store is unreachable: 503, or requests run unprotected, for which --on-unknown must
+    /// be reexecute [default: closed]
     #[arg(long, env = "HAPAX_STORE_OUTAGE", value_enum)]
     pub(super) store_outage: Option<Outage>,
 

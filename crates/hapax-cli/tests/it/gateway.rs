@@ -183,7 +183,8 @@ fn two_at_once_are_one(signal: Signal) {
 #[test]
 fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let more = ["--in-flight", "wait", "--on-unknown", "block", "--lease", "10s"];
+    // Nothing is said of `on_unknown`.
+    let more = ["--in-flight", "wait", "--lease", "10s"];
     let gateway = Gateway::logged(upstream.address, folder.path(), &more);
     let asked = send(gateway.address, "a-key", "x");
     drop(upstream.next());
@@ -191,14 +192,17 @@ fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
 
     let ready = log_line(folder.path(), "ready");
     let url = format!("http://{}/", upstream.address);
+    for (name, value) in [("upstream", url.as_str()), ("store", &store(folder.path()))] {
+        assert_eq!(ready[name], value, "{name} in {ready}");
+    }
+    let policy = log_line(folder.path(), "policy");
     for (name, value) in [
-        ("upstream", url.as_str()),
-        ("store", &store(folder.path())),
+        ("route", "(any other)"),
         ("on_unknown", "block"),
         ("in_flight", "wait for 5s"),
         ("lease", "10s"),
     ] {
-        assert_eq!(ready[name], value, "{name} in {ready}");
+        assert_eq!(policy[name], value, "{name} in {policy}");
     }
     let failed = log_line(folder.path(), "a request got no answer");
     assert_eq!((&failed["method"], &failed["path"]), (&"POST".into(), &"/pay".into()), "{failed}");
@@ -224,7 +228,7 @@ fn killed_and_back(upstream: &Upstream, folder: &std::path::Path, more: &[&str])
 #[test]
 fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &[]);
+    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &["--on-unknown", "reexecute"]);
     let asked = send(gateway.address, "k", "x");
     let waiting = upstream.next();
     assert_eq!(waiting.header("idempotency-attempt"), "2");
@@ -236,7 +240,7 @@ fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
 #[test]
 fn after_sigkill_block_waits_for_an_operator() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &["--on-unknown", "block"]);
+    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &[]);
     for _ in 0..2 {
         let answer = post(gateway.address, "k", "x");
         assert_eq!((answer.status, answer.code().as_str()), (409, "outcome-unknown"));

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use hapax::{InFlight, OnUnknown};
+use hapax::InFlight;
 use hapax_conformance::{
     Callers, Fixture, Handler, Instance, Link, Policy, Server, Starting, serve,
 };
@@ -47,17 +47,12 @@ fn flags(policy: &Policy) -> Vec<String> {
     };
     assert!(policy.in_flight == InFlight::Reject && policy.hook.is_none());
     let names: Vec<_> = names.iter().map(ToString::to_string).collect();
-    let on_unknown = match policy.on_unknown {
-        OnUnknown::Reexecute => "reexecute",
-        OnUnknown::Block => "block",
-        OnUnknown::Reconcile => "reconcile",
-    };
     let millis = |time: std::time::Duration| format!("{}ms", time.as_millis());
     [
         ("--scope", names.join(",")),
         ("--lease", millis(policy.lease)),
         ("--retention", millis(policy.retention)),
-        ("--on-unknown", on_unknown.to_owned()),
+        ("--on-unknown", policy.on_unknown.as_str().to_owned()),
     ]
     .into_iter()
     .flat_map(|(flag, value)| [flag.to_owned(), value])

@@ -16,10 +16,10 @@ pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: Arena) {
     let count = runs.clone();
     let busy_once = handler(move |_| {
         let run = count.next();
-        async move { reply(if run == 1 { 503 } else { 201 }, run.to_string()) }
+        async move { reply(if run == 1 { 429 } else { 201 }, run.to_string()) }
     });
     let stage = arena.start(Policy::default(), busy_once).await;
-    stage.send(stage.post("k")).await.is_first(503, "1");
+    stage.send(stage.post("k")).await.is_first(429, "1");
     let other = stage.post("k").body(r#"{"amount":1}"#);
     stage.send(other.clone()).await.is_first(201, "2");
     stage.send(stage.post("k")).await.is_refused(422, "key-reused");

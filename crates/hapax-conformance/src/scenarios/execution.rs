@@ -138,13 +138,13 @@ pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
     assert_eq!(runs.count(), 1);
 }
 
-/// Answers 503 on its first run, else 201; and notes what it was called with.
+/// Answers 429, which is retryable, on its first run, else 201; and notes what it was called with.
 fn noting(calls: &Arc<Mutex<Vec<Call>>>) -> Handler {
     let calls = Arc::clone(calls);
     handler(move |call| {
         let mut calls = calls.lock().unwrap();
         calls.push(call);
-        let status = if calls.len() == 1 { 503 } else { 201 };
+        let status = if calls.len() == 1 { 429 } else { 201 };
         async move { reply(status, "") }
     })
 }
@@ -152,7 +152,7 @@ fn noting(calls: &Arc<Mutex<Vec<Call>>>) -> Handler {
 pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Arena) {
     let calls = Arc::default();
     let stage = arena.start(Policy::default(), noting(&calls)).await;
-    stage.send(stage.post("k")).await.is_first(503, "");
+    stage.send(stage.post("k")).await.is_first(429, "");
     stage.send(stage.post("k")).await.is_first(201, "");
     stage.send(stage.post("k")).await.is_replay(201, "");
     let calls = calls.lock().unwrap();
@@ -182,7 +182,7 @@ pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
 pub async fn w13_the_clients_own_key_reaches_the_handler(arena: Arena) {
     let calls = Arc::default();
     let stage = arena.start(Policy::default(), noting(&calls)).await;
-    stage.send(stage.post("\"my key\"")).await.is_first(503, "");
+    stage.send(stage.post("\"my key\"")).await.is_first(429, "");
     assert_eq!(calls.lock().unwrap()[0].headers["idempotency-key"], "\"my key\"");
 }
 
@@ -191,7 +191,7 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
     let stage = arena.start(Policy::default(), noting(&calls)).await;
     let post = stage.post("k").header("idempotency-fence", "9".repeat(19));
     let post = post.more("idempotency-fence", "8").header("idempotency-attempt", "77");
-    stage.send(post).await.is_first(503, "");
+    stage.send(post).await.is_first(429, "");
     let calls = calls.lock().unwrap();
     assert_eq!(calls[0].attempt, Some(1));
     for name in ["idempotency-fence", "idempotency-attempt"] {
@@ -211,7 +211,7 @@ pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
     let forged = |post: crate::Post| {
         post.header("idempotency-fence", "7").header("idempotency-attempt", "7")
     };
-    stage.send(forged(stage.plain())).await.is_unmarked(503, "");
+    stage.send(forged(stage.plain())).await.is_unmarked(429, "");
     stage.send(forged(stage.post("k").method(Method::PUT))).await.is_unmarked(201, "");
     let calls = calls.lock().unwrap();
     assert_eq!(calls.len(), 2);
@@ -313,6 +313,7 @@ pub async fn w13_whoever_was_taken_over_is_superseded(arena: Arena) {
     let policy = Policy {
         lease: Duration::from_secs(1),
         store_timeout: Duration::from_secs(1),
+        on_unknown: OnUnknown::Reexecute,
         ..Policy::default()
     };
     let lost = arena.start(policy.clone(), held(&runs, &gate)).await;

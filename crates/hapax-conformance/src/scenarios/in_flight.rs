@@ -89,7 +89,7 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena
         async move {
             let run = runs.next();
             gate.pass().await;
-            reply(if run == 1 { 503 } else { 201 }, run.to_string())
+            reply(if run == 1 { 429 } else { 201 }, run.to_string())
         }
     });
     let policy = Policy { waiters_per_key: 10, ..wait(crate::PATIENCE) };
@@ -98,7 +98,7 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena
     runs.reach(1).await;
     let mut copies = all_waiting(&stage, 10).await;
     gate.open();
-    first.await.unwrap().is_first(503, "1");
+    first.await.unwrap().is_first(429, "1");
     let mut executed = 0;
     while let Some(copy) = copies.join_next().await {
         let copy = copy.unwrap();

@@ -42,7 +42,8 @@ pub async fn w21_a_page_may_read_that_the_store_is_away(arena: Arena) {
 
 pub async fn w20_open_executes_unprotected(arena: Arena) {
     let runs = Runs::new();
-    let policy = Policy { store_outage: StoreOutage::Open, ..brisk() };
+    let (store_outage, on_unknown) = (StoreOutage::Open, OnUnknown::Reexecute);
+    let policy = Policy { store_outage, on_unknown, ..brisk() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.cut().await;
     for run in ["1", "2"] {
@@ -55,11 +56,8 @@ pub async fn w20_open_executes_unprotected(arena: Arena) {
 
 /// Group `any`.
 pub async fn w20_open_is_refused_together_with_block(arena: Arena) {
-    let policy = Policy {
-        store_outage: StoreOutage::Open,
-        on_unknown: OnUnknown::Block,
-        ..Policy::default()
-    };
+    // Under `block`, which is the default.
+    let policy = Policy { store_outage: StoreOutage::Open, ..Policy::default() };
     let said = arena.refused(policy, counting(&Runs::new())).await;
     assert!(said.contains("open") && said.contains("block"), "{said}");
 }

@@ -152,7 +152,8 @@ pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: Arena)
             held(call)
         })
     };
-    let policy = Policy { lease: Duration::from_secs(1), ..Policy::default() };
+    let (lease, on_unknown) = (Duration::from_secs(1), OnUnknown::Reexecute);
+    let policy = Policy { lease, on_unknown, ..Policy::default() };
     let stage = arena.start(policy.clone(), noting.clone()).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -178,7 +179,8 @@ fn failing_once(runs: &Runs, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
 
 pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: Arena) {
     let (runs, fences) = (Runs::new(), Arc::default());
-    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
+    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+    let stage = arena.start(policy, failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     stage.send(stage.post("k")).await.is_first(201, "2");
     stage.send(stage.post("k")).await.is_replay(201, "2");
@@ -186,10 +188,10 @@ pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: Arena) {
     assert!(fences[0] < fences[1], "{fences:?}");
 }
 
+/// Under `block`, which is the default.
 pub async fn w15_block_never_runs_again_by_itself(arena: Arena) {
     let (runs, fences) = (Runs::new(), Arc::default());
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
-    let stage = arena.start(policy, failing_once(&runs, &fences)).await;
+    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     for _ in 0..3 {
         stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");

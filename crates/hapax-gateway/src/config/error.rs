@@ -72,7 +72,8 @@ pub enum ConfigError {
     )]
     Memory { memory: Size, connections: usize, needed: Size },
     #[error(
-        "--store-outage open contradicts --on-unknown {0}: what runs unprotected could run twice"
+        "--store-outage open contradicts --on-unknown {0}: a request that runs without a record could \
+         run twice. Leave --store-outage closed, or say --on-unknown reexecute"
     )]
     OpenContradicts(&'static str),
     #[error(

@@ -45,7 +45,7 @@ pub struct PolicyConfig {
     pub retention: Duration,
     /// What a copy of a request in flight gets. Default: it is rejected.
     pub in_flight: InFlight,
-    /// What a retry of an unknown outcome gets. Default: it is executed again.
+    /// What a retry of an unknown outcome gets. Default: it is never executed again by itself.
     pub on_unknown: OnUnknown,
     /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH`; for
     /// [`OnUnknown::Reconcile`].

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use hapax::{InFlight, OnUnknown};
 use hapax_http::server::StoreOutage;
 use http::Method;
 
@@ -226,8 +227,24 @@ fn callers(config: &Config, policy: &PolicyConfig) -> Option<Callers> {
     policy.callers(config).ok().map(|(callers, _)| callers)
 }
 
-/// Warns of what holds and may surprise.
+/// Logs the policy of every protected route, and warns of what holds and may surprise.
 pub(super) fn warn(config: &Config) {
+    let routes = config.routes.iter().filter(|route| route.handling == Handling::Protect);
+    let routes = routes.map(|route| (route.path.as_str(), &route.policy));
+    for (route, policy) in routes.chain([("(any other)", &config.policy)]) {
+        let in_flight = match policy.in_flight {
+            InFlight::Reject => "reject".to_owned(),
+            InFlight::Wait(patience) => format!("wait for {patience:?}"),
+        };
+        let on_unknown = policy.on_unknown.as_str();
+        tracing::info!(route, on_unknown, in_flight, lease = ?policy.lease, "policy");
+        if policy.on_unknown == OnUnknown::Reexecute {
+            tracing::warn!(
+                route,
+                "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice"
+            );
+        }
+    }
     let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
     if config.policies().any(open) {
         tracing::warn!("while the store is away, requests are executed unprotected");

@@ -68,10 +68,8 @@ async fn contradictions_do_not_start() {
         ("shorter than the lease", |it| it.policy.retention = Duration::from_secs(1)),
         ("needs --reconcile-url", |it| it.policy.on_unknown = OnUnknown::Reconcile),
         ("--reconcile-url must be", |it| it.policy.reconcile_url = Some("/x".parse().unwrap())),
-        ("--store-outage open contradicts", |it| {
-            it.policy.on_unknown = OnUnknown::Block;
-            it.policy.store_outage = StoreOutage::Open;
-        }),
+        // Without `on_unknown`: the default contradicts it.
+        ("say --on-unknown reexecute", |it| it.policy.store_outage = StoreOutage::Open),
         ("--upstream-timeout is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
         ("--wait-for is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
         ("--max-memory", |it| it.limits.memory = 1 << 20),

@@ -35,7 +35,8 @@ pub enum StoreOutage {
     /// It is refused: 503 `store-unavailable`.
     #[default]
     Closed,
-    /// It executes unprotected, and the answer says `Idempotency-Protected: false`.
+    /// It executes unprotected, and the answer says `Idempotency-Protected: false`. Refused together
+    /// with [`OnUnknown::Block`], the default.
     Open,
 }
 
@@ -99,7 +100,8 @@ pub struct RouteOptions {
     /// together; a further one gets 429 `too-many-in-flight`. Default: any number.
     pub max_in_flight_per_scope: Option<NonZeroU32>,
     /// Where handlers find transactions that commit with their responses: see
-    /// [`transaction`](super::transaction). Default: nowhere.
+    /// [`transaction`](super::transaction). Default: nowhere. `policy.terms.on_unknown` is best
+    /// [`OnUnknown::Reexecute`] with them: what died in the middle was rolled back.
     pub transactions: Option<InDatabase>,
     /// What becomes of a request while the store is away. Default: refused.
     pub store_outage: StoreOutage,

@@ -5,7 +5,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::Cell;
-use hapax::{OnUnknown, Outcome, State, StoreKey, Timestamp};
+use hapax::{Outcome, State, StoreKey, Timestamp};
 use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -140,12 +140,7 @@ impl KeyView {
             state: state(cell, now),
             fence: cell.fence.get(),
             attempt: record.attempt,
-            on_unknown: match record.terms.on_unknown {
-                OnUnknown::Reexecute => "reexecute",
-                OnUnknown::Reconcile => "reconcile",
-                OnUnknown::Block => "block",
-            }
-            .to_owned(),
+            on_unknown: record.terms.on_unknown.as_str().to_owned(),
             scheme: record.scheme.as_str().to_owned(),
             fingerprint: hex(record.fingerprint.as_bytes()),
             now: rfc3339(now),

@@ -40,8 +40,7 @@ fn declare(engine: &Idempotency, name: &str, on_unknown: OnUnknown) -> Counted {
     if LAPSES.contains(&name) {
         policy.terms.lease = LEASE;
     }
-    policy.terms.on_unknown = on_unknown;
-    let function = engine.function(name).policy(policy).wait(PATIENCE);
+    let function = engine.function(name).policy(policy).on_unknown(on_unknown).wait(PATIENCE);
     function.classify(|_| ErrorClass::Final).build().unwrap()
 }
 

@@ -53,7 +53,7 @@ bugs! {
     CompletesOnceOnly,
     /// A late completion overwrites another outcome.
     OverwritesOutcomes,
-    /// What is under `block` is kept for its retention only.
+    /// What is undecided under `block` or `reconcile` is kept for its retention only.
     ExpiresUnderBlock,
     /// The claimer's policy decides alone.
     IgnoresTheRecordsPolicy,
@@ -168,7 +168,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
         // The claim itself went out as `reexecute`.
         Bug::IgnoresTheClaimersPolicy if matches!(meaning, Meaning::Execute { anew: true, .. }) => {
             draft.record.terms.on_unknown = policy;
-            draft.keep = draft.keep.filter(|_| policy != OnUnknown::Block);
+            draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
         }
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
         Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.grant,

@@ -72,8 +72,8 @@ impl Ledger {
         now.version += 1;
         now.latest = clock;
         let keep = |now: &Truth, more: u64| match now.strict {
-            OnUnknown::Block => NEVER,
-            _ => clock + now.retention + more,
+            OnUnknown::Block | OnUnknown::Reconcile => NEVER,
+            OnUnknown::Reexecute => clock + now.retention + more,
         };
         match meaning {
             Meaning::Execute { anew, attempt, asked } => {

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::idempotency::Idempotency;
 use super::lease::LeaseHandle;
 use crate::key::Key;
-use crate::record::FencingToken;
+use crate::record::{FencingToken, OnUnknown};
 use crate::scope::Scope;
 
 /// What a function answered.
@@ -31,9 +31,14 @@ pub struct Answer<T> {
 }
 
 impl Idempotency {
-    /// Executes `work` once for `key` of `scope`, and gives its value to every call that asks the
-    /// same: with the default [`Policy`](crate::Policy), and every error taken for one after which
-    /// nobody knows ([`ErrorClass::Unknown`]).
+    /// Executes `work` at most once for `key` of `scope`, and gives its value to every call with the
+    /// same request. Lease and retention are those of [`Policy::default`](crate::Policy).
+    ///
+    /// After an `Err`, a panic or a crash in the middle, `work` may have taken effect
+    /// ([`ErrorClass::Unknown`]): it does not execute again, and calls get
+    /// [`RunError::OutcomeUnknown`] until an operator resolves the record. Where some errors are
+    /// known to have no effect, declare a [function](Idempotency::function) that classifies them;
+    /// where `work` may be repeated, call [`at_least_once`](Self::at_least_once).
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -43,8 +48,8 @@ impl Idempotency {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
     /// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("order-17")?);
-    /// let first = idempotency.run(&customer, &key, &100, |_| charge(100)).await?;
-    /// let again = idempotency.run(&customer, &key, &100, |_| charge(100)).await?;
+    /// let first = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;
+    /// let again = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;
     /// assert_eq!((first.value, first.replayed), ("ch_100".into(), false));
     /// assert_eq!((again.value, again.replayed), ("ch_100".into(), true));
     /// # Ok(()) }
@@ -68,7 +73,7 @@ impl Idempotency {
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
-    pub async fn run<T, E, R, W, F>(
+    pub async fn at_most_once<T, E, R, W, F>(
         &self,
         scope: &Scope,
         key: &Key,
@@ -82,6 +87,30 @@ impl Idempotency {
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        Function::unnamed(self).run(scope, key, request, work).await
+        Function::unnamed(self, OnUnknown::Block).run(scope, key, request, work).await
+    }
+
+    /// Executes `work` for `key` of `scope` until one execution has a value, and gives that to every
+    /// call with the same request. After an `Err`, a panic or a crash in the middle the next call
+    /// executes again, with a larger fencing token: for work that may be repeated. In all else it is
+    /// [`at_most_once`](Self::at_most_once).
+    ///
+    /// # Errors
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    pub async fn at_least_once<T, E, R, W, F>(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        request: &R,
+        work: W,
+    ) -> Result<Answer<T>, RunError<T, E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+        R: Serialize + ?Sized,
+        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        Function::unnamed(self, OnUnknown::Reexecute).run(scope, key, request, work).await
     }
 }

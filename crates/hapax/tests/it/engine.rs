@@ -80,6 +80,11 @@ fn policy(on_unknown: OnUnknown) -> Policy {
     policy
 }
 
+/// A policy under which what is unknown executes again.
+fn reexecute() -> Policy {
+    policy(OnUnknown::Reexecute)
+}
+
 fn key() -> Key {
     Key::new("k-1").unwrap()
 }

@@ -231,7 +231,7 @@ async fn a_retry_across_the_boundary_is_found() {
     let call = async |result: Result<u8, ()>| {
         let key: CompositeKey = maker.composite(&parts, MINUTE).unwrap();
         let key = idempotency.choose(&scope, &key).await.unwrap();
-        let ran = idempotency.run(&scope, &key, "5 EUR", move |_| async move { result });
+        let ran = idempotency.at_least_once(&scope, &key, "5 EUR", move |_| async move { result });
         ran.await.map(|answer| (answer.value, answer.replayed)).ok()
     };
     assert_eq!(call(Ok(1)).await, Some((1, false)));
@@ -250,8 +250,12 @@ async fn of_what_was_released_the_key_stays() {
     let maker = KeyMaker::new(clock, Arc::new(Empty));
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let scope = Scope::shared();
-    let pay: Function<u8, ()> =
-        idempotency.function("pay").classify(|()| ErrorClass::Retryable).build().unwrap();
+    let pay: Function<u8, ()> = idempotency
+        .function("pay")
+        .at_most_once()
+        .classify(|()| ErrorClass::Retryable)
+        .build()
+        .unwrap();
     let choose = async || {
         let key = maker.composite(&parts, MINUTE).unwrap();
         (pay.choose(&scope, &key).await.unwrap(), key)

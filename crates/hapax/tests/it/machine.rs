@@ -370,13 +370,13 @@ fn an_operator_decides() {
 }
 
 #[test]
-fn what_may_have_happened_is_kept_for_ever_under_block() {
+fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
         let cell = cell(State::InFlight, 10, on_unknown);
         let seen = Snapshot { now: at(0), cell: Some(cell) };
         let holder = Holder { grant: OWN, life: LIFE };
         let hour = Some(Duration::from_secs(3600));
-        let unfinished = if on_unknown == OnUnknown::Block { None } else { hour };
+        let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
         let complete = Act::Complete { outcome: outcome("kept"), retention: None };
         for (act, keep) in [
             (Act::Renew { lease: LEASE }, unfinished),

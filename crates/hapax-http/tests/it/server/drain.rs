@@ -11,7 +11,7 @@ use hapax_http::server::{
 };
 use tokio::time::{Instant, advance, sleep};
 
-use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
+use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy};
 
 const GRACE: Duration = Duration::from_secs(25);
 
@@ -98,7 +98,7 @@ async fn wire_23_what_runs_unprotected_is_cut_off_too() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
-    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let layer = world.layer(options);
     let app = app_of(&layer, move |_| {
         count.next();
@@ -151,7 +151,7 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
             let (runs, go) = (Runs::default(), Signal::new());
             let handler = (runs.clone(), go.clone());
             let options =
-                RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+                RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
             let layer = world.layer(options);
             let app = app_of(&layer, move |_| {
                 let (runs, go) = handler.clone();

@@ -11,7 +11,7 @@ use http::Request;
 use tokio::time::{Duration, sleep};
 
 use super::world::{
-    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy,
+    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy,
 };
 
 #[tokio::test(start_paused = true)]
@@ -39,7 +39,7 @@ async fn wire_20_closed_executes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn wire_20_open_executes_unprotected() {
     let world = World::new();
-    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |request: Request<Body>| async move {
         let protected = request.extensions().get::<Execution>().is_some();
         let mut response = respond(201, protected.to_string());
@@ -65,7 +65,8 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
-    let policy = with_policy(|policy| policy.in_flight = InFlight::Wait(LEASE * 4));
+    let mut policy = reexecute();
+    policy.policy.in_flight = InFlight::Wait(LEASE * 4);
     let app = world.app(RouteOptions { store_outage: StoreOutage::Open, ..policy }, move |_| {
         let run = count.next();
         async move {
@@ -88,10 +89,8 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
 
 #[test]
 fn wire_20_open_is_refused_with_block() {
-    let options = RouteOptions {
-        store_outage: StoreOutage::Open,
-        ..with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block)
-    };
+    // The default is `block`.
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
     let refused = RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
     assert_eq!(refused, RouteError::OpenBlock);
 }

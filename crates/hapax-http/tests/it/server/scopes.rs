@@ -11,7 +11,7 @@ use hapax_http::server::{
 use http::header::{AUTHORIZATION, HeaderName, PROXY_AUTHORIZATION};
 use http::{HeaderValue, Request};
 
-use super::world::{App, Runs, Signal, World, app_of, begin, pay, respond, send};
+use super::world::{App, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send};
 use hapax_http::Body;
 
 fn scoped(world: &World, scope: ScopeSource) -> (impl App + use<>, Runs) {
@@ -220,7 +220,7 @@ async fn wire_07_a_scheme_that_is_not_known_is_neither_executed_nor_answered() {
     let claimed = world.engine.claim(&scope, &key, &Newer, &Policy::default()).await;
     let Ok(Claim::Execute(lease)) = claimed else { panic!("{claimed:?}") };
     for store_outage in [StoreOutage::Closed, StoreOutage::Open] {
-        let options = RouteOptions { store_outage, ..RouteOptions::default() };
+        let options = RouteOptions { store_outage, ..reexecute() };
         let app = world.app(options, |_| async { panic!("it was executed") });
         let answer = send(&app, pay("k", "{}")).await;
         assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "store-unavailable"));

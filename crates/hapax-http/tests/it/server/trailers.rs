@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 
-use super::world::{Frames, Mood, World, pay, respond, send};
+use super::world::{Frames, Mood, World, pay, reexecute, respond, send};
 
 /// A body of so many frames of three bytes, and these trailers.
 fn with_trailers(frames: usize, names: &[&'static str]) -> Body {
@@ -62,7 +62,7 @@ async fn wire_16_nothing_but_ours_leaves_no_trailers() {
 #[tokio::test(start_paused = true)]
 async fn wire_20_nor_where_nothing_is_protected() {
     let world = World::new();
-    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |_| async { Response::new(with_trailers(2, MIXED)) });
     world.store.is(Mood::Down);
     let answer = send(&app, pay("k", "{}")).await;

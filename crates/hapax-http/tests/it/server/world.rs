@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Clock, Idempotency, MemoryCapacity, MemoryStore, Policy, Store, StoreError, StoreKey, Timestamp,
+    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Policy, Store, StoreError, StoreKey, Timestamp,
 };
 use hapax_http::Body;
 use hapax_http::server::{
@@ -246,6 +246,11 @@ pub(crate) fn with_policy(change: impl FnOnce(&mut Policy)) -> RouteOptions {
     let mut options = RouteOptions::default();
     change(&mut options.policy);
     options
+}
+
+/// Options under which what is unknown executes again.
+pub(crate) fn reexecute() -> RouteOptions {
+    with_policy(|policy| policy.terms.on_unknown = OnUnknown::Reexecute)
 }
 
 #[derive(Debug, Default)]

@@ -114,7 +114,7 @@ async fn lines(server: &PostgresServer) -> String {
 }
 
 async fn replayed(engine: &Idempotency, of: u64) -> Bytes {
-    match ask(engine, of, &Policy::default()).await {
+    match ask(engine, of, &policy(OnUnknown::Reexecute)).await {
         Claim::Replay(replay) => replay.outcome.bytes().clone(),
         other => panic!("{other:?}"),
     }
@@ -124,7 +124,7 @@ async fn replayed(engine: &Idempotency, of: u64) -> Bytes {
 async fn what_each_ending_leaves() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
-    let any = Policy::default();
+    let any = policy(OnUnknown::Reexecute);
     let terms = TxTerms::default();
     let end = async |of, ending| {
         let lease = world.own(of, &any).await;
@@ -195,7 +195,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
                 }
             }
         };
-        let lease = world.own(of, &Policy::default()).await;
+        let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
         let fence = lease.fence();
         let ran_so = lease.transact(&world.within(), work).await;
         assert_eq!(ran.load(Ordering::SeqCst), runs);
@@ -204,7 +204,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
                 assert_eq!(replayed(&world.engine, of).await, "yes");
             }
             Ran::Ended(Ended::Exhausted, Some(_)) if often > 4 => {
-                let lease = world.own(of, &Policy::default()).await;
+                let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
                 assert!((lease.attempt(), lease.fence()) > (1, fence));
             }
             other => panic!("{of}: {other:?}"),
@@ -232,7 +232,8 @@ async fn deadlocks_and_write_skew_end_well() {
         let (barrier, runs) = (Arc::new(Barrier::new(2)), Arc::new(AtomicU32::new(0)));
         let mut both = JoinSet::new();
         for mine in [1, 2] {
-            let lease = world.own(round * 10 + u64::from(mine as u32), &Policy::default()).await;
+            let lease =
+                world.own(round * 10 + u64::from(mine as u32), &policy(OnUnknown::Reexecute)).await;
             let database = Arc::clone(&world.database);
             let (barrier, runs) = (Arc::clone(&barrier), Arc::clone(&runs));
             both.spawn(async move {
@@ -303,7 +304,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let terms = TxTerms { lease: Duration::from_millis(200), ..TxTerms::default() };
-    let mut short = Policy::default();
+    let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = terms.lease;
     for (of, taken_over) in [(1, true), (2, false)] {
         let lease = world.own(of, &short).await;
@@ -318,7 +319,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
                     return (done("late"), None);
                 }
                 loop {
-                    match ask(&engine, of, &Policy::default()).await {
+                    match ask(&engine, of, &policy(OnUnknown::Reexecute)).await {
                         Claim::Execute(lease) => return (done("late"), Some(lease)),
                         _ => sleep(Duration::from_millis(10)).await,
                     }
@@ -350,7 +351,7 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
     let (go, begun) = (Arc::new(Barrier::new(3)), Arc::new(Barrier::new(3)));
     let mut owners = JoinSet::new();
     for of in 1..=2 {
-        let lease = world.own(of, &Policy::default()).await;
+        let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
         let (go, begun) = (Arc::clone(&go), Arc::clone(&begun));
         let work = move |tx: Tx<PgTx>, _| {
             let (go, begun) = (Arc::clone(&go), Arc::clone(&begun));
@@ -372,9 +373,10 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
         let engine = world.engine.clone();
         let of = copy % 2 + 1;
         if copy < 100 {
-            at_once.spawn(async move { ask(&engine, of, &Policy::default()).await });
+            at_once.spawn(async move { ask(&engine, of, &policy(OnUnknown::Reexecute)).await });
         } else {
-            let policy = Policy { in_flight: InFlight::Wait(LIMIT), ..Policy::default() };
+            let policy =
+                Policy { in_flight: InFlight::Wait(LIMIT), ..policy(OnUnknown::Reexecute) };
             patient.spawn(async move { ask(&engine, of, &policy).await });
         }
     }
@@ -399,7 +401,7 @@ async fn waiting_for_a_connection_costs_no_lease() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let taken = [world.pool.get().await.unwrap(), world.pool.get().await.unwrap()];
-    let mut short = Policy::default();
+    let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = Duration::from_millis(300);
     let lease = world.own(1, &short).await;
     let work = |tx: Tx<PgTx>, _| async move {

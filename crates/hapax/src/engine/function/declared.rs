@@ -27,7 +27,7 @@ use crate::value::{self, ValueError};
 /// ```
 /// # use std::sync::Arc;
 /// # use std::time::Duration;
-/// # use hapax::{Idempotency, Key, MemoryStore, OnUnknown, RunError, Scope};
+/// # use hapax::{Idempotency, Key, MemoryStore, RunError, Scope};
 /// use hapax::{ErrorClass, Function};
 /// use serde::{Deserialize, Serialize};
 ///
@@ -46,7 +46,7 @@ use crate::value::{self, ValueError};
 /// # let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
 /// let charge: Function<String, ChargeError> = idempotency
 ///     .function("charge")
-///     .on_unknown(OnUnknown::Block)
+///     .at_most_once()
 ///     .wait(Duration::from_secs(10))
 ///     .classify(|error| match error {
 ///         ChargeError::Declined => ErrorClass::Final,
@@ -100,7 +100,12 @@ impl Idempotency {
     /// The name is part of the scope, so that functions which are called with the same key, as all
     /// that one request brings about may be, do not answer for each other. It is for ever: under
     /// another name nothing is found, and a retry executes again. The same goes for adding a name to
-    /// what was called by [`Idempotency::run`].
+    /// what was called by [`Idempotency::at_most_once`] or [`Idempotency::at_least_once`].
+    ///
+    /// There is no default for what happens when an earlier call may have taken effect: the builder
+    /// needs [`at_most_once`](FunctionBuilder::at_most_once),
+    /// [`at_least_once`](FunctionBuilder::at_least_once) or
+    /// [`reconciled`](FunctionBuilder::reconciled), or [`build`](FunctionBuilder::build) fails.
     pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
         FunctionBuilder {
             engine: self.clone(),
@@ -116,14 +121,11 @@ impl Idempotency {
 }
 
 impl<T, E> Function<T, E> {
-    pub(super) fn unnamed(engine: &Idempotency) -> Self {
-        let declared = Declared {
-            engine: engine.clone(),
-            name: None,
-            policy: Policy::default(),
-            errors: None,
-            hook: None,
-        };
+    pub(super) fn unnamed(engine: &Idempotency, on_unknown: OnUnknown) -> Self {
+        let mut policy = Policy::default();
+        policy.terms.on_unknown = on_unknown;
+        let declared =
+            Declared { engine: engine.clone(), name: None, policy, errors: None, hook: None };
         Self { declared: Arc::new(declared), value: PhantomData }
     }
 
@@ -211,15 +213,33 @@ impl<T, E> fmt::Debug for FunctionBuilder<T, E> {
 }
 
 impl<T, E> FunctionBuilder<T, E> {
-    /// Lease, retention, and whatever is not said by [`on_unknown`](Self::on_unknown),
-    /// [`wait`](Self::wait) or [`reconcile`](Self::reconcile), which count for more. Without this
-    /// the default.
+    /// Sets lease, retention, and what calls in flight get unless [`wait`](Self::wait) says it.
+    /// Without this the default. `terms.on_unknown` of `policy` does not count: one of
+    /// [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) and
+    /// [`reconciled`](Self::reconciled) states it.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// What a call gets when nobody knows whether an earlier one took effect.
+    /// After an execution that may have taken effect, calls get
+    /// [`OutcomeUnknown`](super::RunError::OutcomeUnknown) until an operator resolves it:
+    /// [`OnUnknown::Block`].
+    ///
+    /// Each `Err` that is not classified counts as such an execution, and so does a panic. Say by
+    /// [`retryable`](Self::retryable) or [`classify`](Self::classify) which errors happened before
+    /// any effect, so that they release the key.
+    pub fn at_most_once(self) -> Self {
+        self.on_unknown(OnUnknown::Block)
+    }
+
+    /// After an execution that may have taken effect, the next call executes again, with a larger
+    /// fencing token: [`OnUnknown::Reexecute`]. For work that may be repeated.
+    pub fn at_least_once(self) -> Self {
+        self.on_unknown(OnUnknown::Reexecute)
+    }
+
+    /// States one of the three guarantees by its value, for programs that are configured.
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.on_unknown = Some(on_unknown);
         self
@@ -257,13 +277,12 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// Has `ask` asked what became of an execution that nobody knows the outcome of, at the times of
-    /// `hook`. Unless [`on_unknown`](Self::on_unknown) says `Block`, by which nobody is asked, it is
-    /// [`OnUnknown::Reconcile`].
+    /// After an execution that may have taken effect, a later call runs `ask`, at the times of `hook`,
+    /// and its answer decides: [`OnUnknown::Reconcile`]. With
+    /// [`at_most_once`](Self::at_most_once) as well, `ask` does not run.
     ///
-    /// It is asked in the course of a later call. An answer that takes longer than `hook.timeout`,
-    /// or a panic, is *cannot say*.
-    pub fn reconcile<A>(
+    /// An answer that takes longer than `hook.timeout`, or a panic, is *cannot say*.
+    pub fn reconciled<A>(
         mut self,
         hook: Hook,
         ask: impl Fn(Doubt) -> A + Send + Sync + 'static,
@@ -312,6 +331,7 @@ impl<T, E> FunctionBuilder<T, E> {
             return Err(FunctionError::NoName);
         }
         match self.hook {
+            None if self.on_unknown.is_none() => return Err(FunctionError::NoGuarantee),
             Some(_) if policy.terms.on_unknown < OnUnknown::Reconcile => {
                 return Err(FunctionError::NeverAsked);
             }
@@ -335,11 +355,19 @@ pub enum FunctionError {
     /// A name that is empty keeps nothing apart.
     #[error("a function needs a name, to be told from others that are called with the same key")]
     NoName,
+    /// Neither at most once, nor at least once, nor reconciled.
+    #[error(
+        "what a call gets when an earlier one may have taken effect is not stated: add \
+         `at_most_once()`, `at_least_once()` or `reconciled(hook, ask)`"
+    )]
+    NoGuarantee,
     /// There are times to ask at, but nobody to ask.
-    #[error("`policy.hook` needs somebody to ask: `reconcile`")]
+    #[error("`policy.hook` needs somebody to ask: `reconciled`")]
     NoReconcile,
     /// What is unknown would be executed again without asking.
-    #[error("`reconcile` would never be asked: `reexecute` executes again what is unknown")]
+    #[error(
+        "the hook of `reconciled` would never run: at least once executes again without asking"
+    )]
     NeverAsked,
 }
 

@@ -34,8 +34,8 @@ where
     E: Send + 'static,
 {
     /// Executes `work` once for `key` of `scope`, and gives its value to every call that asks the
-    /// same. It is [`Idempotency::run`](crate::Idempotency::run) under this function's name and
-    /// policy.
+    /// same. It is [`Idempotency::at_most_once`](crate::Idempotency::at_most_once) under this
+    /// function's name and policy.
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.

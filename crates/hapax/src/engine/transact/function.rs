@@ -120,10 +120,10 @@ impl Idempotency {
     /// - `work` runs on a task of its own, again and from the beginning where its transaction lost
     ///   against another. It drops its [`Tx`] when it has written, at the latest with its end, and
     ///   does nothing outside of it.
-    /// - What it returns is kept, and requests are compared, as by [`Idempotency::run`].
-    /// - The default policy fits: whatever died in the middle was rolled back, so that executing again
-    ///   is right. [`OnUnknown::Block`](crate::OnUnknown) has an operator look first, and so has
-    ///   `Reconcile`, for there is nobody to be asked here.
+    /// - What it returns is kept, and requests are compared, as by [`Idempotency::at_most_once`].
+    /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: what died in the middle was
+    ///   rolled back, so that a second execution has no second effect. Under `Block`, the default, and
+    ///   under `Reconcile`, which has no hook here, an operator decides first.
     /// - Dropping this future leaves nothing behind while it claims, and stops nothing afterwards.
     ///
     /// # Errors

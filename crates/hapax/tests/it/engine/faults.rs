@@ -12,7 +12,7 @@ use hapax::{
 };
 use tokio::sync::watch;
 
-use super::{Text, World, claim, key, outcome, own, policy, replayed, settle};
+use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, settle};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -154,7 +154,7 @@ async fn a_store_that_is_away_refuses_claims_at_once() {
     let process = world.process();
     world.store.set(Mode::Away);
     let scope = hapax::Scope::shared();
-    let claimed = process.claim(&scope, &key(), &Text("a"), &Policy::default()).await;
+    let claimed = process.claim(&scope, &key(), &Text("a"), &reexecute()).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Unavailable(_)))));
     assert_eq!(process.stats().held_back, 0, "nothing can land");
     assert_eq!(world.store.swaps(), 1);
@@ -164,12 +164,12 @@ async fn a_store_that_is_away_refuses_claims_at_once() {
 async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_later() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
     assert_eq!(replayed(&process).await, outcome("done"));
     let scope = hapax::Scope::shared();
-    let other = process.claim(&scope, &key(), &Text("b"), &Policy::default()).await;
+    let other = process.claim(&scope, &key(), &Text("b"), &reexecute()).await;
     assert!(matches!(other, Ok(Claim::Mismatch)));
     assert_eq!(process.stats().held_back_bytes, 4);
 
@@ -183,10 +183,10 @@ async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_lat
 async fn a_replay_says_whether_it_is_in_the_store() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
-    let held_back = async || match claim(&process, "a", &Policy::default()).await {
+    let held_back = async || match claim(&process, "a", &reexecute()).await {
         Claim::Replay(replay) => replay.held_back,
         other => panic!("{other:?}"),
     };
@@ -202,9 +202,9 @@ async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
     let process = world.process();
     let scope = hapax::Scope::shared();
     // In flight when the store was last heard of.
-    let lease = own(&world.elsewhere().process(), &Policy::default()).await;
+    let lease = own(&world.elsewhere().process(), &reexecute()).await;
     let wait = InFlight::Wait(Duration::from_secs(60));
-    let waiting = Policy { in_flight: wait, ..Policy::default() };
+    let waiting = Policy { in_flight: wait, ..reexecute() };
     let copy = tokio::spawn({
         let (process, scope) = (process.clone(), scope.clone());
         async move { process.claim(&scope, &key(), &Text("a"), &waiting).await }
@@ -230,7 +230,7 @@ async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
 async fn what_is_seen_of_an_unknown_outcome_counts_while_it_is_held_back() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.abandon(Some(outcome("500"))).await, Err(FinishError::Pending));
     assert_eq!(process.stats().held_back_bytes, 3);
@@ -256,7 +256,7 @@ async fn what_is_too_large_is_not_held_back_for_ever() {
 async fn a_completion_whose_reply_was_lost_is_recorded_once() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::LosesReplies);
     let finishing = tokio::spawn(lease.complete(outcome("done"), None));
     world.store.asked(2).await;
@@ -270,7 +270,7 @@ async fn a_completion_whose_reply_was_lost_is_recorded_once() {
 async fn a_completion_goes_on_when_its_caller_is_dropped() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::LosesReplies);
     let finishing = tokio::spawn(lease.complete(outcome("done"), None));
     world.store.asked(2).await;
@@ -284,16 +284,16 @@ async fn a_completion_goes_on_when_its_caller_is_dropped() {
 async fn claims_are_refused_while_too_much_is_held_back() {
     let world = World::new();
     let process = world.limited(Limits { held_back: 1, ..Limits::default() });
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
     let other = hapax::Key::new("k-2").unwrap();
     let scope = hapax::Scope::shared();
-    let refused = process.claim(&scope, &other, &Text("a"), &Policy::default()).await;
+    let refused = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
     assert!(matches!(refused, Err(ClaimError::Overloaded)));
     world.store.set(Mode::Well);
     process.drain().await;
-    let taken = process.claim(&scope, &other, &Text("a"), &Policy::default()).await;
+    let taken = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
     assert!(matches!(taken, Ok(Claim::Execute(_))));
 }
 
@@ -301,12 +301,12 @@ async fn claims_are_refused_while_too_much_is_held_back() {
 async fn a_held_back_outcome_that_came_too_late_is_not_written() {
     let world = World::new();
     let (slow, quick) = (world.process(), world.elsewhere().process());
-    let lease = own(&slow, &Policy::default()).await;
+    let lease = own(&slow, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("slow"), None).await, Err(FinishError::Pending));
     // Its process does not reach the store again until another took over and finished.
     tokio::time::sleep(Duration::from_secs(31)).await;
-    let taken = own(&quick, &Policy::default()).await;
+    let taken = own(&quick, &reexecute()).await;
     assert!(taken.complete(outcome("quick"), None).await.is_ok());
     world.store.set(Mode::Well);
     slow.drain().await;

@@ -97,7 +97,7 @@ where
     W: FnOnce(LeaseHandle) -> F + Send + 'static,
     F: Future<Output = Result<T, E>> + Send + 'static,
 {
-    process.run(&Scope::shared(), &key(), &request, work).await
+    process.at_least_once(&Scope::shared(), &key(), &request, work).await
 }
 
 /// How often work was begun.

@@ -7,7 +7,7 @@ use hapax::machine::{Hook, Resolution, Resolve, Verdict};
 use hapax::{Claim, FinishError, OnUnknown, Policy, Scope};
 
 use super::faults::Mode;
-use super::{Text, World, claim, key, outcome, own, policy, replayed, settle};
+use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, settle};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -15,12 +15,12 @@ const LEASE: Duration = Duration::from_secs(30);
 async fn work_may_take_many_leases() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let done = lease
         .keep_alive(async {
             for _ in 0..20 {
                 tokio::time::sleep(LEASE / 2).await;
-                let copy = claim(&world.process(), "a", &Policy::default()).await;
+                let copy = claim(&world.process(), "a", &reexecute()).await;
                 assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
             }
             "done"
@@ -33,9 +33,9 @@ async fn work_may_take_many_leases() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_nobody_renews_lapses_and_its_owner_comes_too_late() {
     let world = World::new();
-    let first = own(&world.process(), &Policy::default()).await;
+    let first = own(&world.process(), &reexecute()).await;
     tokio::time::sleep(LEASE).await;
-    let second = own(&world.process(), &Policy::default()).await;
+    let second = own(&world.process(), &reexecute()).await;
     assert!(second.fence() > first.fence());
     assert_eq!((first.attempt(), second.attempt()), (1, 2));
     let handle = first.handle();
@@ -49,7 +49,7 @@ async fn a_lease_that_nobody_renews_lapses_and_its_owner_comes_too_late() {
 async fn a_lapsed_lease_that_nobody_took_is_renewed() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     let work = async {
         tokio::time::sleep(LEASE * 2).await;
@@ -57,7 +57,7 @@ async fn a_lapsed_lease_that_nobody_took_is_renewed() {
         tokio::time::sleep(LEASE * 2).await;
     };
     lease.keep_alive(work).await;
-    let copy = claim(&world.process(), "a", &Policy::default()).await;
+    let copy = claim(&world.process(), "a", &reexecute()).await;
     assert!(matches!(copy, Claim::InFlight { .. }));
     assert!(lease.complete(outcome("done"), None).await.is_ok());
 }
@@ -66,13 +66,13 @@ async fn a_lapsed_lease_that_nobody_took_is_renewed() {
 async fn work_hears_that_its_lease_was_lost() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let handle = lease.handle();
     world.store.set(Mode::Away);
     let work = async {
         tokio::time::sleep(LEASE).await;
         world.store.set(Mode::Well);
-        drop(own(&world.process(), &Policy::default()).await);
+        drop(own(&world.process(), &reexecute()).await);
         handle.lost().await;
     };
     lease.keep_alive(work).await;
@@ -82,10 +82,10 @@ async fn work_hears_that_its_lease_was_lost() {
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_is_found_by_the_next_owner() {
     let world = World::new();
-    let first = own(&world.process(), &Policy::default()).await;
+    let first = own(&world.process(), &reexecute()).await;
     first.handle().save(Bytes::from_static(b"half way")).await.unwrap();
     tokio::time::sleep(LEASE).await;
-    let second = own(&world.process(), &Policy::default()).await;
+    let second = own(&world.process(), &reexecute()).await;
     assert_eq!(second.checkpoint(), Some(&Bytes::from_static(b"half way")));
     assert_eq!(first.handle().save(Bytes::new()).await, Err(FinishError::Lost));
 }
@@ -94,9 +94,9 @@ async fn a_checkpoint_is_found_by_the_next_owner() {
 async fn what_is_released_is_executed_again() {
     let world = World::new();
     let process = world.process();
-    let first = own(&process, &Policy::default()).await;
+    let first = own(&process, &reexecute()).await;
     assert_eq!(first.release().await, Ok(()));
-    assert_eq!(own(&process, &Policy::default()).await.attempt(), 2);
+    assert_eq!(own(&process, &reexecute()).await.attempt(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +109,7 @@ async fn what_is_unknown_is_blocked_until_an_operator_says() {
     assert_eq!(lease.abandon(None).await, Ok(()));
     tokio::time::sleep(Duration::from_secs(400 * 24 * 60 * 60)).await;
     // The record's policy counts, not only the caller's.
-    assert!(matches!(claim(&process, "a", &Policy::default()).await, Claim::Unknown));
+    assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown));
     let resolution = Resolution::Happened(outcome("seen in the ledger"));
     let resolve = Resolve { expected: fence, force: false, forget: false, resolution };
     let store_key = process.store_key(&Scope::shared(), &key());
@@ -161,10 +161,10 @@ async fn the_owners_late_outcome_beats_the_hooks_answer() {
 async fn another_request_under_the_key_is_refused_in_every_state() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
-    assert!(matches!(claim(&process, "b", &Policy::default()).await, Claim::Mismatch));
+    let lease = own(&process, &reexecute()).await;
+    assert!(matches!(claim(&process, "b", &reexecute()).await, Claim::Mismatch));
     lease.complete(outcome("done"), None).await.unwrap();
-    assert!(matches!(claim(&process, "b", &Policy::default()).await, Claim::Mismatch));
+    assert!(matches!(claim(&process, "b", &reexecute()).await, Claim::Mismatch));
     assert_eq!(replayed(&process).await, outcome("done"));
 }
 
@@ -172,11 +172,11 @@ async fn another_request_under_the_key_is_refused_in_every_state() {
 async fn retention_ends_and_the_key_is_new() {
     let world = World::new();
     let process = world.process();
-    let first = own(&process, &Policy::default()).await;
+    let first = own(&process, &reexecute()).await;
     let fence = first.fence();
     first.complete(outcome("done"), Some(Duration::from_secs(60))).await.unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let second = own(&process, &Policy::default()).await;
+    let second = own(&process, &reexecute()).await;
     assert_eq!(second.attempt(), 1);
     assert!(second.fence() > fence);
 }
@@ -185,7 +185,7 @@ async fn retention_ends_and_the_key_is_new() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_blocks_its_thread_keeps_its_lease() {
     let world = World::new();
-    let mut short = Policy::default();
+    let mut short = reexecute();
     short.terms.lease = Policy::MIN_LEASE;
     let lease = own(&world.process(), &short).await;
     let (end, ended) = std::sync::mpsc::channel();
@@ -206,7 +206,7 @@ async fn work_that_blocks_its_thread_keeps_its_lease() {
 async fn nothing_is_renewed_once_the_work_is_done_or_dropped() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     lease.keep_alive(tokio::time::sleep(LEASE)).await;
     let hangs = lease.keep_alive(std::future::pending::<()>());
     assert!(tokio::time::timeout(LEASE / 2, hangs).await.is_err());

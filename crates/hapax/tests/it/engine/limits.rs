@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use hapax::{Claim, ClaimError, FinishError, Key, Limits, NaturalKey, Policy, Scope, StoreError};
+use hapax::{Claim, ClaimError, FinishError, Key, Limits, NaturalKey, Scope, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::faults::Mode;
-use super::{Text, World, outcome, own, replayed, settle};
+use super::{Text, World, outcome, own, reexecute, replayed, settle};
 
 #[tokio::test(start_paused = true)]
 async fn claims_talk_to_the_store_in_turns() {
@@ -16,7 +16,7 @@ async fn claims_talk_to_the_store_in_turns() {
         let process = process.clone();
         tokio::spawn(async move {
             let key = Key::new(format!("k-{at}")).unwrap();
-            process.claim(&Scope::shared(), &key, &Text("a"), &Policy::default()).await
+            process.claim(&Scope::shared(), &key, &Text("a"), &reexecute()).await
         })
     };
     world.store.set(Mode::Silent);
@@ -54,7 +54,7 @@ async fn choosing_takes_a_turn_too() {
     let process = world.limited(Limits { claims: 1, ..Limits::default() });
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let key = Key::composite(&parts, Duration::from_secs(60)).unwrap();
-    let (scope, other, policy) = (Scope::shared(), super::key(), Policy::default());
+    let (scope, other, policy) = (Scope::shared(), super::key(), reexecute());
     world.store.set(Mode::Silent);
     let began = Instant::now();
     let (_, chosen) = tokio::join!(
@@ -71,7 +71,7 @@ async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
     let world = World::new();
     let process = world.limited(Limits { claims: 0, ..Limits::default() });
     world.store.set(Mode::Silent);
-    let (scope, policy) = (Scope::shared(), Policy::default());
+    let (scope, policy) = (Scope::shared(), reexecute());
     let (key, other) = (super::key(), Key::new("first").unwrap());
     let (_, refused) = tokio::join!(
         process.claim(&scope, &other, &Text("a"), &policy),
@@ -85,7 +85,7 @@ async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
 async fn executions_end_as_there_is_room_for_their_outcomes() {
     let world = World::new();
     let process = world.limited(Limits { held_back_bytes: 4, ..Limits::default() });
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     let mut ending = tokio::spawn(lease.complete(outcome("large"), None));
     let hour = Duration::from_secs(3600);

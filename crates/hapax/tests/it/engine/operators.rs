@@ -3,10 +3,10 @@
 use hapax::exchange::{Next, Resolved, Writing, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Swapped;
-use hapax::{FencingToken, Policy, Scope, State, Store, StoreKey, SystemEntropy};
+use hapax::{FencingToken, Scope, State, Store, StoreKey, SystemEntropy};
 
 use super::faults::Mode;
-use super::{World, key, outcome, own};
+use super::{World, key, outcome, own, reexecute};
 
 fn store_key(world: &World) -> StoreKey {
     world.process().store_key(&Scope::shared(), &key())
@@ -24,7 +24,7 @@ fn was(resolved: Resolved) -> State {
 async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let fence = lease.fence();
     lease.complete(outcome("done"), None).await.unwrap();
     let (store_key, sent) = (store_key(&world), world.store.swaps());
@@ -43,7 +43,7 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
     let world = World::new();
-    let lease = own(&world.process(), &Policy::default()).await;
+    let lease = own(&world.process(), &reexecute()).await;
     let (key, fence) = (store_key(&world), lease.fence());
     let seen = world.store.load(&key).await.unwrap();
     let resolve = whatever_it_is(fence);
@@ -64,7 +64,7 @@ async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
 async fn who_is_refused_is_told_for_what() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
     let resolved = process.resolve(store_key(&world), resolve).await.unwrap();
     assert_eq!(resolved.wrote, Wrote::Refused);

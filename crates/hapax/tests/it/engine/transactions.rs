@@ -12,11 +12,11 @@ use hapax::transaction::{
     AnyTransactions, Ended, Ending, Fault, InDatabase, LostRace, Ran, TakeError, TransactError,
     Transacting, Transactions, Tx, TxError, TxTerms, TxTermsError,
 };
-use hapax::{Claim, FinishError, LeaseHandle, OnUnknown, Policy, Scope, Store};
+use hapax::{Claim, FinishError, LeaseHandle, OnUnknown, Scope, Store};
 use tokio::time::sleep;
 
 use super::faults::{Mode, Unreliable};
-use super::{World, claim, key, outcome, own, policy, replayed};
+use super::{World, claim, key, outcome, own, policy, reexecute, replayed};
 
 /// What becomes of a COMMIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,7 +169,7 @@ async fn what_becomes_of_a_commit() {
         } else {
             assert_eq!(database.lines(), [0; 0], "{fates:?}");
             // It did not happen: the next one executes.
-            assert_eq!(own(&process, &Policy::default()).await.attempt(), 2, "{fates:?}");
+            assert_eq!(own(&process, &reexecute()).await.attempt(), 2, "{fates:?}");
         }
     }
 }
@@ -181,7 +181,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         let world = World::new();
         let process = world.process();
         let database = Database::new(&world, [fate]);
-        let lease = own(&process, &Policy::default()).await;
+        let lease = own(&process, &reexecute()).await;
         let within = InDatabase::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
@@ -196,10 +196,10 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
             assert_eq!(replayed(&process).await, outcome("yes"));
             assert_eq!(database.lines(), [1]);
         } else {
-            let copy = claim(&process, "a", &Policy::default()).await;
+            let copy = claim(&process, "a", &reexecute()).await;
             assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
             sleep(within.terms.lease).await;
-            assert_eq!(own(&process, &Policy::default()).await.attempt(), 2);
+            assert_eq!(own(&process, &reexecute()).await.attempt(), 2);
             assert_eq!(database.lines(), [0; 0]);
         }
     }
@@ -216,7 +216,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let world = World::new();
         let process = world.process();
         let database = Database::new(&world, [FailsSilently]);
-        let lease = own(&process, &Policy::default()).await;
+        let lease = own(&process, &reexecute()).await;
         let resolve = Resolve { expected: lease.fence(), force: true, forget: false, resolution };
         let within = InDatabase::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
@@ -245,7 +245,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
     let world = World::new();
     let process = world.process();
     let database = Database::new(&world, []);
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     assert_eq!(world.store.swaps(), 1);
     let within = InDatabase::new(database);
     let (store, timeout) = (Arc::clone(&world.store), within.terms.lease);
@@ -271,7 +271,7 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
     let world = World::new();
     let process = world.process();
     let database = Database::new(&world, [Commits]);
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let within = InDatabase::new(Arc::clone(&database));
     let transacting = Transacting::new(lease, within.any());
     let run = transacting.run();
@@ -293,7 +293,7 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
 async fn a_transaction_of_another_type_is_not_begun() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let transacting = Transacting::new(lease, InDatabase::new(Database::new(&world, [])).any());
     let run = transacting.run();
     assert!(matches!(run.take::<u8>().await, Err(TakeError::OtherType)));
@@ -316,7 +316,7 @@ async fn terms_that_cannot_be_kept_are_refused() {
         // Whoever did not look hears it before anything runs.
         let world = World::new();
         let process = world.process();
-        let lease = own(&process, &Policy::default()).await;
+        let lease = own(&process, &reexecute()).await;
         let within = InDatabase { database: Database::new(&world, []), terms };
         let ran = lease.transact(&within, numbered(done())).await;
         assert!(matches!(ran, Ran::NotBegun(TakeError::Terms(said)) if said == error), "{ran:?}");
@@ -330,9 +330,9 @@ async fn what_another_door_has_kept_is_not_read() {
     let process = world.process();
     let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
     let scope = Scope::shared();
-    process.run(&scope, &key(), &17, move |_| std::future::ready(kept)).await.unwrap();
+    process.at_least_once(&scope, &key(), &17, move |_| std::future::ready(kept)).await.unwrap();
     let within = InDatabase::new(Database::new(&world, []));
-    let policy = Policy::default();
+    let policy = reexecute();
     let work = |_: Tx<Writes>, _| async { Ok::<u32, Fault<u32>>(2) };
     let answer = process.transact(&within, (&scope, &key()), &17, &policy, work).await;
     assert!(matches!(answer, Err(TransactError::OtherFormat { .. })), "{answer:?}");

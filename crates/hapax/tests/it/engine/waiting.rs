@@ -8,10 +8,10 @@ use hapax::store::BoxFuture;
 use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, StoreKey};
 use tokio::task::JoinSet;
 
-use super::{World, claim, outcome, own, policy, settle};
+use super::{World, claim, outcome, own, policy, reexecute, settle};
 
 fn waiting(patience: Duration) -> Policy {
-    Policy { in_flight: InFlight::Wait(patience), ..Policy::default() }
+    Policy { in_flight: InFlight::Wait(patience), ..reexecute() }
 }
 
 fn copies(process: &Idempotency, count: usize, policy: Policy) -> JoinSet<Claim> {
@@ -27,7 +27,7 @@ fn copies(process: &Idempotency, count: usize, policy: Policy) -> JoinSet<Claim>
 async fn every_copy_gets_the_answer_of_the_first() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let copies = copies(&process, 100, waiting(Duration::from_secs(5)));
     settle().await;
     assert_eq!(process.stats().waiting, 100);
@@ -41,7 +41,7 @@ async fn every_copy_gets_the_answer_of_the_first() {
 #[tokio::test(start_paused = true)]
 async fn copies_hear_of_an_owner_in_another_process() {
     let world = World::new();
-    let lease = own(&world.process(), &Policy::default()).await;
+    let lease = own(&world.process(), &reexecute()).await;
     let copies = copies(&world.process(), 10, waiting(Duration::from_secs(5)));
     settle().await;
     lease.complete(outcome("done"), None).await.unwrap();
@@ -54,7 +54,7 @@ async fn copies_hear_of_an_owner_in_another_process() {
 async fn exactly_one_copy_is_promoted_when_the_owner_gives_up() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let promoted = Arc::new(AtomicUsize::new(0));
     let mut copies = JoinSet::new();
     for _ in 0..100 {
@@ -97,7 +97,7 @@ async fn a_promotion_whose_caller_is_gone_passes_on() {
 async fn a_copy_waits_no_longer_than_it_wants() {
     let world = World::new();
     let process = world.process();
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let before = tokio::time::Instant::now();
     let copy = claim(&process, "a", &waiting(Duration::from_secs(3))).await;
     assert!(matches!(copy, Claim::InFlight { .. }));
@@ -113,7 +113,7 @@ async fn a_copy_waits_no_longer_than_it_wants() {
 async fn waiters_are_limited_by_key() {
     let world = World::new();
     let process = world.limited(Limits { waiters_per_key: 3, ..Limits::default() });
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let copies = copies(&process, 10, waiting(Duration::from_secs(5)));
     settle().await;
     assert_eq!(process.stats().waiting, 3);
@@ -126,7 +126,7 @@ async fn waiters_are_limited_by_key() {
 #[tokio::test(start_paused = true)]
 async fn one_process_polls_a_key_once_for_all_its_copies() {
     let world = World::new();
-    let lease = own(&world.process(), &Policy::default()).await;
+    let lease = own(&world.process(), &reexecute()).await;
     let process = world.process();
     let before = world.store.swaps();
     let copies = copies(&process, 100, waiting(Duration::from_secs(5)));
@@ -151,7 +151,7 @@ impl Notify for Bell {
 #[tokio::test(start_paused = true)]
 async fn copies_look_at_once_when_the_store_tells_of_a_write() {
     let world = World::new();
-    let lease = own(&world.process(), &Policy::default()).await;
+    let lease = own(&world.process(), &reexecute()).await;
     let bell = Arc::new(Bell::default());
     let process =
         Idempotency::builder(Arc::clone(&world.store) as _).notify(Arc::clone(&bell) as _).build();

@@ -70,25 +70,28 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
     let terms = TxTerms { lease: second * 4, doubt: second, ..TxTerms::default() };
-    let mut short = Policy::default();
+    let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = terms.lease;
     let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
     assert!(matches!(ended, Ended::Unsure), "{ended:?}");
-    assert!(matches!(ask(&world.engine, 1, &Policy::default()).await, Claim::InFlight { .. }));
+    assert!(matches!(
+        ask(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
+        Claim::InFlight { .. }
+    ));
     // Its lease lapses, and still nobody can take over: the transaction has the row.
     sleep(terms.lease).await;
     let scope = hapax::Scope::shared();
     let key = super::super::support::named(1);
     let same = super::super::support::Same;
-    let claim = world.engine.claim(&scope, &key, &same, &Policy::default()).await;
+    let claim = world.engine.claim(&scope, &key, &same, &policy(OnUnknown::Reexecute)).await;
     assert!(matches!(claim, Err(hapax::ClaimError::Interrupted(_))), "{claim:?}");
     assert_eq!(lines(&server).await, "0");
     // The connection ends without COMMIT: then somebody can.
     proxy.cut();
     let again = timeout(LIMIT, async {
         loop {
-            match world.engine.claim(&scope, &key, &same, &Policy::default()).await {
+            match world.engine.claim(&scope, &key, &same, &policy(OnUnknown::Reexecute)).await {
                 Ok(Claim::Execute(lease)) => break lease,
                 _ => sleep(Duration::from_millis(50)).await,
             }
@@ -107,13 +110,13 @@ async fn a_caller_that_goes_away_changes_nothing() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     for of in 0..12 {
-        let lease = world.own(of, &Policy::default()).await;
+        let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
         let mut calling = Box::pin(world.work(lease, TxTerms::default(), done("yes")));
         let after = Duration::from_micros(of * 300);
         // At least one poll: before that the lease itself would be dropped.
         timeout(after, &mut calling).await.ok();
         drop(calling);
-        let patient = Policy { in_flight: InFlight::Wait(LIMIT), ..Policy::default() };
+        let patient = Policy { in_flight: InFlight::Wait(LIMIT), ..policy(OnUnknown::Reexecute) };
         let claim = timeout(LIMIT, ask(&world.engine, of, &patient)).await.unwrap();
         assert!(matches!(claim, Claim::Replay(_)), "{of}: {claim:?}");
         assert_eq!(lines(&server).await, (of + 1).to_string());

@@ -9,7 +9,7 @@ async fn misused<F>(world: &World, of: u64, with: impl Fn(Tx<PgTx>) -> F + Send 
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let lease = world.own(of, &Policy::default()).await;
+    let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
     let work = move |tx: Tx<PgTx>, _| {
         let used = with(tx);
         async move {
@@ -43,7 +43,7 @@ async fn what_cannot_commit_does_not() {
         let ended = ended.await;
         assert!(matches!(ended, Ended::RolledBack(_)), "{text}: {ended:?}");
         // The key is free.
-        assert_eq!(world.own(of, &Policy::default()).await.attempt(), 2, "{text}");
+        assert_eq!(world.own(of, &policy(OnUnknown::Reexecute)).await.attempt(), 2, "{text}");
         assert_eq!(lines(&server).await, "0", "{text}");
     }
 }
@@ -158,7 +158,7 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     for of in 1..=2 {
-        let lease = world.own(of, &Policy::default()).await;
+        let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
         let work = move |tx: Tx<PgTx>, _| {
             assert_ne!(of, 2, "before there is a future");
             async move {
@@ -180,12 +180,12 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
 async fn without_a_connection_nothing_runs_and_the_key_is_free() {
     let mut server = PostgresServer::start().await;
     let world = World::new(&server).await;
-    let lease = world.own(1, &Policy::default()).await;
+    let lease = world.own(1, &policy(OnUnknown::Reexecute)).await;
     let nowhere = transactions(&world.store, &pool(hapax_testkit::servers::free_port()));
     let ran = lease
         .transact(&InDatabase::new(Arc::new(nowhere)), |_: Tx<PgTx>, _| async { (done("yes"), ()) })
         .await;
     assert!(matches!(ran, Ran::NotBegun(_)), "{ran:?}");
-    assert_eq!(world.own(1, &Policy::default()).await.attempt(), 2);
+    assert_eq!(world.own(1, &policy(OnUnknown::Reexecute)).await.attempt(), 2);
     server.stop().await;
 }

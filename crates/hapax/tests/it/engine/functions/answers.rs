@@ -38,7 +38,8 @@ async fn of_many_calls_at_once_one_executes_and_all_are_answered() {
     let count = Count::default();
     let mut calls = JoinSet::new();
     for process in [world.process(), world.process()] {
-        let charge = declare(&process).wait(Duration::from_secs(60)).build().unwrap();
+        let charge =
+            declare(&process).at_least_once().wait(Duration::from_secs(60)).build().unwrap();
         for _ in 0..25 {
             let (charge, work) = (charge.clone(), count.slowly(LEASE));
             calls.spawn(async move { call(&charge, work).await });
@@ -191,8 +192,8 @@ async fn a_request_without_a_fingerprint_is_refused() {
 async fn functions_of_different_names_do_not_answer_for_each_other() {
     let world = World::new();
     let process = world.process();
-    let charge = process.function::<u8, ()>("charge").build().unwrap();
-    let mail = process.function::<u8, ()>("mail").build().unwrap();
+    let charge = process.function::<u8, ()>("charge").at_most_once().build().unwrap();
+    let mail = process.function::<u8, ()>("mail").at_most_once().build().unwrap();
     let scope = Scope::shared();
     let one = charge.run(&scope, &key(), "r", |_| async { Ok(1) }).await.unwrap();
     let two = mail.run(&scope, &key(), "r", |_| async { Ok(2) }).await.unwrap();
@@ -208,7 +209,7 @@ async fn retention_ends_and_it_is_executed_again() {
     let world = World::new();
     let mut policy = Policy { in_flight: InFlight::Reject, ..Policy::default() };
     policy.terms.retention = Duration::from_secs(60);
-    let charge = declare(&world.process()).policy(policy).build().unwrap();
+    let charge = declare(&world.process()).policy(policy).at_most_once().build().unwrap();
     let count = Count::default();
     for passed in [0, 59, 1] {
         tokio::time::sleep(Duration::from_secs(passed)).await;

@@ -44,7 +44,7 @@ async fn a_retryable_error_frees_the_key_whatever_the_policy() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_waits_is_promoted_when_the_first_fails_retryably() {
     let world = World::new();
-    let charge = declare(&world.process()).wait(LEASE).build().unwrap();
+    let charge = declare(&world.process()).at_least_once().wait(LEASE).build().unwrap();
     let count = Count::default();
     let mut copies = JoinSet::new();
     let (first, counted) = (charge.clone(), count.clone());
@@ -91,8 +91,7 @@ async fn an_unknown_error_follows_the_policy() {
 #[tokio::test(start_paused = true)]
 async fn an_error_that_nobody_classified_is_unknown() {
     let world = World::new();
-    let block: Charge =
-        world.process().function("charge").on_unknown(OnUnknown::Block).build().unwrap();
+    let block: Charge = world.process().function("charge").at_most_once().build().unwrap();
     let answer = call(&block, Count::default().then(Err(declined()))).await;
     assert_eq!(failed(&answer), (&declined(), ErrorClass::Unknown, false));
     assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
@@ -128,7 +127,7 @@ async fn a_panic_after_the_work_counts_like_one_in_it() {
     let process = world.process();
     let charge: Charge = process
         .function("charge")
-        .on_unknown(OnUnknown::Block)
+        .at_most_once()
         .classify(|_| panic!("while classifying"))
         .build()
         .unwrap();
@@ -160,7 +159,7 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
     let first = charge(&process, OnUnknown::Reexecute);
     call(&first, Count::default().then(Ok(receipt("r-1")))).await.unwrap();
     // The same function by another release.
-    let later = process.function::<Vec<u8>, Refused>("charge").build().unwrap();
+    let later = process.function::<Vec<u8>, Refused>("charge").at_most_once().build().unwrap();
     let (scope, key) = (Scope::shared(), key());
     let read = later.run(&scope, &key, &("order", 17), |_| async { panic!("executed") });
     let Err(RunError::Undecodable { format, why }) = read.await else { panic!() };
@@ -170,7 +169,7 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
     let scope = Scope::of([("customer", "c-1")]);
     let failing = first.run(&scope, &key, "r", Count::default().then(Err(declined())));
     failing.await.unwrap_err();
-    let plain: Charge = process.function("charge").build().unwrap();
+    let plain: Charge = process.function("charge").at_most_once().build().unwrap();
     let read = plain.run(&scope, &key, "r", never).await;
     assert!(
         matches!(read, Err(RunError::Undecodable { format, .. }) if format == "function-error/1")
@@ -196,7 +195,7 @@ async fn errors_that_cannot_be_kept_may_be_free_to_retry() {
     let connect: Function<u8, std::io::Error> = world
         .process()
         .function("connect")
-        .on_unknown(OnUnknown::Block)
+        .at_most_once()
         .retryable(|error: &std::io::Error| error.kind() == ErrorKind::ConnectionRefused)
         .build()
         .unwrap();

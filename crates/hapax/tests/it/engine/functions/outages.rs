@@ -139,11 +139,11 @@ async fn a_record_of_another_door_is_not_executed_over() {
     let claim = process.claim(&scope, &key(), &Text("a"), &Policy::default()).await.unwrap();
     let hapax::Claim::Execute(lease) = claim else { panic!() };
     lease.complete(Outcome::new("text", "a"), None).await.unwrap();
-    let ran = process.run(&scope, &key(), "a", |_| async { Ok::<u8, ()>(1) }).await;
+    let ran = process.at_least_once(&scope, &key(), "a", |_| async { Ok::<u8, ()>(1) }).await;
     assert!(matches!(ran, Err(RunError::NotClaimed(ClaimError::UnknownScheme))), "{ran:?}");
 
     // By its own fingerprint it is found, and cannot be read.
-    let function = process.function::<u8, ()>("f").build().unwrap();
+    let function = process.function::<u8, ()>("f").at_most_once().build().unwrap();
     let here = function.scope(&scope);
     let claim = process.claim(&here, &key(), &Text("a"), &Policy::default()).await.unwrap();
     let hapax::Claim::Execute(lease) = claim else { panic!() };
@@ -189,7 +189,7 @@ impl Request for Numbered {
 #[tokio::test(start_paused = true)]
 async fn a_request_may_have_a_fingerprint_of_its_own() {
     let world = World::new();
-    let function = world.process().function::<u64, ()>("double").build().unwrap();
+    let function = world.process().function::<u64, ()>("double").at_most_once().build().unwrap();
     let run = |number: u64| {
         let function = function.clone();
         async move {

@@ -26,7 +26,7 @@ where
         assert_eq!(doubt.key.as_str(), "k-1");
         answer(doubt)
     };
-    (declare(&world.process()).reconcile(HOOK, ask).build().unwrap(), asked)
+    (declare(&world.process()).reconciled(HOOK, ask).build().unwrap(), asked)
 }
 
 async fn doubtful(charge: &Charge) {
@@ -81,7 +81,7 @@ async fn a_panic_leads_to_the_hook_too() {
 async fn the_hook_is_asked_whenever_the_policy_was_said() {
     let world = World::new();
     let charge = declare(&world.process())
-        .reconcile(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
+        .reconciled(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
         .policy(Policy::default())
         .build()
         .unwrap();
@@ -98,7 +98,7 @@ fn waiting(world: &World, answer: Reconciled<Receipt>) -> Charge {
             answer
         }
     };
-    declare(&world.process()).wait(Duration::from_secs(60)).reconcile(HOOK, ask).build().unwrap()
+    declare(&world.process()).wait(Duration::from_secs(60)).reconciled(HOOK, ask).build().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,12 +184,13 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     let world = World::new();
     let (keys, asked) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(None)));
     let tell = Arc::clone(&asked);
-    let charge = declare(&world.process()).reconcile(HOOK, move |doubt: Doubt| {
+    let charge = declare(&world.process()).reconciled(HOOK, move |doubt: Doubt| {
         *tell.lock().unwrap() = Some(doubt.downstream);
         async { Reconciled::DidNotHappen }
     });
     let charge = charge.build().unwrap();
-    let other = world.process().function::<Receipt, Refused>("other").build().unwrap();
+    let other =
+        world.process().function::<Receipt, Refused>("other").at_least_once().build().unwrap();
     let call = async |charge: &Charge, customer: &str| {
         let keys = Arc::clone(&keys);
         let work = move |lease: hapax::LeaseHandle| async move {

@@ -68,14 +68,14 @@ async fn who_got_no_transaction_keeps_its_lease() {
     let world = World::new();
     let process = world.process();
     let within = Slow::within(&Database::new(&world, []), false).any();
-    let transacting = Transacting::new(own(&process, &Policy::default()).await, within);
+    let transacting = Transacting::new(own(&process, &reexecute()).await, within);
     let run = transacting.run();
     let other = world.process();
     let work = async {
         assert!(run.take::<Writes>().await.is_err());
         assert!(!run.is_taken());
         sleep(WHILE).await;
-        claim(&other, "a", &Policy::default()).await
+        claim(&other, "a", &reexecute()).await
     };
     let copy = transacting.lease().keep_alive(work).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
@@ -86,10 +86,10 @@ async fn between_runs_the_lease_is_kept() {
     let world = World::new();
     let process = world.process();
     let within = Slow::within(&Database::new(&world, [LosesRace]), true);
-    let lease = own(&process, &Policy::default()).await;
+    let lease = own(&process, &reexecute()).await;
     let running = tokio::spawn(async move { lease.transact(&within, numbered(done())).await });
     sleep(WHILE - Duration::from_secs(1)).await;
-    let copy = claim(&world.process(), "a", &Policy::default()).await;
+    let copy = claim(&world.process(), "a", &reexecute()).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
     let ran = running.await.unwrap();
     assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), 2)), "{ran:?}");
