@@ -11,6 +11,7 @@ use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::statuses::StatusLists;
 use hapax_http::stored::Cookies;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, Method};
@@ -82,6 +83,8 @@ pub struct Policy {
     pub hook: Option<Hook>,
     /// What a status means.
     pub profile: Profile,
+    /// Statuses that the profile does not decide.
+    pub statuses: StatusLists,
     /// Whether `Set-Cookie` is replayed.
     pub cookies: Cookies,
     /// Whether every response is streamed, and none kept.
@@ -131,6 +134,7 @@ impl Default for Policy {
             on_unknown: OnUnknown::default(),
             hook: None,
             profile: Profile::Standard,
+            statuses: StatusLists::default(),
             cookies: Cookies::Drop,
             stream: false,
             expires: false,

@@ -183,6 +183,9 @@ macro_rules! __group {
                 w29_a_header_spelled_with_an_underscore_is_rejected;
             outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
                 w14_an_answer_that_is_shorter_than_it_says_is_unknown
+                w14_a_503_is_unknown_unless_it_says_that_it_is_retryable
+                w14_a_503_is_retryable_under_reexecute w25_status_lists_count_before_the_profile
+                w25_an_answer_counts_before_the_status_lists w25_a_status_in_two_lists_is_refused
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
                 w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
                 w15_what_nobody_can_say_yet_is_409
@@ -192,7 +195,7 @@ macro_rules! __group {
                 w16_no_idempotency_header_of_a_handler_reaches_the_client
                 w23_an_invalid_override_is_ignored
                 w23_under_any_profile_an_answer_that_breaks_off_is_unknown;
-            grpc: w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only
+            grpc: w16_grpc_unavailable_is_retryable_under_reexecute w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only
                 w16_profiles_say_nothing_of_grpc w16_a_grpc_answer_overrides_its_status;
             replay: w17_replays_of_all_shapes_are_exact
                 w17_cookies_are_replayed_where_the_route_says_so w17_a_replay_has_a_date_of_its_own

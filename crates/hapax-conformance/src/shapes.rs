@@ -5,6 +5,7 @@
 //! here.
 
 use bytes::Bytes;
+use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{Class, Profile};
 use hapax_http::header::IDEMPOTENCY_OUTCOME;
@@ -87,7 +88,7 @@ impl Shape {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
-        if Profile::Standard.classify(self.status) != Class::Final {
+        if Profile::Standard.classify(self.status, OnUnknown::Block) != Class::Final {
             let said = HeaderValue::from_static("final");
             response.headers_mut().insert(IDEMPOTENCY_OUTCOME, said);
         }

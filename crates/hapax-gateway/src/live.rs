@@ -329,6 +329,7 @@ fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOpt
         methods: told.methods.clone(),
         policy: settled.policy,
         profile: told.profile,
+        statuses: told.statuses.clone(),
         cookies: if told.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
         stream: told.stream,
         max_request_body: told.max_request_body,

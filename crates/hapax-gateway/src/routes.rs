@@ -21,6 +21,7 @@ use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::statuses::StatusLists;
 use http::{HeaderName, Method, Uri};
 
 use crate::config::{Callers, ConfigError, Handling, PolicyConfig, RouteConfig};
@@ -156,6 +157,7 @@ struct OfRecord {
     grammar: Grammar,
     fingerprint: HttpScheme,
     profile: Profile,
+    statuses: StatusLists,
     reconcile_url: Option<Uri>,
 }
 
@@ -176,6 +178,7 @@ impl Grip {
                 grammar: policy.grammar,
                 fingerprint: policy.fingerprint.clone(),
                 profile: policy.profile,
+                statuses: policy.statuses.clone(),
                 reconcile_url: policy.reconcile_url.clone(),
             },
         }

@@ -10,12 +10,14 @@
 //! 5. For gRPC (`application/grpc`), the status in `grpc-status`: [`classify_grpc`]. gRPC-Web has
 //!    its status in its body, which is not looked into: it goes by the HTTP status, as does whatever
 //!    follows.
-//! 6. The route's [`Profile`], by the HTTP status. Profiles say nothing of gRPC.
+//! 6. The route's [lists](crate::statuses::StatusLists) of HTTP statuses.
+//! 7. The route's [`Profile`], by the HTTP status. Lists and profiles say nothing of gRPC.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use hapax::OnUnknown;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
@@ -58,8 +60,9 @@ pub struct Classified(pub Class);
 /// A whole table of classes by HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Profile {
-    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, 503, which say that
-    /// nothing was done. Unknown: other 5xx.
+    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which say that nothing was
+    /// done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
+    /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services answer it after effects too.
     #[default]
     Standard,
     /// Every status is final, 500 included; 409 and 429 are retryable.
@@ -69,12 +72,13 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// The class of a status that a handler gave.
+    /// Returns the class of a status that a handler gave, on a route with this policy.
     #[must_use]
-    pub fn classify(self, status: StatusCode) -> Class {
+    pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> Class {
         match (self, status.as_u16()) {
-            (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429 | 503)
+            (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429)
             | (Self::StripeV1, 409 | 429) => Class::Retryable,
+            (Self::Standard, 503) => unavailable(on_unknown),
             (Self::Standard, 500..) => Class::Unknown,
             (Self::SuccessOnly, _) if !status.is_success() => Class::Retryable,
             _ => Class::Final,
@@ -87,6 +91,16 @@ impl Profile {
             Self::StripeV1 => "stripe-v1",
             Self::SuccessOnly => "success-only",
         }
+    }
+}
+
+/// The class of *unavailable*, 503 or 14. A service that is overloaded answers it before it does
+/// anything, another one after an effect whose confirmation it lost. Where a second execution does no
+/// harm it is retryable.
+const fn unavailable(on_unknown: OnUnknown) -> Class {
+    match on_unknown {
+        OnUnknown::Reexecute => Class::Retryable,
+        OnUnknown::Reconcile | OnUnknown::Block => Class::Unknown,
     }
 }
 
@@ -183,8 +197,9 @@ fn grpc_status<'a>(headers: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> O
     status.map(HeaderValue::as_bytes)
 }
 
-/// The class of a unary gRPC answer: *resource exhausted* (8) and *unavailable* (14) say that
-/// nothing was done; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
+/// Returns the class of a unary gRPC answer on a route with this policy: *resource exhausted* (8) says
+/// that nothing was done; *unavailable* (14) does so under [`OnUnknown::Reexecute`] and leaves it open
+/// otherwise, like 503; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
 /// one that is none of gRPC's, 0 to 16. *Cancelled* (1), *permission denied* (7) and
 /// *unauthenticated* (16) are final as the others: a service that did nothing then says so by
 /// `Idempotency-Outcome`.
@@ -192,9 +207,14 @@ fn grpc_status<'a>(headers: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> O
 /// An answer that is not read to its end, being too large to keep or a stream, has no status yet
 /// when its class is needed: its head decides, by the profile.
 #[must_use]
-pub fn classify_grpc(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> Class {
+pub fn classify_grpc(
+    headers: &HeaderMap,
+    trailers: Option<&HeaderMap>,
+    on_unknown: OnUnknown,
+) -> Class {
     match grpc_status(headers, trailers) {
-        Some(b"8" | b"14") => Class::Retryable,
+        Some(b"8") => Class::Retryable,
+        Some(b"14") => unavailable(on_unknown),
         Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
             Class::Final
         }

@@ -6,6 +6,7 @@
 //! - [`manner`]: refusals for clients that asked in gRPC.
 //! - [`fingerprint`]: whether a retry is the same request.
 //! - [`classify`]: what a response means for its key.
+//! - [`statuses`]: what a route says of statuses.
 //! - [`stored`]: responses as outcomes.
 
 #[cfg(feature = "axum")]
@@ -18,6 +19,7 @@ mod length;
 pub mod manner;
 pub mod problem;
 pub mod server;
+pub mod statuses;
 pub mod stored;
 
 pub use body::{Body, BoxError};

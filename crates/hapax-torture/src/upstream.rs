@@ -98,10 +98,10 @@ impl Service {
         tokio::time::sleep(work_time(&mut dice)).await;
         if dice.once_in(12) {
             lock(&self.ledger).decline(&key, fence);
-            return status(StatusCode::SERVICE_UNAVAILABLE);
+            return declined();
         }
         if !lock(&self.ledger).take_effect(&key, fence) {
-            return status(StatusCode::SERVICE_UNAVAILABLE);
+            return declined();
         }
         tokio::time::sleep(work_time(&mut dice)).await;
         let effect = Effect::of(&key, fence);
@@ -136,6 +136,14 @@ fn reply(code: u16, fence: u64, body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = status(StatusCode::from_u16(code).unwrap_or_default());
     response.headers_mut().insert(EXECUTION, fence.into());
     *response.body_mut() = Full::from(body);
+    response
+}
+
+/// A 503 of a service that took no effect, and says so: bare, it would be unknown.
+fn declined() -> Response<Full<Bytes>> {
+    let mut response = status(StatusCode::SERVICE_UNAVAILABLE);
+    let retryable = HeaderValue::from_static("retryable");
+    response.headers_mut().insert("idempotency-outcome", retryable);
     response
 }
 

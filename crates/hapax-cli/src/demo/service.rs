@@ -134,7 +134,10 @@ impl Service {
         request: Request<Incoming>,
     ) -> io::Result<Response<Full<Bytes>>> {
         let Ok(permit) = Arc::clone(&self.work).try_acquire_owned() else {
-            return Ok(problem(StatusCode::SERVICE_UNAVAILABLE, "busy"));
+            let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, "busy");
+            let retryable = HeaderValue::from_static("retryable");
+            answer.headers_mut().insert("idempotency-outcome", retryable);
+            return Ok(answer);
         };
         let work = tokio::spawn(async move {
             let reply = self.work(request).await;
@@ -182,7 +185,11 @@ impl Service {
         sleep(self.pace()).await;
         match fault {
             Some(Fault::Refuse) => {
-                return Ok(Reply::Answer(problem(StatusCode::SERVICE_UNAVAILABLE, "try again")));
+                let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, "try again");
+                // Nothing was charged. Without this header a 503 leaves open whether it was.
+                let retryable = HeaderValue::from_static("retryable");
+                answer.headers_mut().insert("idempotency-outcome", retryable);
+                return Ok(Reply::Answer(answer));
             }
             Some(Fault::StallBeforeCharge) => sleep(times::STALL).await,
             _ => {}

@@ -10,13 +10,15 @@ use hapax_gateway::{
 };
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::statuses::{StatusLists, StatusRange};
 use http::HeaderName;
 
 use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
 use super::methods::{AnyVerb, Verb};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Time, Unknown, Url,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status,
+    Time, Unknown, Url,
 };
 
 /// How long a copy waits unless it is said.
@@ -151,6 +153,11 @@ impl PolicyFields {
         set(&mut policy.on_unknown, self.on_unknown.map(unknown));
         policy.reconcile_url = self.reconcile_url.map(|url| url.0);
         set(&mut policy.profile, self.profile);
+        policy.statuses = StatusLists {
+            final_statuses: ranges("--final-statuses", self.final_statuses)?,
+            retryable_statuses: ranges("--retryable-statuses", self.retryable_statuses)?,
+            unknown_statuses: ranges("--unknown-statuses", self.unknown_statuses)?,
+        };
         let outage = |outage| match outage {
             Outage::Closed => StoreOutage::Closed,
             Outage::Open => StoreOutage::Open,
@@ -239,6 +246,9 @@ impl PolicyFields {
             }),
             reconcile_url: policy.reconcile_url.clone().map(Url),
             profile: Some(policy.profile),
+            final_statuses: Some(statuses(&policy.statuses.final_statuses)),
+            retryable_statuses: Some(statuses(&policy.statuses.retryable_statuses)),
+            unknown_statuses: Some(statuses(&policy.statuses.unknown_statuses)),
             store_outage: Some(match policy.store_outage {
                 StoreOutage::Closed => Outage::Closed,
                 StoreOutage::Open => Outage::Open,
@@ -323,6 +333,25 @@ fn headers(flag: &str, said: Option<Vec<Name>>) -> Result<Option<Vec<HeaderName>
             _ => Ok(names),
         })
         .transpose()
+}
+
+/// Reads `none` alone as no status.
+fn ranges(flag: &str, said: Option<Vec<Status>>) -> Result<Vec<StatusRange>, String> {
+    let said = said.unwrap_or_default();
+    let ranges: Vec<_> = said.iter().filter_map(|status| status.0).collect();
+    match (said.len(), ranges.len()) {
+        (1, 0) => Ok(ranges),
+        (said, of_them) if said == of_them => Ok(ranges),
+        _ => Err(format!("{flag}: `none` stands alone")),
+    }
+}
+
+/// As [`ranges`] reads it.
+fn statuses(ranges: &[StatusRange]) -> Vec<Status> {
+    if ranges.is_empty() {
+        return vec![Status(None)];
+    }
+    ranges.iter().copied().map(|range| Status(Some(range))).collect()
 }
 
 /// As [`headers`] reads it.

@@ -13,8 +13,8 @@ use super::fingerprint::{Form, Part};
 use super::methods::{AnyVerb, Verb};
 use super::transport::{Spoken, Trusted};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Time, Unknown, Url,
-    list, text, trimmed,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status,
+    Time, Unknown, Url, list, statuses, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -336,10 +336,28 @@ pub(super) struct PolicyFields {
     pub(super) reconcile_url: Option<Url>,
 
     /// Which answers are kept and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all but
-    /// 409 and 429) or `success-only` (2xx) [default: standard]
+    /// 409 and 429) or `success-only` (2xx). Under `standard` other 5xx leave open whether it happened,
+    /// 503 too unless --on-unknown is reexecute [default: standard]
     #[arg(long, env = "HAPAX_PROFILE", value_name = "NAME")]
     #[serde(with = "text")]
     pub(super) profile: Option<Profile>,
+
+    /// Statuses that are kept and replayed, whatever the profile says, like 404, 5xx or 500-502; `none`
+    /// for none [default: none]
+    #[arg(long, env = "HAPAX_FINAL_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
+    #[serde(with = "statuses")]
+    pub(super) final_statuses: Option<Vec<Status>>,
+
+    /// Statuses after which a retry executes: the service had no effect before it answered so
+    /// [default: none]
+    #[arg(long, env = "HAPAX_RETRYABLE_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
+    #[serde(with = "statuses")]
+    pub(super) retryable_statuses: Option<Vec<Status>>,
+
+    /// Statuses after which the request may or may not have happened [default: none]
+    #[arg(long, env = "HAPAX_UNKNOWN_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
+    #[serde(with = "statuses")]
+    pub(super) unknown_statuses: Option<Vec<Status>>,
 
     /// While the store is unreachable: 503, or requests run unprotected, for which --on-unknown must
     /// be reexecute [default: closed]
@@ -443,6 +461,9 @@ impl PolicyFields {
             on_unknown: self.on_unknown.or(other.on_unknown),
             reconcile_url: self.reconcile_url.or(other.reconcile_url),
             profile: self.profile.or(other.profile),
+            final_statuses: self.final_statuses.or(other.final_statuses),
+            retryable_statuses: self.retryable_statuses.or(other.retryable_statuses),
+            unknown_statuses: self.unknown_statuses.or(other.unknown_statuses),
             store_outage: self.store_outage.or(other.store_outage),
             completion_outage: self.completion_outage.or(other.completion_outage),
             stream: self.stream.or(other.stream),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use hapax_gateway::{UnitError, parse_duration};
 use hapax_http::problem::{BadDocsUrl, DocsUrl};
+use hapax_http::statuses::{BadStatus, StatusRange};
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +158,30 @@ impl Display for Name {
     }
 }
 
+/// A status or a range of them; `None` is `none`, for an empty list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Status(pub(super) Option<StatusRange>);
+
+impl FromStr for Status {
+    type Err = BadStatus;
+
+    fn from_str(text: &str) -> Result<Self, BadStatus> {
+        match text.trim() {
+            "none" => Ok(Self(None)),
+            text => text.parse().map(|range| Self(Some(range))),
+        }
+    }
+}
+
+impl Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(range) => range.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
+}
+
 /// Whether a key is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -278,6 +303,56 @@ pub(super) mod list {
             Some(values) => serializer.collect_seq(values.iter().map(ToString::to_string)),
             None => serializer.serialize_none(),
         }
+    }
+}
+
+/// Statuses: as an array of numbers and strings, as one of these, or as one string with commas.
+pub(super) mod statuses {
+    use super::{Status, list};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected statuses, like [503, \"5xx\"]")]
+    enum Written {
+        Array(Vec<Item>),
+        One(Item),
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Item {
+        Code(u16),
+        Text(String),
+    }
+
+    pub(crate) fn deserialize<'de, D>(deserializer: D) -> Result<Option<Vec<Status>>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        let items = match Written::deserialize(deserializer)? {
+            Written::Array(items) => items,
+            Written::One(item) => vec![item],
+        };
+        let texts = items.into_iter().map(|item| match item {
+            Item::Code(code) => code.to_string(),
+            Item::Text(text) => text,
+        });
+        let mut statuses = Vec::new();
+        for text in texts {
+            for part in text.split(',') {
+                let status = part.parse();
+                let named = |error| de::Error::custom(format!("`{part}`: {error}"));
+                statuses.push(status.map_err(named)?);
+            }
+        }
+        Ok(Some(statuses))
+    }
+
+    pub(crate) fn serialize<S: Serializer>(
+        values: &Option<Vec<Status>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        list::serialize(values, serializer)
     }
 }
 

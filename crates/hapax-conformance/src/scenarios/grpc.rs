@@ -84,8 +84,8 @@ pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
             assert_eq!(status(&first), code.to_string());
             let second = stage.send(post).await;
             let expected = match code {
-                8 | 14 => (2, code, "false"),
-                2 | 4 | 13 | 15 => (1, 9, ""),
+                8 => (2, code, "false"),
+                2 | 4 | 13 | 14 | 15 => (1, 9, ""),
                 _ => (1, code, "true"),
             };
             let replayed = second.header("idempotency-replayed");
@@ -98,14 +98,28 @@ pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
     }
 }
 
+/// Like 503: under `block` it is unknown.
+pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+    let stage = arena.start(policy, asked_for(&runs)).await;
+    for (code, again) in [("14", "14"), ("13", "9")] {
+        let key = format!("k-{code}");
+        assert_eq!(status(&stage.send(call(&stage, &key, code)).await), code);
+        // A key that was released takes another request; one whose outcome is unknown does not.
+        let other = stage.send(call(&stage, &key, &format!("!{code}"))).await;
+        assert_eq!(status(&other), again);
+    }
+    assert_eq!(runs.count(), 3);
+}
+
 /// Whatever the profile says of 200: it is about HTTP.
 pub async fn w16_profiles_say_nothing_of_grpc(arena: Arena) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
         let runs = Runs::new();
         let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
         let stage = arena.start(policy, asked_for(&runs)).await;
-        for (code, class) in [("0", "true"), ("5", "true"), ("14", "false"), ("13", ""), ("99", "")]
-        {
+        for (code, class) in [("0", "true"), ("5", "true"), ("8", "false"), ("13", ""), ("99", "")] {
             let post = call(&stage, &format!("k-{profile}-{code}"), code);
             assert_eq!(status(&stage.send(post.clone()).await), code);
             let second = stage.send(post).await;
@@ -121,7 +135,13 @@ pub async fn w16_a_grpc_answer_overrides_its_status(arena: Arena) {
     let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
     for (said, replayed) in
-        [("14=final", "true"), ("0=retryable", "false"), ("!0=unknown", ""), ("!13=final", "true")]
+        [
+            ("14=final", "true"),
+            ("14=retryable", "false"),
+            ("0=retryable", "false"),
+            ("!0=unknown", ""),
+            ("!13=final", "true"),
+        ]
     {
         let post = call(&stage, &format!("\"k {said}\""), said);
         let first = stage.send(post.clone()).await;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{Class, Profile};
+use hapax_http::statuses::StatusLists;
 use http::HeaderValue;
 use http_body_util::channel::Channel;
 
@@ -46,9 +47,14 @@ async fn twice(stage: &Stage, runs: &Runs, status: u16, class: Class) {
 }
 
 async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unknown: &[u16]) {
+    let policy = Policy { profile, ..Policy::default() };
+    listed(arena, policy, kept, free, unknown).await;
+}
+
+async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknown: &[u16]) {
     let runs = Runs::new();
     // Under `block`, what is unknown is told from what is released.
-    let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+    assert_eq!(policy.on_unknown, OnUnknown::Block);
     let stage = arena.start(policy, by_path(&runs)).await;
     for (statuses, class) in
         [(kept, Class::Final), (free, Class::Retryable), (unknown, Class::Unknown)]
@@ -63,9 +69,77 @@ pub async fn w14_statuses_by_default(arena: Arena) {
     let kept =
         [200, 201, 202, 204, 206, 301, 302, 303, 307, 308, 400, 402, 404, 405, 406, 409, 410];
     let also = [411, 412, 414, 415, 416, 417, 418, 422, 423, 424, 426, 428, 431, 451];
-    let free = [401, 403, 408, 413, 421, 425, 429, 503];
-    let unknown = [500, 501, 502, 504, 505, 507, 599];
+    let free = [401, 403, 408, 413, 421, 425, 429];
+    let unknown = [500, 501, 502, 503, 504, 505, 507, 599];
     table(arena, Profile::Standard, &[&kept[..], &also].concat(), &free, &unknown).await;
+}
+
+/// Under `block` and `reconcile`: a service may answer 503 after its effect.
+pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: Arena) {
+    let hook = Some(Hook::new(|_, _| Truth::CannotSay));
+    for (on_unknown, hook) in [(OnUnknown::Block, None), (OnUnknown::Reconcile, hook)] {
+        let runs = Runs::new();
+        let policy = Policy { on_unknown, hook, ..Policy::default() };
+        let stage = arena.start(policy, dictated(&runs)).await;
+        let said = |key: &str, text: &'static str| {
+            stage.post(&format!("{key}-{on_unknown:?}")).kind("text/plain").body(text)
+        };
+        let bare = said("bare", "503");
+        stage.send(bare.clone()).await.is_first(503, "1");
+        stage.send(bare).await.is_refused(409, "outcome-unknown");
+        let shed = said("shed", "503\nIdempotency-Outcome: retryable");
+        stage.send(shed.clone()).await.is_first(503, "2");
+        stage.send(shed).await.is_first(503, "3");
+        stage.end().await;
+    }
+}
+
+pub async fn w14_a_503_is_retryable_under_reexecute(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+    let stage = arena.start(policy, by_path(&runs)).await;
+    let post = stage.post("k").to("/s/503");
+    stage.send(post.clone()).await.is_first(503, "1");
+    // A key that was released takes another request; one whose outcome is unknown does not.
+    stage.send(post.body("{}")).await.is_first(503, "2");
+    let post = stage.post("l").to("/s/500");
+    stage.send(post.clone()).await.is_first(500, "3");
+    stage.send(post.body("{}")).await.is_refused(422, "key-reused");
+}
+
+/// The lists of a route.
+fn lists(kept: &[&str], free: &[&str], unknown: &[&str]) -> StatusLists {
+    let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+    StatusLists {
+        final_statuses: ranges(kept),
+        retryable_statuses: ranges(free),
+        unknown_statuses: ranges(unknown),
+    }
+}
+
+pub async fn w25_status_lists_count_before_the_profile(arena: Arena) {
+    for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
+        let statuses = lists(&["500", "401"], &["502-503", "202"], &["404", "3xx"]);
+        let policy = Policy { profile, statuses, ..Policy::default() };
+        let (kept, free, unknown) = ([500, 401, 201], [502, 503, 202], [404, 302]);
+        listed(arena.clone(), policy, &kept, &free, &unknown).await;
+    }
+}
+
+pub async fn w25_an_answer_counts_before_the_status_lists(arena: Arena) {
+    let runs = Runs::new();
+    let policy = Policy { statuses: lists(&["500"], &[], &[]), ..Policy::default() };
+    let stage = arena.start(policy, dictated(&runs)).await;
+    let post = stage.post("k").kind("text/plain").body("500\nIdempotency-Outcome: unknown");
+    stage.send(post.clone()).await.is_first(500, "1");
+    stage.send(post).await.is_refused(409, "outcome-unknown");
+}
+
+pub async fn w25_a_status_in_two_lists_is_refused(arena: Arena) {
+    let statuses = lists(&["200"], &["503"], &["5xx"]);
+    let policy = Policy { statuses, ..Policy::default() };
+    let said = arena.refused(policy, by_path(&Runs::new())).await;
+    assert!(said.contains("retryable") && said.contains("unknown") && said.contains("503"), "{said}");
 }
 
 pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {

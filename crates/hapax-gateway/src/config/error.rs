@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use hapax::PolicyError;
 use hapax_http::server::RouteError;
+use hapax_http::statuses::StatusOverlap;
 use http::HeaderName;
 
 use crate::units::Size;
@@ -112,6 +113,8 @@ pub enum ConfigError {
     Transport(#[from] super::TransportError),
     #[error("{flag}: {0}", flag = flag(.0))]
     Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Statuses(#[from] StatusOverlap),
     #[error(transparent)]
     Options(#[from] RouteError),
 }

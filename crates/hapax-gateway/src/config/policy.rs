@@ -10,6 +10,7 @@ use hapax_http::fingerprint::HttpScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, may_have_key};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::statuses::StatusLists;
 use hapax_http::stored::hop_by_hop;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, Uri};
@@ -52,6 +53,8 @@ pub struct PolicyConfig {
     pub reconcile_url: Option<Uri>,
     /// What statuses mean. Default [`Profile::Standard`].
     pub profile: Profile,
+    /// Statuses that the profile does not decide. Default: none.
+    pub statuses: StatusLists,
     /// Whether requests are executed unprotected while the store is away. Default: they are not.
     pub store_outage: StoreOutage,
     /// What the client gets where the store goes away before an outcome is recorded. Default: the
@@ -96,6 +99,7 @@ impl Default for PolicyConfig {
             on_unknown,
             reconcile_url: None,
             profile: Profile::Standard,
+            statuses: StatusLists::default(),
             store_outage: StoreOutage::Closed,
             completion_outage: CompletionOutage::Deliver,
             stream: false,
@@ -175,6 +179,7 @@ impl PolicyConfig {
                 OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
             }
         }
+        self.statuses.check()?;
         // Headers of an auth answer are none that pages send.
         let by_auth = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         let named = callers.headers().iter().filter(|_| !by_auth);

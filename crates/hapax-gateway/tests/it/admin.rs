@@ -40,7 +40,7 @@ async fn records_are_listed_shown_and_found() {
     for key in 0..3 {
         post(address, "/500", &format!("unknown-{key}"), "x").await;
     }
-    post(address, "/503", "released", "x").await;
+    post(address, "/429", "released", "x").await;
     let mine = [("idempotency-key", "mine"), ("authorization", "Bearer a")];
     post_with(address, "/201", &mine, "x").await;
 

@@ -29,7 +29,7 @@ async fn upstream(failures: usize) -> (Upstream, Arc<Mutex<HashMap<String, usize
         };
         async move {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            let status = if number <= failures { 503 } else { 201 };
+            let status = if number <= failures { 429 } else { 201 };
             text(status, format!("{key} {number}"))
         }
     })
@@ -153,9 +153,9 @@ async fn after_the_owner_fails_exactly_one_waiter_executes() {
     let gateway = start(config).await;
     let answers = storm(&[gateway.local_addr()], 200).await;
     for (key, answers) in &answers {
-        let failed = answers.iter().filter(|answer| answer.status == 503).count();
+        let failed = answers.iter().filter(|answer| answer.status == 429).count();
         assert_eq!((failed, first_answers(answers)), (1, 1), "key {key}");
-        for answer in answers.iter().filter(|answer| answer.status != 503) {
+        for answer in answers.iter().filter(|answer| answer.status != 429) {
             assert_eq!((answer.status, answer.text()), (201, format!("{key} 2")));
         }
     }

@@ -164,6 +164,7 @@ fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Ser
         on_unknown: policy.on_unknown,
         reconcile_url: hook.map(|it| format!("http://{}/outcome", it.address).parse().unwrap()),
         profile: policy.profile,
+        statuses: policy.statuses.clone(),
         store_outage: policy.store_outage,
         completion_outage: policy.completion_outage,
         stream: policy.stream,

@@ -17,6 +17,7 @@ use super::transaction::{InDatabase, TxTermsError};
 use crate::classify::{Class, Profile};
 use crate::fingerprint::HttpScheme;
 use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
+use crate::statuses::{StatusLists, StatusOverlap};
 use crate::stored::Cookies;
 
 /// Whether a protected request needs a key.
@@ -81,7 +82,10 @@ pub struct RouteOptions {
     pub target: Option<Arc<TargetFn>>,
     /// What a status means. Default: standard.
     pub profile: Profile,
-    /// What a response means, where its status does not say it; `None` leaves it to the profile.
+    /// Statuses of which the route says itself what they mean. Default: none.
+    pub statuses: StatusLists,
+    /// What a response means, where its status does not say it; `None` leaves it to the lists and the
+    /// profile.
     pub classify: Option<Arc<ClassifyFn>>,
     /// Whether `Set-Cookie` is kept and replayed. Default: it is not.
     pub cookies: Cookies,
@@ -127,6 +131,7 @@ impl Default for RouteOptions {
             fingerprint: HttpScheme::default(),
             target: None,
             profile: Profile::default(),
+            statuses: StatusLists::default(),
             classify: None,
             cookies: Cookies::default(),
             stream: false,
@@ -196,6 +201,7 @@ impl RoutePolicy {
         if scope.names().contains(name) || !header::may_have_key(name) {
             return Err(RouteError::KeyHeader);
         }
+        options.statuses.check()?;
         Ok(Self { scope, options })
     }
 
@@ -243,6 +249,9 @@ pub enum RouteError {
          its connection"
     )]
     KeyHeader,
+    /// A status with two meanings.
+    #[error(transparent)]
+    Statuses(#[from] StatusOverlap),
 }
 
 /// An execution that nobody knows the outcome of. Its `Debug` form shows nothing that was sent.

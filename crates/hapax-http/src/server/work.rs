@@ -328,16 +328,18 @@ impl Work {
         for _ in 0..by_response.invalid {
             self.layer.observe(&self.policy, Event::InvalidOverride);
         }
+        let on_unknown = options.policy.terms.on_unknown;
         let by_grpc = || {
             let trailers = trailers.filter(|_| is_grpc(&head.headers))?;
-            Some(classify_grpc(&head.headers, trailers))
+            Some(classify_grpc(&head.headers, trailers, on_unknown))
         };
         let class = said
             .class
             .or(by_response.class)
             .or_else(|| options.classify.as_ref()?(head))
             .or_else(by_grpc)
-            .unwrap_or_else(|| options.profile.classify(head.status));
+            .or_else(|| options.statuses.class(head.status))
+            .unwrap_or_else(|| options.profile.classify(head.status, on_unknown));
         (class, said.retention.or(by_response.retention))
     }
 

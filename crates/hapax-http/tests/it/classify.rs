@@ -1,11 +1,12 @@
 use std::time::Duration;
 
+use hapax::OnUnknown;
 use hapax_http::classify::{Class, Override, Profile, classify_grpc, is_grpc};
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderValue};
 
-fn classes(profile: Profile, class: Class) -> Vec<u16> {
-    (200..600).filter(|status| profile.classify(code(*status)) == class).collect()
+fn classes(profile: Profile, class: Class, on_unknown: OnUnknown) -> Vec<u16> {
+    (200..600).filter(|status| profile.classify(code(*status), on_unknown) == class).collect()
 }
 
 fn code(status: u16) -> StatusCode {
@@ -14,24 +15,30 @@ fn code(status: u16) -> StatusCode {
 
 #[test]
 fn wire_14_the_standard_table() {
-    let retryable = [401, 403, 408, 413, 421, 425, 429, 503];
-    assert_eq!(classes(Profile::Standard, Class::Retryable), retryable);
-    let unknown: Vec<_> = (500..600).filter(|status| *status != 503).collect();
-    assert_eq!(classes(Profile::Standard, Class::Unknown), unknown);
+    let standard = |class, on_unknown| classes(Profile::Standard, class, on_unknown);
+    let retryable = vec![401, 403, 408, 413, 421, 425, 429];
     let kept: Vec<_> = (200..500).filter(|status| !retryable.contains(status)).collect();
-    assert_eq!(classes(Profile::Standard, Class::Final), kept);
+    for on_unknown in [OnUnknown::Block, OnUnknown::Reconcile] {
+        assert_eq!(standard(Class::Retryable, on_unknown), retryable);
+        assert_eq!(standard(Class::Unknown, on_unknown), Vec::from_iter(500..600));
+        assert_eq!(standard(Class::Final, on_unknown), kept);
+    }
+    let with_503 = [&retryable[..], &[503]].concat();
+    assert_eq!(standard(Class::Retryable, OnUnknown::Reexecute), with_503);
+    assert_eq!(standard(Class::Final, OnUnknown::Reexecute), kept);
 }
 
 #[test]
 fn wire_16_stripe_v1_keeps_all_but_409_and_429() {
-    assert_eq!(classes(Profile::StripeV1, Class::Retryable), [409, 429]);
-    assert_eq!(classes(Profile::StripeV1, Class::Unknown), [0; 0]);
+    assert_eq!(classes(Profile::StripeV1, Class::Retryable, OnUnknown::Block), [409, 429]);
+    assert_eq!(classes(Profile::StripeV1, Class::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
 fn wire_16_success_only_keeps_2xx() {
-    assert_eq!(classes(Profile::SuccessOnly, Class::Final), Vec::from_iter(200..300));
-    assert_eq!(classes(Profile::SuccessOnly, Class::Unknown), [0; 0]);
+    let kept = classes(Profile::SuccessOnly, Class::Final, OnUnknown::Block);
+    assert_eq!(kept, Vec::from_iter(200..300));
+    assert_eq!(classes(Profile::SuccessOnly, Class::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
@@ -83,19 +90,24 @@ fn wire_16_grpc_goes_by_its_own_status() {
         map
     };
     let none = HeaderMap::new();
-    for status in 0..17u8 {
-        let expected = match status {
-            8 | 14 => Class::Retryable,
-            2 | 4 | 13 | 15 => Class::Unknown,
+    let block = OnUnknown::Block;
+    for (status, on_unknown) in (0..17u8)
+        .flat_map(|status| [(status, block), (status, OnUnknown::Reconcile)])
+        .chain([(13, OnUnknown::Reexecute), (14, OnUnknown::Reexecute)])
+    {
+        let expected = match (status, on_unknown) {
+            (8, _) | (14, OnUnknown::Reexecute) => Class::Retryable,
+            (2 | 4 | 13 | 14 | 15, _) => Class::Unknown,
             _ => Class::Final,
         };
         let status: &'static str = status.to_string().leak();
-        assert_eq!(classify_grpc(&none, Some(&with(status))), expected, "{status}");
-        assert_eq!(classify_grpc(&with(status), None), expected, "{status}");
+        assert_eq!(classify_grpc(&none, Some(&with(status)), on_unknown), expected, "{status}");
+        assert_eq!(classify_grpc(&with(status), None, on_unknown), expected, "{status}");
     }
-    assert_eq!(classify_grpc(&none, None), Class::Unknown);
+    assert_eq!(classify_grpc(&none, None, block), Class::Unknown);
     for unreadable in ["", "00", "17", "-1", "99", "ok", "0, 0", "5 ", "256"] {
-        assert_eq!(classify_grpc(&none, Some(&with(unreadable))), Class::Unknown, "{unreadable}");
+        let class = classify_grpc(&none, Some(&with(unreadable)), block);
+        assert_eq!(class, Class::Unknown, "{unreadable}");
     }
     for (kind, grpc) in [
         ("application/grpc", true),

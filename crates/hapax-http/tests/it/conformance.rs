@@ -152,6 +152,7 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
         methods: policy.methods,
         fingerprint: policy.fingerprint,
         profile: policy.profile,
+        statuses: policy.statuses,
         cookies: policy.cookies,
         stream: policy.stream,
         expires: policy.expires,

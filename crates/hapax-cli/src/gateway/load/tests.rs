@@ -174,6 +174,21 @@ fn errors_name_the_line_that_said_it() {
         (&[], "max_memory = \"1MiB\"", "f.toml:3: --max-memory 1MiB is too little"),
         (&["--max-memory", "1MiB"], "max_memory = \"1GiB\"", "--max-memory 1MiB is too little"),
         (&[], "[policy]\non_unknown = \"reconcile\"", "f.toml:4: --on-unknown reconcile needs"),
+        (
+            &[],
+            "[policy]\nfinal_statuses = [503]\nunknown_statuses = \"5xx\"",
+            "f.toml:4: --final-statuses and --unknown-statuses both have 503",
+        ),
+        (
+            &[],
+            "[policy]\nretryable_statuses = [503, 700]",
+            "f.toml:4: `700`: expected a status from 200 to 599",
+        ),
+        (
+            &[],
+            "[policy]\nretryable_statuses = [503]\n[[route]]\npath = \"/a\"\nunknown_statuses = [503]",
+            "f.toml:7: route /a: --retryable-statuses and --unknown-statuses both have 503",
+        ),
         (&[], "[policy]\ncors_max_age = \"1h\"", "f.toml:4: --cors-max-age needs"),
         (
             &[],

@@ -62,10 +62,10 @@ async fn wire_14_statuses_by_default() {
         (421, "runs again"),
         (425, "runs again"),
         (429, "runs again"),
-        (503, "runs again"),
         (500, "unknown"),
         (501, "unknown"),
         (502, "unknown"),
+        (503, "unknown"),
         (504, "unknown"),
     ] {
         let (_, found) = after(block(), move |_| respond(status, "")).await;
