@@ -45,6 +45,8 @@ class Payments(BaseHTTPRequestHandler):
         if self.path == "/ledger":
             with lock:
                 return self.answer(200, {"begun": begun, "charges": len(ledger), "ledger": ledger})
+        if self.path != "/charges/by-operation":
+            return self.answer(404, {"error": "no such path"})
         key = self.headers.get("Idempotency-Key", "").strip('"')
         operation = self.headers.get("Idempotency-Operation-Id", key)
         fence = int(self.headers.get("Idempotency-Fence", 0))
@@ -54,7 +56,9 @@ class Payments(BaseHTTPRequestHandler):
                 # A promise: a charge with this fence that is still on its way is refused.
                 refused[operation] = max(fence, refused.get(operation, 0))
         if found is None:
-            return self.answer(404, {"error": "no such charge"})
+            # A bare 404 would say nothing: any router answers it for a path that it does not know.
+            did_not_happen = {"Idempotency-Outcome": "did-not-happen"}
+            return self.answer(404, {"error": "no such charge"}, did_not_happen)
         self.answer(200, found, {"Idempotency-Status": "201"})
 
     def answer(self, status, value, headers=None):

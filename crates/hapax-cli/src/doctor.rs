@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hapax_gateway::{CacheUrl, Opening, Severity, StoreUrl, Written};
+use hapax_gateway::{CacheUrl, Gateway, Opening, Severity, StoreUrl, Written};
 
 use crate::exit::{Failure, of};
 use crate::gateway::OfFile;
 
 /// Look for what would silently break a store's promise
 ///
-/// One line for each finding, with what to do about it. Nothing in the store is changed.
+/// One line for each finding, with what to do about it. Nothing in the store is changed. With a
+/// gateway's file, each --reconcile-url in it is probed too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
@@ -52,7 +53,13 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         make: false,
         ..Opening::new(store)
     };
-    let findings = opening.diagnose().await.map_err(Failure::unavailable)?;
+    let mut findings = opening.diagnose().await.map_err(Failure::unavailable)?;
+    if let Some(path) = &args.config {
+        // Where the store was said, a file that cannot be is warned of above.
+        if let Ok(config) = crate::gateway::to_probe(path) {
+            findings.extend(Gateway::probe(&config).await.map_err(Failure::usage)?);
+        }
+    }
     let text = if args.json {
         let json = serde_json::to_string_pretty(&findings).map_err(Failure::unavailable)?;
         json + "\n"

@@ -28,7 +28,7 @@ use crate::exit::Failure;
 use crate::logging::{self, LogFormat};
 pub(crate) use args::GatewayArgs;
 use load::Loaded;
-pub(crate) use load::OfFile;
+pub(crate) use load::{OfFile, to_probe};
 
 /// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
 /// means it a second time says it later, or once more.

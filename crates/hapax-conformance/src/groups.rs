@@ -186,6 +186,7 @@ macro_rules! __group {
                 w14_a_503_is_unknown_unless_it_says_that_it_is_retryable
                 w14_a_503_is_retryable_under_reexecute w25_status_lists_count_before_the_profile
                 w25_an_answer_counts_before_the_status_lists w25_a_status_in_two_lists_is_refused
+                w27_outcome_unknown_says_when_to_come_again
                 w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
                 w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
                 w15_what_nobody_can_say_yet_is_409

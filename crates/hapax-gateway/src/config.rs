@@ -24,7 +24,7 @@ pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::ConfigError;
 pub use lookup::Matched;
-pub(crate) use policy::SettledPolicy;
+pub(crate) use policy::{ANSWER, SettledPolicy};
 pub use policy::{Callers, PolicyConfig};
 pub use route::{Handling, RouteConfig};
 pub use transport::{

@@ -24,7 +24,8 @@ use crate::listener::{self, Door};
 use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
-use crate::store::{Measured, Opened, Opening, StoreOpenError, StoreUrl};
+use crate::reconcile;
+use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
 use crate::work::{Phase, Work};
@@ -139,6 +140,24 @@ impl Gateway {
         let checked = tokio::task::spawn_blocking(move || opening.check()).await;
         checked.map_err(|_| StoreOpenError::Shutdown)??;
         Ok(())
+    }
+
+    /// Asks each reconcile URL of a configuration about an operation that never existed, and says
+    /// whether it answers as it must. Nothing is listened on or opened.
+    ///
+    /// # Errors
+    /// [`StartError`] where the configuration cannot be.
+    pub async fn probe(config: &Config) -> Result<Vec<Finding>, StartError> {
+        let settled = config.settle()?;
+        let certificates = settled.certificates(config).await?;
+        let engine = Idempotency::builder(Arc::new(hapax::MemoryStore::default())).build();
+        let (metrics, dialling) = (Arc::new(Metrics::new()), dialling(config, &certificates));
+        let live = Lasting::new(engine, 0, 0, metrics, 1, dialling).live(config, settled, None)?;
+        let mut findings = Vec::new();
+        for asker in live.askers() {
+            findings.push(reconcile::finding(asker.clone()).await);
+        }
+        Ok(findings)
     }
 
     /// Starts a gateway on a store that is open already; `config.store` is ignored,
@@ -333,17 +352,13 @@ fn run(
     let metrics = Arc::new(Metrics::new());
     let Shares { bodies, observed, .. } = settled.memory;
     let engine = engine(config, &settled, &opened, &metrics);
-    let dialling = Dialling {
-        protocol: config.transport.upstream_protocol,
-        tls: certificates.upstream.clone(),
-        patience: config.transport.connect_timeout,
-        idle: config.transport.upstream_idle,
-    };
+    let dialling = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let lasting =
         Lasting::new(engine.clone(), bodies, observed, Arc::clone(&metrics), concurrent, dialling);
     let reloading = Reloading::new(config.clone(), settled.largest);
     let current = Arc::new(Current::new(lasting.live(config, settled, None)?));
+    reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, work } = listeners;
     let front = Arc::new(Front {
         current: Arc::clone(&current),
@@ -405,6 +420,15 @@ fn run(
 fn admin_token(path: &Path) -> Result<AdminToken, StartError> {
     let failed = |source| StartError::AdminToken { path: path.into(), source };
     AdminToken::read_or_make(path, &SystemEntropy).map_err(failed)
+}
+
+fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
+    Dialling {
+        protocol: config.transport.upstream_protocol,
+        tls: certificates.upstream.clone(),
+        patience: config.transport.connect_timeout,
+        idle: config.transport.upstream_idle,
+    }
 }
 
 fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Opening {

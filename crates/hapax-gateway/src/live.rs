@@ -27,7 +27,7 @@ use crate::metrics::{Counts, Metrics, Seen};
 use crate::observe::{self, Observed};
 use crate::proxy::Proxy;
 use crate::proxy::names::Names;
-use crate::reconcile::Asker;
+use crate::reconcile::{Asker, Asking};
 use crate::routes::Table;
 use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
 
@@ -114,6 +114,11 @@ impl Live {
     /// Whom it asks whether a request is allowed.
     pub(crate) fn auth(&self) -> Option<&Arc<Auth>> {
         self.auth.as_ref().map(|(_, auth)| auth)
+    }
+
+    /// Whom it asks what became of operations.
+    pub(crate) fn askers(&self) -> impl Iterator<Item = &Asker> {
+        self.askers.iter().map(|(_, asker)| asker)
     }
 
     /// The headers that name callers: first those of what falls under no route.
@@ -248,7 +253,10 @@ impl Making<'_> {
                 let asker =
                     settled.reconcile.clone().map(|target| self.asker(target, told, settled));
                 let mut options = options(name, told, settled);
-                options.reconcile = asker.map(|asker| Arc::new(asker) as _);
+                options.reconcile = asker.map(|asker| {
+                    let (route, counts) = (Arc::from(name), Arc::clone(&counts));
+                    Arc::new(Asking { asker, route, counts }) as _
+                });
                 let holds = Holds(Arc::new(RoutePolicy::new(scope, options)?));
                 let seen = Seen {
                     metrics: Arc::clone(&lasting.metrics),

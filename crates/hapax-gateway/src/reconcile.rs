@@ -1,13 +1,16 @@
 //! Asking a service what became of an operation.
 
-use std::sync::Arc;
+mod probe;
+
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{
-    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, operation_id,
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
+    operation_id,
 };
 use hapax_http::server::{Doubt, Reconcile, Reconciled};
 use hapax_http::stored::bodiless;
@@ -16,9 +19,20 @@ use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
 
+use crate::config::ANSWER;
+use crate::metrics::{Counts, Verdict};
 use crate::proxy::headers::X_FORWARDED_HOST;
-use crate::upstream::{Dialling, Origin, Upstream};
+use crate::upstream::{Dialling, Failure, Origin, Upstream};
+pub(crate) use probe::{finding, warn_of};
+
+/// Value of `Idempotency-Outcome` by which a 404 says that the operation did not happen. A 404
+/// without it says nothing: routers and proxies answer it for paths that they do not know.
+const DID_NOT_HAPPEN: &str = "did-not-happen";
+
+/// How often a reconcile URL that cannot say is worth a warning.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Response of the service that is asked: the status that the operation was answered with.
 const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
@@ -30,8 +44,57 @@ const CONCURRENT: usize = 256;
 /// does. Each may have as many bytes as a response that is kept.
 const READ_AT_ONCE: usize = 4;
 
-/// Asks by `GET`: 2xx means that it happened and this is the response; 404 that it did not, and
-/// never will under the fence that was asked about; anything else that nobody can say yet.
+/// What a reconcile URL answered.
+#[derive(Debug)]
+enum Said {
+    Happened(Response<Bytes>, Option<HeaderMap>),
+    /// 404 with the marker: it did not, and never will under the fence that was asked about.
+    DidNotHappen,
+    /// 404 without it.
+    NotFound,
+    /// Another status.
+    Other(StatusCode),
+    /// A response that cannot be kept.
+    Unusable(&'static str),
+    Failed(Failure),
+    Silent,
+}
+
+impl Said {
+    const fn verdict(&self) -> Verdict {
+        match self {
+            Self::Happened(..) => Verdict::Happened,
+            Self::DidNotHappen => Verdict::DidNotHappen,
+            Self::NotFound => Verdict::NotFound,
+            Self::Other(_) => Verdict::Other,
+            Self::Unusable(_) => Verdict::Unusable,
+            Self::Failed(_) | Self::Silent => Verdict::NoAnswer,
+        }
+    }
+
+    /// Describes the answer, for logs and findings.
+    fn describe(&self) -> String {
+        match self {
+            Self::Happened(response, _) => format!("answered {}", response.status().as_u16()),
+            Self::DidNotHappen => {
+                format!("answered 404 with `Idempotency-Outcome: {DID_NOT_HAPPEN}`")
+            }
+            Self::NotFound => {
+                format!("answered 404 without `Idempotency-Outcome: {DID_NOT_HAPPEN}`")
+            }
+            Self::Other(status) => format!("answered {}", status.as_u16()),
+            Self::Unusable(why) => (*why).to_owned(),
+            Self::Failed(Failure::Unreachable(error)) => format!("could not be reached: {error}"),
+            Self::Failed(Failure::Broken(error)) => format!("broke off: {error}"),
+            Self::Failed(Failure::Busy) => "has too many questions under way".to_owned(),
+            Self::Failed(Failure::Timeout | Failure::Upload(_)) | Self::Silent => {
+                format!("gave no answer within {ANSWER:?}")
+            }
+        }
+    }
+}
+
+/// Asks by `GET` what became of an operation, for any route.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker {
     upstream: Upstream,
@@ -40,6 +103,8 @@ pub(crate) struct Asker {
     shown: Vec<HeaderName>,
     max_body: usize,
     readers: Arc<Semaphore>,
+    /// When it last warned that the URL cannot say.
+    warned: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Asker {
@@ -54,7 +119,23 @@ impl Asker {
     ) -> Self {
         let upstream = Upstream::new(origin, timeout, CONCURRENT, dialling.http1());
         let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
-        Self { upstream, path, shown, max_body, readers }
+        Self { upstream, path, shown, max_body, readers, warned: Arc::default() }
+    }
+
+    /// The URL without its query, which may be secret.
+    fn url(&self) -> String {
+        let scheme = if self.upstream.origin().secure { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.upstream.authority(), self.path.path())
+    }
+
+    /// Returns whether a warning is due, and notes it.
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if due {
+            *warned = Some(Instant::now());
+        }
+        due
     }
 
     /// Where it asks.
@@ -62,13 +143,19 @@ impl Asker {
         &self.upstream
     }
 
-    async fn ask(self, doubt: Doubt) -> Reconciled {
+    /// A request without anything of the operation.
+    fn request(&self) -> Request<Body> {
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = Uri::from(self.path.clone());
-        let headers = request.headers_mut();
         if let Ok(host) = HeaderValue::from_str(self.upstream.authority().as_str()) {
-            headers.insert(HOST, host);
+            request.headers_mut().insert(HOST, host);
         }
+        request
+    }
+
+    async fn ask(&self, doubt: &Doubt) -> Said {
+        let mut request = self.request();
+        let headers = request.headers_mut();
         for name in &self.shown {
             // Its own host is whom it is asked at.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
@@ -79,30 +166,34 @@ impl Asker {
         headers.insert(IDEMPOTENCY_FENCE, doubt.fence.get().into());
         headers.insert(IDEMPOTENCY_ATTEMPT, doubt.attempt.into());
         headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(doubt.id));
-        match self.upstream.send(request).await {
-            Ok(response) if response.status().is_success() => self.happened(response).await,
-            Ok(response) if response.status() == StatusCode::NOT_FOUND => Reconciled::DidNotHappen,
-            Ok(response) => {
-                let status = response.status().as_u16();
-                tracing::info!(status, "the reconcile URL cannot say yet what became of a request");
-                Reconciled::CannotSay
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the reconcile URL gave no answer");
-                Reconciled::CannotSay
-            }
-        }
+        self.send(request).await
     }
 
-    async fn happened(&self, response: Response<Body>) -> Reconciled {
+    /// Sends a request, and reads the answer within [`ANSWER`].
+    async fn send(&self, request: Request<Body>) -> Said {
+        let answer = async {
+            match self.upstream.send(request).await {
+                Ok(response) if response.status().is_success() => self.happened(response).await,
+                Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                    match is_marked(response.headers()) {
+                        true => Said::DidNotHappen,
+                        false => Said::NotFound,
+                    }
+                }
+                Ok(response) => Said::Other(response.status()),
+                Err(error) => Said::Failed(error),
+            }
+        };
+        timeout(ANSWER, answer).await.unwrap_or(Said::Silent)
+    }
+
+    async fn happened(&self, response: Response<Body>) -> Said {
         let (mut parts, body) = response.into_parts();
         let Some(status) = status(parts.status, &parts.headers) else {
-            tracing::warn!("the reconcile URL answered with an invalid Idempotency-Status");
-            return Reconciled::CannotSay;
+            return Said::Unusable("answered with an invalid `Idempotency-Status`");
         };
         let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
-            tracing::warn!("the reconcile URL's answer broke off, or is too large to keep");
-            return Reconciled::CannotSay;
+            return Said::Unusable("broke off its answer, or its body is too large to keep");
         };
         parts.status = status;
         // The named status may be one that has no body. Any other length is checked by the layer.
@@ -110,14 +201,51 @@ impl Asker {
         if bodiless(status) {
             parts.headers.remove(CONTENT_LENGTH);
         }
-        Reconciled::Happened(Response::from_parts(parts, body), trailers)
+        Said::Happened(Response::from_parts(parts, body), trailers)
     }
 }
 
-impl Reconcile for Asker {
+/// An [`Asker`] on one route, which counts what it answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Asking {
+    pub(crate) asker: Asker,
+    /// The route's name.
+    pub(crate) route: Arc<str>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Reconcile for Asking {
     fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled> {
-        Box::pin(self.clone().ask(doubt))
+        let Self { asker, route, counts } = self.clone();
+        Box::pin(async move {
+            let said = asker.ask(&doubt).await;
+            counts.reconciled(said.verdict());
+            match said {
+                Said::Happened(response, trailers) => Reconciled::Happened(response, trailers),
+                Said::DidNotHappen => Reconciled::DidNotHappen,
+                said => {
+                    if asker.may_warn() {
+                        let (url, answer) = (asker.url(), said.describe());
+                        tracing::warn!(
+                            route = &*route,
+                            url,
+                            answer,
+                            "the reconcile URL cannot say what became of a request: its retries get \
+                             409 outcome-unknown"
+                        );
+                    }
+                    Reconciled::CannotSay
+                }
+            }
+        })
     }
+}
+
+/// Whether a 404 says that the operation did not happen.
+fn is_marked(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(IDEMPOTENCY_OUTCOME).iter();
+    let marked = values.next().is_some_and(|value| value == DID_NOT_HAPPEN);
+    marked && values.next().is_none()
 }
 
 /// A body of at most `max` bytes and its trailers, read when it is its turn; `None` if there is no such

@@ -252,16 +252,20 @@ mod tests {
     }
 
     fn alike(paths: &[&str]) -> Table {
-        let routes: Vec<_> = paths.iter().map(|path| (*path, PolicyConfig::default())).collect();
-        table(&PolicyConfig::default(), &routes)
+        let routes: Vec<_> = paths.iter().map(|path| (*path, lax())).collect();
+        table(&lax(), &routes)
     }
 
     fn needs_key() -> PolicyConfig {
-        PolicyConfig { key: KeyRule::Required, ..PolicyConfig::default() }
+        PolicyConfig { key: KeyRule::Required, ..lax() }
+    }
+
+    fn lax() -> PolicyConfig {
+        PolicyConfig { on_unknown: OnUnknown::Reexecute, ..PolicyConfig::default() }
     }
 
     fn blocks() -> PolicyConfig {
-        PolicyConfig { on_unknown: OnUnknown::Block, ..PolicyConfig::default() }
+        PolicyConfig { on_unknown: OnUnknown::Block, ..lax() }
     }
 
     #[test]
@@ -336,14 +340,10 @@ mod tests {
 
     #[test]
     fn a_stricter_policy_cannot_be_evaded_by_spelling() {
-        let routes = [
-            ("/payments", needs_key()),
-            ("/open/{*rest}", PolicyConfig::default()),
-            ("/{*rest}", PolicyConfig::default()),
-        ];
+        let routes = [("/payments", needs_key()), ("/open/{*rest}", lax()), ("/{*rest}", lax())];
         // With something below it for what is read otherwise, and with nothing.
         for routes in [&routes[..], &routes[..2], &routes[..1]] {
-            let table = table(&PolicyConfig::default(), routes);
+            let table = table(&lax(), routes);
             for path in SPELLINGS {
                 assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
             }
@@ -356,11 +356,11 @@ mod tests {
 
     #[test]
     fn nor_is_a_stricter_policy_for_all_evaded_by_a_route() {
-        let mut open = RouteConfig::new("/health", PolicyConfig::default());
+        let mut open = RouteConfig::new("/health", lax());
         open.handling = Handling::Pass;
         let mut observed = RouteConfig::new("/observed", needs_key());
         observed.handling = Handling::Observe;
-        let optional = RouteConfig::new("/optional", PolicyConfig::default());
+        let optional = RouteConfig::new("/optional", lax());
         let table = Table::new(&needs_key(), &[open, observed, optional]).unwrap();
         for (index, name) in ["health", "observed", "optional"].iter().enumerate() {
             for path in [format!("/{name}"), format!("/{name}/"), format!("//{name}")] {
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn where_none_is_the_strictest_it_is_refused() {
         let routes = [("/keyed/{*rest}", needs_key()), ("/blocked/{*rest}", blocks())];
-        let table = table(&PolicyConfig::default(), &routes);
+        let table = table(&lax(), &routes);
         for path in ["/keyed/..%2fblocked", "/keyed/../blocked/x", "/blocked%2f..%5Ckeyed/", "/%"] {
             assert_eq!(table.find(path, &Method::POST), Err(Ambiguous), "{path}");
             assert!(table.find(path, &Method::GET).is_ok(), "{path}");
@@ -392,9 +392,9 @@ mod tests {
     fn none_is_stricter_where_the_caller_is_another() {
         let of = |name: &'static str| PolicyConfig {
             scope: Some(Callers::Headers(vec![http::HeaderName::from_static(name)])),
-            ..PolicyConfig::default()
+            ..lax()
         };
-        let shared = PolicyConfig { scope: Some(Callers::Everyone), ..PolicyConfig::default() };
+        let shared = PolicyConfig { scope: Some(Callers::Everyone), ..lax() };
         for policy in [of("x-a"), shared] {
             let table = table(&policy, &[("/payments", of("x-merchant"))]);
             for path in ["/payments", "/payments/", "/x/../payments/7"] {
@@ -409,8 +409,8 @@ mod tests {
 
     #[test]
     fn a_route_with_a_dot_in_its_name_is_what_it_says() {
-        let of = PolicyConfig { profile: Profile::StripeV1, ..PolicyConfig::default() };
-        let mut open = RouteConfig::new("/hooks/bank.json", PolicyConfig::default());
+        let of = PolicyConfig { profile: Profile::StripeV1, ..lax() };
+        let mut open = RouteConfig::new("/hooks/bank.json", lax());
         open.handling = Handling::Pass;
         let calls = RouteConfig::new("/accounts/{sid}/calls.json", of.clone());
         let table = Table::new(&needs_key(), &[open, calls]).unwrap();
@@ -440,17 +440,17 @@ mod tests {
     #[test]
     fn a_path_without_readings_costs_as_much_as_there_are_policies() {
         let routes: Vec<_> = (0..RouteConfig::MOST)
-            .map(|index| RouteConfig::new(format!("/{index}"), PolicyConfig::default()))
+            .map(|index| RouteConfig::new(format!("/{index}"), lax()))
             .chain([RouteConfig::new("/keyed", needs_key())])
             .collect();
-        let table = Table::new(&PolicyConfig::default(), &routes).unwrap();
+        let table = Table::new(&lax(), &routes).unwrap();
         assert_eq!(table.kinds, [None, Some(RouteConfig::MOST)]);
         assert_eq!(table.find("/%zz", &Method::POST), Ok(Some(RouteConfig::MOST)));
     }
 
     #[test]
     fn what_is_stricter() {
-        let lax = PolicyConfig::default();
+        let lax = lax();
         let grip = |policy: &PolicyConfig| Grip::of(Handling::Protect, policy);
         let closed = PolicyConfig { store_outage: StoreOutage::Open, ..lax.clone() };
         let few =
@@ -492,8 +492,8 @@ mod tests {
             (&["/{"], "a whole segment"),
         ] {
             let routes: Vec<RouteConfig> =
-                paths.iter().map(|path| RouteConfig::new(*path, PolicyConfig::default())).collect();
-            let error = Table::new(&PolicyConfig::default(), &routes).unwrap_err().to_string();
+                paths.iter().map(|path| RouteConfig::new(*path, lax())).collect();
+            let error = Table::new(&lax(), &routes).unwrap_err().to_string();
             assert!(error.contains(says), "{paths:?}: {error}");
         }
     }
@@ -517,7 +517,7 @@ mod tests {
             let policy = |(key, block): (bool, bool)| PolicyConfig {
                 key: if key { KeyRule::Required } else { KeyRule::Optional },
                 on_unknown: if block { OnUnknown::Block } else { OnUnknown::Reexecute },
-                ..PolicyConfig::default()
+                ..lax()
             };
             let paths = ["/a/{*rest}", "/b", "/b/{x}/a"];
             let routes: Vec<_> =

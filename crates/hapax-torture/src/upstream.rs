@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -110,6 +110,10 @@ impl Service {
 
     /// What became of a key: the gateway's question before it executes again.
     fn outcome(&self, key: &str, fence: u64) -> Response<Full<Bytes>> {
+        if fence == 0 {
+            // The gateway's probe: no execution has this fence.
+            return did_not_happen();
+        }
         let mut ledger = lock(&self.ledger);
         let counts = &mut ledger.counts;
         let asked = counts.hook_happened + counts.hook_did_not + counts.hook_cannot_say;
@@ -118,7 +122,7 @@ impl Service {
             return status(StatusCode::SERVICE_UNAVAILABLE);
         }
         let Some(fence) = ledger.reconcile(key, fence) else {
-            return status(StatusCode::NOT_FOUND);
+            return did_not_happen();
         };
         let effect = Effect::of(key, fence);
         let mut response = reply(200, fence, effect.body);
@@ -136,6 +140,14 @@ fn reply(code: u16, fence: u64, body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = status(StatusCode::from_u16(code).unwrap_or_default());
     response.headers_mut().insert(EXECUTION, fence.into());
     *response.body_mut() = Full::from(body);
+    response
+}
+
+/// A bare 404 would say nothing: routers answer it too.
+fn did_not_happen() -> Response<Full<Bytes>> {
+    let mut response = status(StatusCode::NOT_FOUND);
+    let marker = HeaderValue::from_static("did-not-happen");
+    response.headers_mut().insert("idempotency-outcome", marker);
     response
 }
 

@@ -48,6 +48,8 @@ pub struct Claim {
     pub terms: Terms,
     /// Whether there is a hook to ask, and when.
     pub hook: Option<Hook>,
+    /// Whether it may be asked now.
+    pub may_ask: bool,
 }
 
 /// What came of a claim.
@@ -69,7 +71,10 @@ pub enum Claimed {
     /// Make the fingerprint by this scheme, and tell [`Claiming::rehashed`].
     Rehash(Scheme),
     /// It may have happened, and must not run again.
-    Unknown,
+    Unknown {
+        /// When the hook may be asked, from now; `None` where no hook will be.
+        ask_in: Option<Duration>,
+    },
     /// Ask the hook about this fence, and tell [`Claiming::answered`].
     Ask(FencingToken),
     /// [`MAX_CONFLICTS`] in a row: nothing is known, nothing was claimed.
@@ -173,7 +178,8 @@ impl Claiming {
                     }
                     (Intent::Answer, _) => {
                         self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
-                        Claimed::Unknown
+                        // The hook could not say: it may be asked again at once.
+                        Claimed::Unknown { ask_in: Some(Duration::ZERO) }
                     }
                 }))
             }
@@ -285,6 +291,7 @@ impl Claiming {
             fingerprint: &self.claim.fingerprint,
             terms: self.claim.terms,
             hook: self.claim.hook,
+            may_ask: self.claim.may_ask,
         };
         let claimed = match step(&self.seen, &Event::Claim(asked)) {
             Step::Execute(draft) | Step::Own(draft) => {
@@ -298,7 +305,7 @@ impl Claiming {
             Step::InFlight { elapsed, remaining } => Claimed::InFlight { elapsed, remaining },
             Step::Mismatch => Claimed::Mismatch,
             Step::Rehash(scheme) => Claimed::Rehash(scheme),
-            Step::Unknown => Claimed::Unknown,
+            Step::Unknown { ask_in } => Claimed::Unknown { ask_in },
             // No claim leads to one of these.
             Step::Write(_)
             | Step::Recorded
@@ -526,7 +533,7 @@ impl Writing {
             | Step::InFlight { .. }
             | Step::Mismatch
             | Step::Rehash(_)
-            | Step::Unknown => Wrote::Contended,
+            | Step::Unknown { .. } => Wrote::Contended,
         };
         Ok(Next::Ready(wrote))
     }

@@ -62,6 +62,8 @@ pub struct Asked<'a> {
     pub terms: Terms,
     /// Whether the claimer has a hook to ask, and when.
     pub hook: Option<Hook>,
+    /// Whether it may ask now. A claim that waited for another one's question does not ask again.
+    pub may_ask: bool,
 }
 
 /// When a hook may be asked about an operation whose outcome is unknown.
@@ -180,7 +182,10 @@ pub enum Step {
     /// Claim: the fingerprint must be made by this scheme to be compared.
     Rehash(Scheme),
     /// Claim: it may have happened, and it must not run again.
-    Unknown,
+    Unknown {
+        /// When the claimer's hook may be asked, from now; `None` where no hook will be.
+        ask_in: Option<Duration>,
+    },
     /// Holder, answer, operator: write this.
     Write(Draft),
     /// Holder, operator: it is written already.
@@ -288,10 +293,10 @@ fn by_policy(
     asked: &Asked<'_>,
 ) -> Step {
     match cell.record.terms.on_unknown.max(asked.terms.on_unknown) {
-        OnUnknown::Block => Step::Unknown,
+        OnUnknown::Block => Step::Unknown { ask_in: None },
         OnUnknown::Reexecute => Step::Execute(takeover(cell, asked.grant, asked.terms)),
         OnUnknown::Reconcile => match (asked.hook, ask_from) {
-            (Some(hook), Some(from)) if from <= now => Step::Ask(Draft {
+            (Some(hook), Some(from)) if from <= now && asked.may_ask => Step::Ask(Draft {
                 record: Record {
                     state: State::Unknown { seen: seen.clone(), asking: true },
                     ..cell.record.clone()
@@ -302,7 +307,7 @@ fn by_policy(
                 keep: keep_unfinished(&cell.record.terms)
                     .map(|keep| keep.saturating_add(hook.timeout)),
             }),
-            _ => Step::Unknown,
+            (_, from) => Step::Unknown { ask_in: asked.hook.and(from).map(|from| from.since(now)) },
         },
     }
 }

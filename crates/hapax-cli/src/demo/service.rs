@@ -3,8 +3,9 @@
 //! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` takes money: 201. What goes
 //!   wrong on the way is the [`Plan`]'s.
 //! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` says what
-//!   became of an operation: 200 with the answer that the charge got or should have got; 404 if there was none, and
-//!   then the fence is refused from now on; 503 if it cannot say just now.
+//!   became of an operation: 200 with the answer that the charge got or should have got; 404 with
+//!   `Idempotency-Outcome: did-not-happen` if there was none, and then the fence is refused from now on;
+//!   503 if it cannot say just now. Fence 0 is the gateway's probe, for an operation that never was.
 //!
 //! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
 //! ORDER` when a request is at the worst moment to be killed: charged, and not answered. When its standard input ends it takes no more,
@@ -235,6 +236,10 @@ impl Service {
         operation: String,
         fence: u64,
     ) -> io::Result<Response<Full<Bytes>>> {
+        if fence == 0 {
+            // The gateway's probe is not in the books: they count questions about charges.
+            return Ok(did_not_happen());
+        }
         let became = self
             .on_the_books(move |books| {
                 // One operation in three has to be asked about twice.
@@ -247,7 +252,7 @@ impl Service {
             .await?;
         Ok(match became {
             None => problem(StatusCode::SERVICE_UNAVAILABLE, "cannot say yet"),
-            Some(Became::Nothing) => problem(StatusCode::NOT_FOUND, "no charge"),
+            Some(Became::Nothing) => did_not_happen(),
             Some(Became::Charged(charge)) => {
                 let mut answer = charged(StatusCode::OK, charge.id, charge.order);
                 // What the charge was, or should have been, answered with.
@@ -296,6 +301,14 @@ fn fence(headers: &HeaderMap) -> Result<Option<u64>, std::num::ParseIntError> {
 
 fn charged(status: StatusCode, id: u32, order: u32) -> Response<Full<Bytes>> {
     json(status, format!("{{\"charge\":{id},\"order\":{order}}}\n"))
+}
+
+/// A bare 404 would say nothing: any router answers it for a path that it does not know.
+fn did_not_happen() -> Response<Full<Bytes>> {
+    let mut answer = problem(StatusCode::NOT_FOUND, "no charge");
+    let marker = HeaderValue::from_static("did-not-happen");
+    answer.headers_mut().insert("idempotency-outcome", marker);
+    answer
 }
 
 /// `title` is one of ours: nothing in it needs escaping.

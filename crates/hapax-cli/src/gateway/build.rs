@@ -17,8 +17,8 @@ use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
 use super::methods::{AnyVerb, Verb};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status,
-    Time, Unknown, Url,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status, Time,
+    Unknown, Url,
 };
 
 /// How long a copy waits unless it is said.

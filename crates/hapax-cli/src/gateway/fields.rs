@@ -13,8 +13,8 @@ use super::fingerprint::{Form, Part};
 use super::methods::{AnyVerb, Verb};
 use super::transport::{Spoken, Trusted};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status,
-    Time, Unknown, Url, list, statuses, text, trimmed,
+    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status, Time,
+    Unknown, Url, list, statuses, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -330,7 +330,8 @@ pub(super) struct PolicyFields {
 
     /// With --on-unknown reconcile: where your service says what became of the operation whose
     /// Idempotency-Operation-Id and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
-    /// got, or by 404 if it did not happen and never will under that fence
+    /// got, or by 404 with `Idempotency-Outcome: did-not-happen` if it did not happen and never will
+    /// under that fence; probed at start
     #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
     pub(super) reconcile_url: Option<Url>,

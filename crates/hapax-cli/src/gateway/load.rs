@@ -223,6 +223,19 @@ impl OfFile {
     }
 }
 
+/// Returns the configuration in the file at `path`, for its reconcile URLs. The upstream, which may be
+/// said elsewhere, does not matter to them.
+pub(crate) fn to_probe(path: &Path) -> Result<Config, Failure> {
+    let (name, file) = read(path)?;
+    let mut gateway = file.gateway.clone();
+    gateway.upstream = "http://127.0.0.1:1".parse().ok();
+    let failed = |reason: Reason| {
+        let (Reason::Said(what) | Reason::Route(_, what)) = reason;
+        Failure::usage(format!("{name}: {what}"))
+    };
+    config(gateway, &file.policy, file.routes).map_err(failed)
+}
+
 /// Why it cannot be: something that was said, or on which route.
 pub(super) enum Reason {
     Said(String),

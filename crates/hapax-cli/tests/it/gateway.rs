@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::world::{Gateway, Upstream, log_line, ok, post, receive, refused, run, send, store};
+use crate::world::{
+    Gateway, Upstream, log_line, ok, post, receive, refused, run, send, store, wait_for_log,
+};
 
 #[test]
 fn what_cannot_be_is_one_line_and_64() {
@@ -228,7 +230,8 @@ fn killed_and_back(upstream: &Upstream, folder: &std::path::Path, more: &[&str])
 #[test]
 fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let (gateway, fence) = killed_and_back(&upstream, folder.path(), &["--on-unknown", "reexecute"]);
+    let (gateway, fence) =
+        killed_and_back(&upstream, folder.path(), &["--on-unknown", "reexecute"]);
     let asked = send(gateway.address, "k", "x");
     let waiting = upstream.next();
     assert_eq!(waiting.header("idempotency-attempt"), "2");
@@ -280,6 +283,58 @@ fn after_sigkill_reconcile_asks() {
     let answer = receive(&asked).unwrap();
     assert_eq!((answer.status, answer.body.as_str()), (201, "it was made"));
     assert!(upstream.is_idle());
+}
+
+#[test]
+fn what_a_hook_allows_and_a_failed_probe_are_logged() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let url = format!("http://{}/outcome", upstream.address);
+    let more = ["--on-unknown", "reconcile", "--reconcile-url", &url];
+    let gateway = Gateway::logged(upstream.address, folder.path(), &more);
+    wait_for_log(folder.path(), "the reconcile URL passed its probe", 1);
+    let asked = send(gateway.address, "k", "x");
+    let first = upstream.next();
+    let fence = first.header("idempotency-fence");
+    drop(first);
+    assert_eq!(receive(&asked).unwrap().code(), "upstream-broken");
+    let asked = send(gateway.address, "k", "x");
+    upstream.next().answer("404 Not Found\r\nidempotency-outcome: did-not-happen", "");
+    upstream.next().answer("201 Created", "second");
+    assert_eq!(receive(&asked).unwrap().body, "second");
+    let allowed = log_line(folder.path(), "the reconcile hook allows an execution");
+    assert_eq!(allowed["did_not_happen"], fence.as_str(), "{allowed}");
+    drop(gateway);
+
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{gone}/outcome?token=secret");
+    let more = ["--on-unknown", "reconcile", "--reconcile-url", &url];
+    let _gateway = Gateway::logged(upstream.address, folder.path(), &more);
+    wait_for_log(folder.path(), "the reconcile URL failed its probe", 1);
+    let failed = log_line(folder.path(), "the reconcile URL failed its probe");
+    assert_eq!(failed["level"], "WARN", "{failed}");
+    assert_eq!(failed["url"], format!("http://{gone}/outcome"), "{failed}");
+}
+
+#[test]
+fn a_doctor_probes_the_reconcile_url() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("hapax.toml");
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (at, code, says) in [(upstream.address, 0, "fine"), (gone, 1, "broken")] {
+        let text = format!(
+            "[policy]\non_unknown = \"reconcile\"\nreconcile_url = \"http://{at}/outcome\"\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let arguments = ["doctor", "--config", file.to_str().unwrap(), "--store", "memory:"];
+        let output = crate::world::hapax(&arguments).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let line = said.lines().find(|line| line.contains("reconcile: ")).unwrap_or_else(|| {
+            panic!("no line in {said}{}", String::from_utf8_lossy(&output.stderr))
+        });
+        assert!(line.starts_with(says) && line.contains(&format!("http://{at}/outcome")), "{line}");
+        assert_eq!(output.status.code(), Some(code), "{said}");
+    }
 }
 
 #[test]

@@ -304,7 +304,11 @@ fn what_is_not_there_is_said_in_one_line() {
 #[test]
 fn what_has_expired_is_purged() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
-    let gateway = filled(&upstream, folder.path(), &["--retention", "100ms", "--lease", "100ms"]);
+    let gateway = filled(
+        &upstream,
+        folder.path(),
+        &["--retention", "100ms", "--lease", "100ms", "--on-unknown", "reexecute"],
+    );
     let store = store(folder.path());
     let purge = ["keys", "purge", "--store", &store];
     assert!(ok(&purge).starts_with("nothing was removed here: the gateway"), "the gateway does it");

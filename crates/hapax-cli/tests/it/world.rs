@@ -281,6 +281,11 @@ impl Upstream {
                 let (stream, out): (TcpStream, Sender<Waiting>) = (stream.unwrap(), out.clone());
                 std::thread::spawn(move || {
                     if let Some((head, _)) = read_message(&stream) {
+                        if header(&head, "idempotency-fence") == "0" {
+                            // The probe of a reconcile URL.
+                            let status = "404 Not Found\r\nidempotency-outcome: did-not-happen";
+                            return Waiting { head, stream }.answer(status, "");
+                        }
                         // The test may have seen enough.
                         let _ = out.send(Waiting { head, stream });
                     }

@@ -119,7 +119,8 @@ pub async fn w16_profiles_say_nothing_of_grpc(arena: Arena) {
         let runs = Runs::new();
         let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
         let stage = arena.start(policy, asked_for(&runs)).await;
-        for (code, class) in [("0", "true"), ("5", "true"), ("8", "false"), ("13", ""), ("99", "")] {
+        for (code, class) in [("0", "true"), ("5", "true"), ("8", "false"), ("13", ""), ("99", "")]
+        {
             let post = call(&stage, &format!("k-{profile}-{code}"), code);
             assert_eq!(status(&stage.send(post.clone()).await), code);
             let second = stage.send(post).await;
@@ -134,15 +135,13 @@ pub async fn w16_a_grpc_answer_overrides_its_status(arena: Arena) {
     let runs = Runs::new();
     let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
-    for (said, replayed) in
-        [
-            ("14=final", "true"),
-            ("14=retryable", "false"),
-            ("0=retryable", "false"),
-            ("!0=unknown", ""),
-            ("!13=final", "true"),
-        ]
-    {
+    for (said, replayed) in [
+        ("14=final", "true"),
+        ("14=retryable", "false"),
+        ("0=retryable", "false"),
+        ("!0=unknown", ""),
+        ("!13=final", "true"),
+    ] {
         let post = call(&stage, &format!("\"k {said}\""), said);
         let first = stage.send(post.clone()).await;
         assert_eq!(first.header("idempotency-replayed"), "false");

@@ -32,9 +32,9 @@ fn body_of(status: u16, run: usize) -> String {
 }
 
 /// Sends two requests under one key; the first executes, and what the second gets is of this class.
-async fn twice(stage: &Stage, runs: &Runs, status: u16, class: Class) {
+async fn twice(stage: &Stage, runs: &Runs, profile: Profile, status: u16, class: Class) {
     let run = runs.count() + 1;
-    let post = stage.post(&format!("k-{status}")).to(&format!("/s/{status}"));
+    let post = stage.post(&format!("k-{profile}-{status}")).to(&format!("/s/{status}"));
     stage.send(post.clone()).await.is_first(status, &body_of(status, run));
     assert_eq!(runs.count(), run);
     let second = stage.send(post).await;
@@ -55,12 +55,13 @@ async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknow
     let runs = Runs::new();
     // Under `block`, what is unknown is told from what is released.
     assert_eq!(policy.on_unknown, OnUnknown::Block);
+    let profile = policy.profile;
     let stage = arena.start(policy, by_path(&runs)).await;
     for (statuses, class) in
         [(kept, Class::Final), (free, Class::Retryable), (unknown, Class::Unknown)]
     {
         for status in statuses {
-            twice(&stage, &runs, *status, class).await;
+            twice(&stage, &runs, profile, *status, class).await;
         }
     }
 }
@@ -139,7 +140,10 @@ pub async fn w25_a_status_in_two_lists_is_refused(arena: Arena) {
     let statuses = lists(&["200"], &["503"], &["5xx"]);
     let policy = Policy { statuses, ..Policy::default() };
     let said = arena.refused(policy, by_path(&Runs::new())).await;
-    assert!(said.contains("retryable") && said.contains("unknown") && said.contains("503"), "{said}");
+    assert!(
+        said.contains("retryable") && said.contains("unknown") && said.contains("503"),
+        "{said}"
+    );
 }
 
 pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {
@@ -348,6 +352,21 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
     stage.send(stage.post("\"k\"")).await.is_replay(201, "receipt of the first");
     stage.send(second()).await.is_replay(201, "receipt of the second");
     assert_eq!(runs.count(), 3);
+}
+
+pub async fn w27_outcome_unknown_says_when_to_come_again(arena: Arena) {
+    let (stage, ..) = reconciled(&arena, Truth::CannotSay).await;
+    let answer = stage.send(stage.post("\"a key\"")).await;
+    answer.is_refused(409, "outcome-unknown");
+    assert_eq!(answer.header("retry-after"), "1");
+    stage.end().await;
+    // Under `block` an operator has to decide.
+    let (runs, fences) = (Runs::new(), Arc::default());
+    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
+    stage.send(stage.post("k")).await.is_first(500, "1");
+    let answer = stage.send(stage.post("k")).await;
+    answer.is_refused(409, "outcome-unknown");
+    assert_eq!(answer.header("retry-after"), "");
 }
 
 pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: Arena) {

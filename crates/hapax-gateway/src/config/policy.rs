@@ -129,7 +129,11 @@ pub(crate) struct SettledPolicy {
 const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
 
 /// How long the upstream may take to say what became of an operation.
-const ANSWER: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+
+/// By how much the layer is more patient than that: what gave no answer is counted before the layer
+/// gives up.
+const MARGIN: Duration = Duration::from_secs(1);
 
 impl PolicyConfig {
     /// `config`: the one that it is part of.
@@ -201,7 +205,7 @@ impl PolicyConfig {
     fn engine(&self, hook: bool) -> Result<Policy, ConfigError> {
         let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
         // What the dead owner sent may run for as long as an upstream may be silent.
-        let hook = hook.then_some(Hook { after: upstream_timeout, timeout: ANSWER });
+        let hook = hook.then_some(Hook { after: upstream_timeout, timeout: ANSWER + MARGIN });
         let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
         match policy.check() {
             Ok(()) => Ok(policy),

@@ -18,12 +18,14 @@ use std::time::Duration;
 use hapax::{InFlight, OnUnknown};
 use hapax_http::server::StoreOutage;
 use http::Method;
+use tokio::runtime::Handle;
 
 use crate::config::{
     Callers, Config, ConfigError, Handling, ListenTls, PolicyConfig, Transport, UpstreamTls,
 };
 use crate::live::{Current, Lasting};
 use crate::memory::LargestBodies;
+use crate::reconcile;
 use crate::routes::Table;
 
 /// Why a configuration does not hold now. What held before holds on.
@@ -44,11 +46,22 @@ pub(super) struct Reloading {
     told: Mutex<Config>,
     /// What the memory was divided for.
     largest: LargestBodies,
+    /// Where reconcile URLs are probed: a reload may come from outside of the runtime.
+    runtime: Handle,
 }
 
 impl Reloading {
-    pub(super) const fn new(told: Config, largest: LargestBodies) -> Self {
-        Self { told: Mutex::new(told), largest }
+    /// It must be called on a tokio runtime.
+    pub(super) fn new(told: Config, largest: LargestBodies) -> Self {
+        Self { told: Mutex::new(told), largest, runtime: Handle::current() }
+    }
+
+    /// Probes each reconcile URL, and warns of those that do not answer as they must. Each takes a
+    /// few seconds at most, and holds up nothing.
+    pub(super) fn probe(&self, current: &Current) {
+        for asker in current.now().askers() {
+            self.runtime.spawn(reconcile::warn_of(asker.clone()));
+        }
     }
 
     pub(super) fn drain_timeout(&self) -> Duration {
@@ -84,6 +97,7 @@ impl Reloading {
         }
         let live = lasting.live(&config, settled, Some(&current.now()))?;
         current.replace(live);
+        self.probe(current);
         compare(&told, &config);
         warn(&config);
         *told = config;

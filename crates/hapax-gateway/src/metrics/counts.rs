@@ -34,6 +34,7 @@ pub(crate) struct Counts {
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
+    reconciled: [AtomicU64; Verdict::ALL.len()],
     would: [AtomicU64; Would::ALL.len()],
     would_refuse: [AtomicU64; Code::ALL.len()],
 }
@@ -60,7 +61,38 @@ impl Would {
     ];
 }
 
+/// What a reconcile URL answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    Happened,
+    DidNotHappen,
+    /// 404 without the marker.
+    NotFound,
+    /// Another status.
+    Other,
+    /// A response that cannot be kept.
+    Unusable,
+    NoAnswer,
+}
+
+impl Verdict {
+    const ALL: [(Self, &str); 6] = [
+        (Self::Happened, "happened"),
+        (Self::DidNotHappen, "did-not-happen"),
+        (Self::NotFound, "not-found"),
+        (Self::Other, "other"),
+        (Self::Unusable, "unusable"),
+        (Self::NoAnswer, "no-answer"),
+    ];
+}
+
 impl Counts {
+    /// A reconcile URL answered.
+    pub(crate) fn reconciled(&self, verdict: Verdict) {
+        let index = Verdict::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
+        add(&self.reconciled[index]);
+    }
+
     /// A request was answered by a problem.
     pub(crate) fn refused(&self, code: Code) {
         add(&self.refused[index(code)]);
@@ -112,6 +144,11 @@ impl ByRoute {
             let count = sum(&|it| it.would[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
+        let reconciled = Verdict::ALL.iter().enumerate().map(|(index, (_, word))| {
+            let count = sum(&|it| it.reconciled[index].load(Relaxed));
+            ((*word).to_owned(), serde_json::Value::from(count))
+        });
+        let reconciled = reconciled.collect::<serde_json::Map<_, _>>();
         let mut would = would.collect::<serde_json::Map<_, _>>();
         would.insert("refuse".into(), by_code(&|it| &it.would_refuse).into());
         let executed = serde_json::json!({
@@ -123,6 +160,7 @@ impl ByRoute {
             ("refused", by_code(&|it| &it.refused).into()),
             ("unprotected", sum(&|it| it.unprotected.load(Relaxed)).into()),
             ("asked", sum(&|it| it.asked.load(Relaxed)).into()),
+            ("reconciled", reconciled.into()),
             ("would", would.into()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -155,6 +193,13 @@ impl ByRoute {
         for (name, help, of) in ONE_EACH {
             family(name, help, &|it| vec![(String::new(), of(it).load(Relaxed))])?;
         }
+        let name = "hapax_reconcile_total";
+        family(name, "Answers of the reconcile URL.", &|it| {
+            let count = |((_, word), count): (&(Verdict, &str), &AtomicU64)| {
+                (format!("answer=\"{word}\""), count.load(Relaxed))
+            };
+            Verdict::ALL.iter().zip(&it.reconciled).map(count).collect()
+        })?;
         let name = "hapax_would_total";
         let help = "Requests on observed routes, by what protection would have made of them.";
         family(name, help, &|it| {
@@ -273,12 +318,15 @@ mod tests {
         let by_route = ByRoute::default();
         by_route.of("").refused(Code::InFlight);
         by_route.of("/a\"b").would(Would::Replay);
+        by_route.of("pay").reconciled(Verdict::NotFound);
         by_route.of("/a\"b").would_refuse(Code::KeyReused);
         let mut text = String::new();
         by_route.write(&mut text).unwrap();
         for line in [
             "hapax_refusals_total{code=\"in-flight\"} 1",
             "hapax_would_total{outcome=\"replay\"} 0",
+            "hapax_reconcile_total{answer=\"did-not-happen\"} 0",
+            "hapax_reconcile_total{route=\"pay\",answer=\"not-found\"} 1",
             "hapax_would_total{route=\"/a\\\"b\",outcome=\"replay\"} 1",
             "hapax_would_refuse_total{route=\"/a\\\"b\",code=\"key-reused\"} 1",
         ] {

@@ -157,8 +157,9 @@ async fn a_record_of_a_function_is_released_here_and_not_resolved() {
     let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build();
     let keys = Keys::new(engine.clone(), store, Duration::from_secs(10));
     let (scope, key) = (Scope::shared(), "of-a-function".parse().unwrap());
-    let call =
-        async || engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await;
+    let call = async || {
+        engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await
+    };
     call().await.unwrap_err();
     let id = engine.store_key(&scope, &key);
     let fence = keys.show(&id).await.unwrap().fence;

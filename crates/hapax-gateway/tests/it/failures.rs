@@ -132,7 +132,9 @@ async fn post_owned(address: SocketAddr, body: &'static str) -> crate::world::An
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_answer_is_executed_again_under_a_larger_fence() {
     let mut upstream = RawUpstream::start().await;
-    let gateway = start(config(url(upstream.address))).await;
+    let mut config = config(url(upstream.address));
+    config.policy.on_unknown = OnUnknown::Reexecute;
+    let gateway = start(config).await;
     let asked = tokio::spawn(post_owned(gateway.local_addr(), "x"));
     let (stream, first) = upstream.next().await;
     drop(stream);

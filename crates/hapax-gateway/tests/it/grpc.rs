@@ -178,7 +178,9 @@ impl Client {
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_16_a_replay_is_the_first_answer_with_its_status() {
     let server = Server::start().await;
-    let gateway = Gateway::start(server.config()).await.unwrap();
+    let mut config = server.config();
+    config.policy.on_unknown = OnUnknown::Reexecute;
+    let gateway = Gateway::start(config).await.unwrap();
     let client = Client::connect(gateway.local_addr()).await;
     for replayed in ["false", "true", "true"] {
         let answer = client.make(Some("k"), "pay").await.unwrap();

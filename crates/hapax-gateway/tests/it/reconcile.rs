@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::OnUnknown;
-use hapax_gateway::{Callers, Config};
+use hapax_gateway::{Callers, Config, Gateway, Severity};
 use hapax_http::Body;
 use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use http::{Method, Response};
 
-use crate::world::{Answer, Seen, Upstream, config, post_with, start, text};
+use crate::world::{Answer, Seen, Upstream, config, did_not_happen, get, post_with, start, text};
 
 /// An upstream that answers POST with 500, and GET of /outcome with what `says` is.
 async fn upstream(says: impl Fn(&Seen) -> Response<Body> + Send + Sync + 'static) -> Upstream {
@@ -99,7 +99,7 @@ async fn wire_29_the_key_is_in_the_header_of_the_route() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_did_not_happen() {
-    let upstream = upstream(|_| text(404, "")).await;
+    let upstream = upstream(|_| did_not_happen()).await;
     let gateway = start(reconciling(&upstream)).await;
     assert_eq!(send(&gateway).await.status, 500);
     let answer = send(&gateway).await;
@@ -109,6 +109,108 @@ async fn it_did_not_happen() {
     let fence = |index: usize| seen[index].header("idempotency-fence").parse::<u64>().unwrap();
     assert_eq!(fence(1), fence(0));
     assert!(fence(2) > fence(0));
+}
+
+/// Routers and proxies answer 404 as well, for a path that they do not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_404_without_the_marker_says_nothing() {
+    let values: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+    let upstream = {
+        let values = Arc::clone(&values);
+        upstream(move |_| {
+            let mut response = text(404, "");
+            for value in values.lock().unwrap().iter() {
+                let value = HeaderValue::from_static(value);
+                response.headers_mut().append("idempotency-outcome", value);
+            }
+            response
+        })
+        .await
+    };
+    let mut config = reconciling(&upstream);
+    config.admin = Some("127.0.0.1:0".parse().unwrap());
+    let gateway = start(config).await;
+    assert_eq!(send(&gateway).await.status, 500);
+    for said in [&[][..], &["retryable"], &["Did-Not-Happen"], &["did-not-happen"; 2]] {
+        *values.lock().unwrap() = said.to_vec();
+        let answer = send(&gateway).await;
+        assert_eq!((answer.status, answer.code().as_str()), (409, "outcome-unknown"), "{said:?}");
+        assert_eq!(answer.header("retry-after"), "1");
+    }
+    *values.lock().unwrap() = vec!["did-not-happen"];
+    assert_eq!(send(&gateway).await.text(), "again");
+    let metrics = get(gateway.admin_addr().unwrap(), "/metrics").await.text();
+    for line in [
+        "hapax_reconcile_total{answer=\"not-found\"} 4",
+        "hapax_reconcile_total{answer=\"did-not-happen\"} 1",
+        "hapax_reconcile_total{answer=\"happened\"} 0",
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "{line} is not in\n{metrics}");
+    }
+}
+
+/// Waits until the upstream was probed so often.
+async fn probed(upstream: &Upstream, times: usize) -> Vec<Seen> {
+    while upstream.probes().len() < times {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    upstream.probes()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_url_is_probed_at_start_and_on_reload() {
+    let upstream = upstream(|_| did_not_happen()).await;
+    let config = reconciling(&upstream);
+    let gateway = start(config.clone()).await;
+    let first = probed(&upstream, 1).await.remove(0);
+    gateway.reload(config).unwrap();
+    let second = probed(&upstream, 2).await.remove(1);
+    for probe in [&first, &second] {
+        assert_eq!(
+            (&probe.method, probe.uri.to_string().as_str()),
+            (&Method::GET, "/outcome?of=this")
+        );
+        assert_eq!(probe.header("idempotency-operation-id").len(), 64);
+        assert_eq!(probe.header("authorization"), "");
+    }
+    for name in ["idempotency-key", "idempotency-operation-id"] {
+        assert_ne!(first.header(name), second.header(name));
+    }
+    assert!(upstream.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_takes_only_the_marked_404() {
+    let says = Arc::new(Mutex::new(200));
+    let upstream = {
+        let says = Arc::clone(&says);
+        Upstream::probed(move |_| match *says.lock().unwrap() {
+            0 => did_not_happen(),
+            status => text(status, ""),
+        })
+        .await
+    };
+    let config = reconciling(&upstream);
+    for (said, severity, found) in [
+        (0, Severity::Fine, "answers its probe as it must"),
+        (404, Severity::Broken, "answered 404 without `Idempotency-Outcome: did-not-happen`"),
+        (200, Severity::Broken, "its answer would be replayed"),
+        (401, Severity::Broken, "answered 401"),
+        (503, Severity::Broken, "answered 503"),
+    ] {
+        *says.lock().unwrap() = said;
+        let [finding] = &Gateway::probe(&config).await.unwrap()[..] else { panic!("not one URL") };
+        assert_eq!(finding.severity, severity, "{finding}");
+        assert!(finding.found.contains(found), "{finding}");
+        // The query may be secret.
+        let url = format!("http://{}/outcome ", upstream.address);
+        assert!(finding.found.starts_with(&url), "{finding}");
+    }
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let mut config = config;
+    config.policy.reconcile_url = Some(format!("http://{gone}/").parse().unwrap());
+    let [finding] = &Gateway::probe(&config).await.unwrap()[..] else { panic!("not one URL") };
+    assert!(finding.found.contains("could not be reached"), "{finding}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -114,6 +114,7 @@ async fn protection_is_not_evaded_by_the_letters_of_a_method() {
 async fn an_ambiguous_path_leaves_the_guards_count_alone() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
+    config.policy.on_unknown = OnUnknown::Reexecute;
     let strict = route(&config, "/strict/{*rest}", |policy| policy.key = KeyRule::Required);
     let blocked = route(&config, "/blocked/{*rest}", |policy| policy.on_unknown = OnUnknown::Block);
     config.routes = vec![strict, blocked];

@@ -44,7 +44,10 @@ impl Ledger {
                 Some((_, answer)) => json_reply(answer.clone()),
                 None => {
                     self.barred.insert((id, fence));
-                    reply(404, "")
+                    let mut response = reply(404, "");
+                    let marker = "did-not-happen".parse().unwrap();
+                    response.headers_mut().insert("idempotency-outcome", marker);
+                    response
                 }
             };
         }

@@ -113,23 +113,33 @@ impl Fixture for Place {
 /// What a hook says, as a server that is asked over HTTP.
 fn answers(hook: Hook) -> Handler {
     handler(move |call: Call| {
+        let marked = || {
+            let mut response = reply(404, "");
+            let marker = "did-not-happen".parse().unwrap();
+            response.headers_mut().insert("idempotency-outcome", marker);
+            response
+        };
+        let fence = call.fence.unwrap();
         let key = call.headers["idempotency-key"].as_bytes();
         let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Strict).unwrap();
-        let truth = hook.ask(&ReconcileRequest {
-            key: key.as_str(),
-            fence: call.fence.unwrap(),
-            attempt: call.attempt.unwrap(),
-            operation: call.operation.as_deref().unwrap(),
+        // Fence 0 is the gateway's probe.
+        let truth = (fence > 0).then(|| {
+            hook.ask(&ReconcileRequest {
+                key: key.as_str(),
+                fence,
+                attempt: call.attempt.unwrap(),
+                operation: call.operation.as_deref().unwrap(),
+            })
         });
         async move {
-            match truth {
+            match truth.unwrap_or(Truth::DidNotHappen) {
                 Truth::Happened(status, text) => {
                     let mut response = reply(200, text);
                     let status = status.to_string().parse().unwrap();
                     response.headers_mut().insert("idempotency-status", status);
                     response
                 }
-                Truth::DidNotHappen => reply(404, ""),
+                Truth::DidNotHappen => marked(),
                 Truth::CannotSay => reply(503, ""),
             }
         }

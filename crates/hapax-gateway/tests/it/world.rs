@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hapax_gateway::{Config, Gateway, Running, StoreUrl};
 use hapax_http::Body;
 use hapax_http::server::MissingScope;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -61,6 +61,7 @@ pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     pub(crate) connections: Arc<AtomicUsize>,
     seen: Arc<Mutex<Vec<Seen>>>,
+    probes: Arc<Mutex<Vec<Seen>>>,
     task: JoinHandle<()>,
 }
 
@@ -74,24 +75,45 @@ impl Upstream {
         Self::start_with(None, answer).await
     }
 
-    /// Behind TLS, where there is any.
+    /// Behind TLS, where there is any. Probes of a reconcile URL, which have fence 0, get the right
+    /// answer.
     pub(crate) async fn start_with<F, A>(tls: Option<Arc<ServerConfig>>, answer: F) -> Self
     where
         F: Fn(Seen) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
     {
+        Self::listen(tls, answer, |_| did_not_happen()).await
+    }
+
+    /// Answers probes of a reconcile URL like this, and nothing else.
+    pub(crate) async fn probed(
+        probe: impl Fn(&Seen) -> Response<Body> + Send + Sync + 'static,
+    ) -> Self {
+        Self::listen(None, |_| async { text(500, "") }, probe).await
+    }
+
+    async fn listen<F, A, P>(tls: Option<Arc<ServerConfig>>, answer: F, probe: P) -> Self
+    where
+        F: Fn(Seen) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+        P: Fn(&Seen) -> Response<Body> + Send + Sync + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(AtomicUsize::new(0));
+        let probes = Arc::new(Mutex::new(Vec::new()));
         let (answer, all, count) = (Arc::new(answer), Arc::clone(&seen), Arc::clone(&connections));
+        let (probe, probed) = (Arc::new(probe), Arc::clone(&probes));
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 count.fetch_add(1, Ordering::SeqCst);
                 let (answer, all) = (Arc::clone(&answer), Arc::clone(&all));
+                let (probe, probed) = (Arc::clone(&probe), Arc::clone(&probed));
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (answer, all) = (Arc::clone(&answer), Arc::clone(&all));
+                    let (probe, probed) = (Arc::clone(&probe), Arc::clone(&probed));
                     async move {
                         let (parts, body) = request.into_parts();
                         // A client that went away in the middle is not asked anything.
@@ -107,6 +129,10 @@ impl Upstream {
                             body: body.to_bytes(),
                             trailers,
                         };
+                        if seen.header("idempotency-fence") == "0" {
+                            probed.lock().unwrap().push(seen.clone());
+                            return Ok(probe(&seen));
+                        }
                         all.lock().unwrap().push(seen.clone());
                         Ok(answer(seen).await)
                     }
@@ -125,7 +151,7 @@ impl Upstream {
                 });
             }
         });
-        Self { address, connections, seen, task }
+        Self { address, connections, seen, probes, task }
     }
 
     /// One that numbers its answers.
@@ -142,6 +168,11 @@ impl Upstream {
         self.seen.lock().unwrap().clone()
     }
 
+    /// Probes of a reconcile URL; they are not among what was [seen](Self::seen).
+    pub(crate) fn probes(&self) -> Vec<Seen> {
+        self.probes.lock().unwrap().clone()
+    }
+
     pub(crate) fn url(&self) -> Uri {
         format!("http://{}", self.address).parse().unwrap()
     }
@@ -151,6 +182,14 @@ impl Drop for Upstream {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// What a service answers about an operation that did not happen.
+pub(crate) fn did_not_happen() -> Response<Body> {
+    let mut response = text(404, "");
+    let marker = HeaderValue::from_static("did-not-happen");
+    response.headers_mut().insert("idempotency-outcome", marker);
+    response
 }
 
 pub(crate) fn text(status: u16, body: impl Into<Bytes>) -> Response<Body> {

@@ -87,7 +87,17 @@ where
             let mut claim = engine.claim(&scope, &key, &asked, &policy.options.policy).await;
             while let Ok(Claim::Ask(question)) = claim {
                 layer.observe(&policy, Event::Asked);
+                let fence = question.fence();
                 claim = ask(&policy, &key, &parts, question, &asked).await;
+                if let Ok(Claim::Execute(lease)) = &claim {
+                    tracing::info!(
+                        route = &*policy.options.name,
+                        id = %engine.store_key(&scope, &key),
+                        did_not_happen = %fence,
+                        fence = %lease.fence(),
+                        "the reconcile hook allows an execution"
+                    );
+                }
             }
             Ok((claim, place, body, trailers))
         };
@@ -272,17 +282,27 @@ fn settle(
             Code::KeyReused,
             "A request that differs in method, target or content came with this key before.",
         ),
-        Ok(Claim::Unknown | Claim::Ask(_)) => Problem::new(
-            Code::OutcomeUnknown,
-            "An earlier request with this key may have taken effect. It is not run again until \
-             that is known.",
-        ),
+        Ok(Claim::Unknown { ask_in }) => {
+            let problem = unknown();
+            // Without it an operator has to decide, and coming again does not help.
+            match ask_in {
+                Some(ask_in) => problem.retry_after(ask_in),
+                None => problem,
+            }
+        }
+        Ok(Claim::Ask(_)) => unknown(),
         Err(error) => match outage(policy, &error) {
             Some(problem) => problem,
             None => return Settled::Unprotected,
         },
     };
     Settled::Answer(layer.refuse(policy, manner, &problem))
+}
+
+fn unknown() -> Problem {
+    let detail = "An earlier request with this key may have taken effect. It is not run again until that is \
+         known.";
+    Problem::new(Code::OutcomeUnknown, detail)
 }
 
 /// The refusal, or `None` where the route executes without a record. Only where the store is

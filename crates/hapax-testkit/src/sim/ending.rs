@@ -69,6 +69,7 @@ impl World {
             fingerprint: plan::fingerprint(truth.request, 0),
             terms,
             hook: None,
+            may_ask: true,
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;
@@ -120,7 +121,7 @@ fn judge_end(truth: &Truth, claimed: &Claimed) -> Judged {
                 && truth.phase == Phase::Done
                 && plan::number(replay.outcome.bytes()) == truth.outcome
         }
-        Claimed::Unknown => !free && truth.phase != Phase::Done && !again,
+        Claimed::Unknown { .. } => !free && truth.phase != Phase::Done && !again,
         _ => false,
     };
     ensure(right, "L1", "a key cannot be claimed again as its policy says")

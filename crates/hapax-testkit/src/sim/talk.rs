@@ -164,7 +164,7 @@ impl World {
                 self.count(Count::Mismatch);
                 Told::Mismatch
             }
-            Claimed::Unknown => {
+            Claimed::Unknown { .. } => {
                 self.count(Count::Unknown);
                 Told::Unknown
             }

@@ -60,6 +60,7 @@ impl World {
             fingerprint: plan::fingerprint(request, scheme),
             terms,
             hook,
+            may_ask: true,
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = Claiming::start_at(name, claim, seen, &self.ids.0) else {

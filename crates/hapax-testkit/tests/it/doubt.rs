@@ -190,6 +190,7 @@ impl World {
                     fingerprint: Fingerprint::builder("doubt/1").finish(),
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
                     hook: None,
+                    may_ask: true,
                 };
                 let (claiming, next) = Claiming::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)

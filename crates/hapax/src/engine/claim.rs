@@ -17,7 +17,7 @@ use crate::fingerprint::{Fingerprint, Scheme};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::FencingToken;
+use crate::record::{FencingToken, Tag};
 use crate::scope::{Scope, StoreKey};
 use crate::store::{Snapshot, StoreError};
 
@@ -49,7 +49,11 @@ pub enum Claim {
     /// Refuse: the key belongs to another request.
     Mismatch,
     /// Refuse: it may have happened, and must not run again by itself.
-    Unknown,
+    Unknown {
+        /// When a claim may ask the hook, from now; `None` where asking again cannot help, because an
+        /// operator has to decide.
+        ask_in: Option<Duration>,
+    },
     /// Ask the hook.
     Ask(Question),
 }
@@ -89,8 +93,8 @@ impl Idempotency {
     /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
     ///    leaves a claim behind: what lands unheard is released in the background.
     /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
-    ///    gives up. They wait as well while another claim asks the hook, and do not ask it after
-    ///    that, unless there was no answer in time.
+    ///    gives up. They wait as well until the hook may be asked and while another claim asks it,
+    ///    and do not ask it after that, unless there was no answer in time.
     ///
     /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
     ///
@@ -106,7 +110,8 @@ impl Idempotency {
         let key = self.store_key(scope, key);
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
-        let claim = exchange::Claim { scheme, fingerprint, terms: policy.terms, hook: policy.hook };
+        let Policy { terms, hook, .. } = *policy;
+        let claim = exchange::Claim { scheme, fingerprint, terms, hook, may_ask: true };
         let deadline = match policy.in_flight {
             InFlight::Wait(patience) => Some(after(patience)),
             InFlight::Reject => None,
@@ -129,16 +134,23 @@ enum Pending {
     /// Somebody executes.
     InFlight { elapsed: Duration, remaining: Duration },
     /// Somebody asks a hook, until then.
-    Asked { until: Instant },
+    Asked { until: Instant, ask_at: Option<Instant> },
+    /// This claim may ask the hook from then on, unless the record has another tag by then.
+    Due { ask_at: Instant, tag: Tag },
 }
 
 impl From<Pending> for Claim {
     fn from(pending: Pending) -> Self {
         match pending {
             Pending::InFlight { elapsed, remaining } => Self::InFlight { elapsed, remaining },
-            Pending::Asked { .. } => Self::Unknown,
+            Pending::Asked { ask_at, .. } => Self::Unknown { ask_in: ask_at.map(until) },
+            Pending::Due { ask_at, .. } => Self::Unknown { ask_in: Some(until(ask_at)) },
         }
     }
+}
+
+fn until(moment: Instant) -> Duration {
+    moment.saturating_duration_since(Instant::now())
 }
 
 /// A call for a claim: what it takes to claim again, and until when it waits.
@@ -166,7 +178,7 @@ impl Call {
                 None => None,
             };
             let seen = match pending {
-                Some(pending) => match self.news(&mut waiter).await {
+                Some(pending) => match self.news(&mut waiter, pending).await {
                     Some(news) => news,
                     None => return Ok(pending.into()),
                 },
@@ -174,10 +186,10 @@ impl Call {
             };
             // Whoever has waited for an answer does not ask for another: all that wait would, one
             // after the other. If none came in time, somebody else has to.
-            claim.hook = self.claim.hook.filter(|_| match pending {
-                Some(Pending::Asked { until }) => until <= Instant::now(),
+            claim.may_ask = match pending {
+                Some(Pending::Asked { until, .. }) => until <= Instant::now(),
                 _ => true,
-            });
+            };
             heard = match (self.once(claim.clone(), seen, request).await, pending) {
                 (Ok(heard), _) => Some(heard),
                 // It was there when it was last seen: no reason to forget that.
@@ -192,15 +204,28 @@ impl Call {
 
     /// Sleeps until there is news, and gives what was seen, if anything; `None` if this call does not
     /// wait, or no longer.
-    async fn news(&self, waiter: &mut Option<Waiter>) -> Option<Option<Snapshot>> {
+    async fn news(
+        &self,
+        waiter: &mut Option<Waiter>,
+        pending: Pending,
+    ) -> Option<Option<Snapshot>> {
         let deadline = self.deadline?;
+        // From the moment that the hook may be asked on, that is the news.
+        let (moment, known) = match pending {
+            Pending::Due { ask_at, tag } => (deadline.min(ask_at), Some(tag)),
+            Pending::InFlight { .. } | Pending::Asked { .. } => (deadline, None),
+        };
         let Some(waiter) = waiter else {
             // Register first, then look once more: what happened in between is not missed.
             *waiter = Some(self.inner.waiters.register(self.key)?);
             return Some(None);
         };
         // Nothing is held across this await but a place in the crowd.
-        let news = waiter.changed(&self.inner, deadline).await.ok()?;
+        let news = match waiter.changed(&self.inner, moment, known).await {
+            Ok(news) => news,
+            Err(_) if moment < deadline => return Some(None),
+            Err(_) => return None,
+        };
         // What is told now counts as known; what is told from here on wakes again.
         Some(news.map(|news| Snapshot::clone(&news)))
     }
@@ -277,12 +302,17 @@ impl Call {
                     return Ok(Heard::Pending(Pending::InFlight { elapsed, remaining }));
                 }
                 Settled::Told(Claimed::Mismatch) => Claim::Mismatch,
-                Settled::Told(Claimed::Unknown) => match back.seen() {
-                    Snapshot { now, cell: Some(cell) } if is_live(back.seen()) => {
+                Settled::Told(Claimed::Unknown { ask_in }) => match (back.seen(), ask_in) {
+                    (Snapshot { now, cell: Some(cell) }, _) if is_live(back.seen()) => {
                         let until = after(cell.lease_until.since(*now));
-                        return Ok(Heard::Pending(Pending::Asked { until }));
+                        let ask_at = ask_in.map(after);
+                        return Ok(Heard::Pending(Pending::Asked { until, ask_at }));
                     }
-                    _ => Claim::Unknown,
+                    (Snapshot { cell: Some(cell), .. }, Some(ask_in)) if !ask_in.is_zero() => {
+                        let (ask_at, tag) = (after(ask_in), cell.tag);
+                        return Ok(Heard::Pending(Pending::Due { ask_at, tag }));
+                    }
+                    _ => Claim::Unknown { ask_in },
                 },
                 Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
                     return Err(ClaimError::Contended);
@@ -411,7 +441,7 @@ impl Question {
         let next = claiming.answered(verdict, &*call.inner.entropy)?;
         let heard = call.converse(claiming, next, request).await?;
         // Those who waited for the answer look what is there now.
-        if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown)) {
+        if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown { .. })) {
             call.inner.waiters.wake(&call.key, None);
         }
         // Apart, since it is rare and large.

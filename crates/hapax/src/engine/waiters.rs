@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::idempotency::Inner;
-use crate::record::State;
+use crate::record::{State, Tag};
 use crate::scope::StoreKey;
 use crate::store::{BoxFuture, Notify, Snapshot};
 
@@ -104,13 +104,15 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Sleeps until there is news since it registered or was last woken; `Err` at the deadline.
+    /// Sleeps until there is news since it registered or was last woken; `Err` at the deadline. A
+    /// record that still has the tag `known`, and that no claim works on, is no news.
     ///
     /// Dropping it is safe: it holds nothing but its place and perhaps the poller's lock.
     pub(super) async fn changed(
         &mut self,
         inner: &Inner,
         deadline: Instant,
+        known: Option<Tag>,
     ) -> Result<News, TooLate> {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
@@ -132,7 +134,8 @@ impl Waiter {
                     inner.store.load(key).await
                 };
                 let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
-                if !is_live(&seen) {
+                let tag = seen.cell.as_ref().map(|cell| cell.tag);
+                if !is_live(&seen) && (known.is_none() || tag != known) {
                     return seen;
                 }
             }

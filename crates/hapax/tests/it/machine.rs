@@ -96,7 +96,7 @@ fn word(step: &Step) -> String {
         Step::InFlight { .. } => "busy".into(),
         Step::Mismatch => "mismatch".into(),
         Step::Rehash(_) => "rehash".into(),
-        Step::Unknown => "blocked".into(),
+        Step::Unknown { .. } => "blocked".into(),
         Step::Recorded => "recorded".into(),
         Step::Lost => "lost".into(),
         Step::Gone => "gone".into(),
@@ -127,6 +127,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &st
         fingerprint: &fingerprint(text),
         terms: terms(on_unknown),
         hook,
+        may_ask: true,
     };
     check("claim", &Event::Claim(asked), expected);
 }
@@ -196,6 +197,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
         hook: None,
+        may_ask: true,
     };
     let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
@@ -217,6 +219,7 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Block),
         hook: None,
+        may_ask: true,
     };
     let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
                     lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
@@ -370,6 +373,35 @@ fn an_operator_decides() {
 }
 
 #[test]
+fn what_is_blocked_says_when_a_hook_may_be_asked() {
+    use OnUnknown::{Block, Reconcile};
+    let secs = |seconds| Some(Duration::from_secs(seconds));
+    let scheme = Scheme::new("test/1").unwrap();
+    for (cell, hook, may_ask, ask_in) in [
+        // It lapsed 59 s ago, and may be asked about 60 s after that.
+        (cell(State::InFlight, -59, Reconcile), HOOK, true, secs(1)),
+        (cell(ASKING, 1, Reconcile), HOOK, true, secs(1)),
+        // Another claim asked, and could not say.
+        (cell(UNKNOWN, 0, Reconcile), HOOK, false, secs(0)),
+        (cell(UNKNOWN, 0, Reconcile), None, true, None),
+        (cell(UNKNOWN, 0, Block), HOOK, true, None),
+        (cell(State::InFlight, -90, Block), HOOK, true, None),
+    ] {
+        let asked = Asked {
+            grant: NEW,
+            mine: &[],
+            scheme: &scheme,
+            fingerprint: &fingerprint("same"),
+            terms: terms(Reconcile),
+            hook,
+            may_ask,
+        };
+        let seen = Snapshot { now: at(0), cell: Some(cell) };
+        assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { ask_in });
+    }
+}
+
+#[test]
 fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
         let cell = cell(State::InFlight, 10, on_unknown);
@@ -402,6 +434,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
         hook: None,
+        may_ask: true,
     };
     let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
     assert_eq!((draft.record.grant, draft.record.life), (NEW, LIFE));

@@ -187,7 +187,7 @@ fn errors_name_the_line_that_said_it() {
         (
             &[],
             "[policy]\nretryable_statuses = [503]\n[[route]]\npath = \"/a\"\nunknown_statuses = [503]",
-            "f.toml:7: route /a: --retryable-statuses and --unknown-statuses both have 503",
+            "f.toml:4: route /a: --retryable-statuses and --unknown-statuses both have 503",
         ),
         (&[], "[policy]\ncors_max_age = \"1h\"", "f.toml:4: --cors-max-age needs"),
         (

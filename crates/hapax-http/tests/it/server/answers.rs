@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::InFlight;
+use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{Event, RouteOptions};
@@ -158,7 +158,10 @@ async fn wire_18_in_flight_says_when_to_come_again() {
 }
 
 fn wait_for(seconds: u64) -> RouteOptions {
-    with_policy(|policy| policy.in_flight = InFlight::Wait(Duration::from_secs(seconds)))
+    with_policy(|policy| {
+        policy.in_flight = InFlight::Wait(Duration::from_secs(seconds));
+        policy.terms.on_unknown = OnUnknown::Reexecute;
+    })
 }
 
 #[tokio::test(start_paused = true)]

@@ -277,9 +277,9 @@ async fn tonics_router() {
     assert_eq!(replay.trailers.as_ref().unwrap()["grpc-status"], "0");
     assert_eq!((&replay.body, &replay.trailers), (&first.body, &first.trailers));
     assert_eq!(runs.count(), 1);
-    // By its own status, not by HTTP's 200: unavailable is retryable, a precondition final.
-    ask("unavailable", "14").await;
-    ask("unavailable", "14").await;
+    // By its own status, not by HTTP's 200: an exhausted resource is retryable, a precondition final.
+    ask("exhausted", "8").await;
+    ask("exhausted", "8").await;
     assert_eq!(runs.count(), 3);
     ask("precondition", "9").await;
     ask("precondition", "9").await;

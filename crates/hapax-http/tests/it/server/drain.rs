@@ -11,7 +11,9 @@ use hapax_http::server::{
 };
 use tokio::time::{Instant, advance, sleep};
 
-use super::world::{Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy};
+use super::world::{
+    Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy,
+};
 
 const GRACE: Duration = Duration::from_secs(25);
 
@@ -150,8 +152,7 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
             let world = World::new();
             let (runs, go) = (Runs::default(), Signal::new());
             let handler = (runs.clone(), go.clone());
-            let options =
-                RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+            let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
             let layer = world.layer(options);
             let app = app_of(&layer, move |_| {
                 let (runs, go) = handler.clone();

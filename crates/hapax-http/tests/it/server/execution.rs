@@ -9,7 +9,9 @@ use http::{HeaderValue, Request};
 use tokio::time::{Duration, sleep};
 use tower::ServiceExt;
 
-use super::world::{LEASE, Mood, Runs, Signal, World, begin, pay, respond, send, with_policy};
+use super::world::{
+    LEASE, Mood, Runs, Signal, World, begin, pay, reexecute, respond, send, with_policy,
+};
 
 #[tokio::test(start_paused = true)]
 async fn wire_09_of_100_copies_in_two_processes_one_executes() {
@@ -165,7 +167,7 @@ async fn wire_13_the_handler_knows_fence_and_attempt() {
     let world = World::new();
     let seen = Seen::default();
     let note = Arc::clone(&seen);
-    let app = world.app(RouteOptions::default(), move |request: Request<Body>| {
+    let app = world.app(reexecute(), move |request: Request<Body>| {
         let execution = request.extensions().get::<Execution>().unwrap();
         let attempt = execution.attempt();
         note.lock().unwrap().push((execution.fence().get(), attempt));
@@ -254,7 +256,7 @@ async fn wire_23_a_lapsed_lease_that_nobody_took_is_renewed() {
 async fn what_a_recovery_point_holds_is_not_printed() {
     const POINT: &[u8] = b"s3cr3t";
     let world = World::new();
-    let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
+    let app = world.app(reexecute(), |request: Request<Body>| async move {
         let execution = request.extensions().get::<Execution>().unwrap();
         if execution.attempt() == 1 {
             execution.save(bytes::Bytes::from_static(POINT)).await.unwrap();

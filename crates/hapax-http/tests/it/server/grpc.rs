@@ -158,16 +158,19 @@ async fn wire_16_a_generated_client_hears_of_a_store_that_is_away() {
 #[tokio::test]
 async fn wire_16_what_a_status_means_for_a_generated_client() {
     let stage = Stage::new(with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block)).await;
-    // Unavailable: nothing happened, so that the next one runs.
+    // Resource exhausted: nothing happened, so that the next one runs.
     for _ in 0..2 {
-        assert_eq!(stage.charge("free", "14", 1).await.unwrap_err().code(), Code::Unavailable);
+        let status = stage.charge("free", "8", 1).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
     }
     assert_eq!(stage.runs.count(), 2);
-    // Internal: nobody knows.
-    assert_eq!(stage.charge("open", "13", 1).await.unwrap_err().code(), Code::Internal);
-    let refused = stage.refused("open", "13", 1).await;
-    assert_eq!(refused, (Code::FailedPrecondition, "outcome-unknown".into()));
-    assert_eq!(stage.runs.count(), 3);
+    // Internal and unavailable leave it open.
+    for (key, order, code) in [("open", "13", Code::Internal), ("away", "14", Code::Unavailable)] {
+        assert_eq!(stage.charge(key, order, 1).await.unwrap_err().code(), code);
+        let refused = stage.refused(key, order, 1).await;
+        assert_eq!(refused, (Code::FailedPrecondition, "outcome-unknown".into()));
+    }
+    assert_eq!(stage.runs.count(), 4);
 }
 
 /// What a hook says of an execution whose client heard *internal*.

@@ -11,7 +11,8 @@ use http::Request;
 use tokio::time::{Duration, sleep};
 
 use super::world::{
-    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy,
+    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send,
+    with_policy,
 };
 
 #[tokio::test(start_paused = true)]
@@ -162,11 +163,11 @@ async fn wire_20_away_at_completion_the_answer_may_be_withheld() {
 #[tokio::test(start_paused = true)]
 async fn wire_20_away_at_release_the_next_one_runs_when_it_is_back() {
     let world = World::new();
-    let (app, runs) = leaving(&world, RouteOptions::default(), 503);
+    let (app, runs) = leaving(&world, RouteOptions::default(), 429);
     let first = send(&app, pay("k", "{}")).await;
     assert_eq!(
         (first.status.as_u16(), first.header("idempotency-recorded")),
-        (503, Some("pending"))
+        (429, Some("pending"))
     );
     world.store.is(Mood::Well);
     world.engine.drain().await;

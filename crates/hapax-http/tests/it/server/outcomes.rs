@@ -165,9 +165,9 @@ async fn an_observer_that_panics_costs_no_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_unknown_runs_again_by_default() {
+async fn wire_15_unknown_is_blocked_by_default() {
     let (_, found) = after(RouteOptions::default(), |_| respond(500, "")).await;
-    assert_eq!(found, "runs again");
+    assert_eq!(found, "unknown");
 }
 
 #[tokio::test(start_paused = true)]
@@ -382,7 +382,7 @@ async fn wire_23_a_released_key_has_forgotten_its_fingerprint() {
     let count = runs.clone();
     let app = world.app(RouteOptions::default(), move |_| {
         let run = count.next();
-        async move { respond(if run == 1 { 503 } else { 201 }, "") }
+        async move { respond(if run == 1 { 429 } else { 201 }, "") }
     });
     send(&app, pay("k", r#"{"amount":1}"#)).await;
     assert_eq!(begin(&app, pay("k", r#"{"amount":2}"#)).await.unwrap().status, 201);

@@ -254,7 +254,7 @@ async fn wire_08_reuse_is_422() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let (count, gone) = (runs.clone(), go.clone());
-    let app = world.app(RouteOptions::default(), move |_| {
+    let app = world.app(reexecute(), move |_| {
         let (run, go) = (count.next(), gone.clone());
         async move {
             go.wait().await;

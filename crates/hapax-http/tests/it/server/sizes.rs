@@ -13,7 +13,7 @@ use tower::ServiceExt;
 
 use super::keys::Untouchable;
 use super::world::{
-    App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, respond, send,
+    App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, reexecute, respond, send,
 };
 
 fn limits(request: usize, response: usize) -> RouteOptions {
@@ -125,9 +125,10 @@ async fn wire_19_a_response_at_its_limit_is_kept() {
 async fn wire_19_large_errors_are_not_made_final() {
     for (status, code) in [(503, ""), (500, "")] {
         let world = World::new();
+        let options = RouteOptions { policy: reexecute().policy, ..limits(10, 10) };
         let runs = Runs::default();
         let count = runs.clone();
-        let app = world.app(limits(10, 10), move |_| {
+        let app = world.app(options, move |_| {
             count.next();
             async move { respond(status, vec![b'x'; 100]) }
         });

@@ -12,7 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Policy, Store, StoreError, StoreKey, Timestamp,
+    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Policy, Store, StoreError,
+    StoreKey, Timestamp,
 };
 use hapax_http::Body;
 use hapax_http::server::{

@@ -106,7 +106,7 @@ where
                 Err(RunError::InFlight { retry_after })
             }
             Claim::Mismatch => Err(RunError::KeyReused),
-            Claim::Unknown | Claim::Ask(_) => Err(RunError::OutcomeUnknown),
+            Claim::Unknown { .. } | Claim::Ask(_) => Err(RunError::OutcomeUnknown),
         }
     }
 

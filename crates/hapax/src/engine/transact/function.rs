@@ -160,7 +160,7 @@ impl Idempotency {
                 return Err(TransactError::InFlight { retry_after });
             }
             Claim::Mismatch => return Err(TransactError::KeyReused),
-            Claim::Unknown | Claim::Ask(_) => return Err(TransactError::OutcomeUnknown),
+            Claim::Unknown { .. } | Claim::Ask(_) => return Err(TransactError::OutcomeUnknown),
         };
         let fence = lease.fence();
         let judge: Arc<dyn AnyTransactions> = Arc::clone(&within.database) as _;

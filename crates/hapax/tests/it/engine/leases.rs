@@ -109,7 +109,7 @@ async fn what_is_unknown_is_blocked_until_an_operator_says() {
     assert_eq!(lease.abandon(None).await, Ok(()));
     tokio::time::sleep(Duration::from_secs(400 * 24 * 60 * 60)).await;
     // The record's policy counts, not only the caller's.
-    assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown));
+    assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown { .. }));
     let resolution = Resolution::Happened(outcome("seen in the ledger"));
     let resolve = Resolve { expected: fence, force: false, forget: false, resolution };
     let store_key = process.store_key(&Scope::shared(), &key());
@@ -127,13 +127,19 @@ async fn the_hook_decides_what_is_unknown() {
     let lease = own(&process, &asking).await;
     tokio::time::sleep(LEASE + Duration::from_secs(59)).await;
     // What the dead owner sent may still run.
-    assert!(matches!(claim(&process, "a", &asking).await, Claim::Unknown));
+    let early = claim(&process, "a", &asking).await;
+    let second = Some(Duration::from_secs(1));
+    assert!(matches!(early, Claim::Unknown { ask_in } if ask_in == second), "{early:?}");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
     assert_eq!(question.fence(), lease.fence());
-    assert!(matches!(claim(&process, "a", &asking).await, Claim::Unknown), "one asker at a time");
+    assert!(
+        matches!(claim(&process, "a", &asking).await, Claim::Unknown { .. }),
+        "one asker at a time"
+    );
     let answered = question.answer(Verdict::CannotSay, &Text("a")).await.unwrap();
-    assert!(matches!(answered, Claim::Unknown));
+    let now = Some(Duration::ZERO);
+    assert!(matches!(answered, Claim::Unknown { ask_in } if ask_in == now), "{answered:?}");
 
     let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
     let answered = question.answer(Verdict::DidNotHappen, &Text("a")).await.unwrap();

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hapax::machine::Hook;
 use hapax::store::BoxFuture;
 use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, StoreKey};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::{World, claim, outcome, own, policy, reexecute, settle};
 
@@ -168,4 +170,51 @@ async fn copies_look_at_once_when_the_store_tells_of_a_write() {
         assert!(matches!(copy, Claim::Replay(_)), "{copy:?}");
     }
     assert!(began.elapsed() < Duration::from_millis(10), "{:?}", began.elapsed());
+}
+
+/// A policy under which a hook is asked 60 s after a lapse, and duplicates wait this long.
+fn reconciled(patience: Duration) -> Policy {
+    let hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+    let in_flight = InFlight::Wait(patience);
+    Policy { in_flight, hook: Some(hook), ..policy(OnUnknown::Reconcile) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_waits_until_the_hook_may_be_asked() {
+    let world = World::new();
+    let policy = reconciled(Duration::from_secs(200));
+    drop(own(&world.process(), &policy).await);
+    let began = Instant::now();
+    let asked = claim(&world.process(), "a", &policy).await;
+    assert!(matches!(asked, Claim::Ask(_)), "{asked:?}");
+    // The lease, and the hook's time.
+    assert_eq!(began.elapsed().as_secs(), 90);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_that_waited_in_vain_is_told_when_the_hook_may_be_asked() {
+    let world = World::new();
+    let policy = reconciled(Duration::from_secs(40));
+    drop(own(&world.process(), &policy).await);
+    let told = claim(&world.process(), "a", &policy).await;
+    let Claim::Unknown { ask_in: Some(ask_in) } = told else { panic!("{told:?}") };
+    assert!((49..=50).contains(&ask_in.as_secs()), "{ask_in:?}");
+}
+
+/// The owner was late, and recorded its outcome before the hook could be asked.
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_that_waits_for_the_hook_gets_the_owners_late_outcome() {
+    let world = World::new();
+    let policy = reconciled(Duration::from_secs(200));
+    let lease = own(&world.process(), &policy).await;
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        lease.complete(outcome("late"), None).await.unwrap();
+    };
+    let began = Instant::now();
+    let process = world.process();
+    let (told, ()) = tokio::join!(claim(&process, "a", &policy), late);
+    let Claim::Replay(replay) = told else { panic!("{told:?}") };
+    assert_eq!(replay.outcome, outcome("late"));
+    assert!(began.elapsed() < Duration::from_secs(62), "{:?}", began.elapsed());
 }

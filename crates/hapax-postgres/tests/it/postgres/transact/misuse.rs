@@ -77,7 +77,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
             let ran = lease.transact(&world.within(), work).await;
             assert!(matches!(ran, Ran::Ended(Ended::OutOfHand(_), ())), "{text}: {ran:?}");
             let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
-            assert!(matches!(again, Claim::Unknown), "{text}: {again:?}");
+            assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
         }
     }
     // Each ran once.
@@ -142,7 +142,10 @@ async fn a_transaction_that_is_kept_is_not_committed() {
     });
     let ended = ended.await;
     assert!(matches!(ended, Ended::Kept), "{ended:?}");
-    assert!(matches!(ask(&world.engine, 1, &policy(OnUnknown::Block)).await, Claim::Unknown));
+    assert!(matches!(
+        ask(&world.engine, 1, &policy(OnUnknown::Block)).await,
+        Claim::Unknown { .. }
+    ));
     let tx = kept.lock().unwrap().take().unwrap();
     tx.batch_execute("INSERT INTO work VALUES (2)").await.unwrap();
     drop(tx);
@@ -171,7 +174,10 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
         let ran = lease.transact(&world.within(), work).await;
         assert!(matches!(ran, Ran::Panicked), "{ran:?}");
         assert_eq!(lines(&server).await, "0");
-        assert!(matches!(ask(&world.engine, of, &policy(OnUnknown::Block)).await, Claim::Unknown));
+        assert!(matches!(
+            ask(&world.engine, of, &policy(OnUnknown::Block)).await,
+            Claim::Unknown { .. }
+        ));
     }
     assert_eq!(world.pool.status().available, world.pool.status().size);
 }

@@ -140,6 +140,6 @@ async fn work_that_keeps_its_transaction_leaves_it_unknown_however_it_ends() {
         let ended = transacting.end(run, ending.clone()).await;
         assert!(matches!(ended, Ended::Kept), "{ending:?}: {ended:?}");
         drop(kept);
-        assert!(matches!(claim(&process, "a", &policy).await, Claim::Unknown), "{ending:?}");
+        assert!(matches!(claim(&process, "a", &policy).await, Claim::Unknown { .. }), "{ending:?}");
     }
 }
