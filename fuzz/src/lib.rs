@@ -36,7 +36,9 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
 }
 
 fn scheme(u: &mut Unstructured<'_>) -> Result<Scheme> {
-    Scheme::new(u.arbitrary::<&str>()?).map_err(|_| arbitrary::Error::IncorrectFormat)
+    let keyed = if u.arbitrary()? { "keyed/1;" } else { "" };
+    let name = format!("{keyed}{}", u.arbitrary::<&str>()?);
+    Scheme::new(name).map_err(|_| arbitrary::Error::IncorrectFormat)
 }
 
 fn duration(u: &mut Unstructured<'_>) -> Result<Duration> {

@@ -292,8 +292,8 @@ impl Keys {
         let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
         match seen.cell.map(|cell| cell.record.scheme) {
-            Some(scheme) if !scheme.as_str().starts_with("http/") => {
-                Err(KeysError::NotHttp { scheme: scheme.as_str().to_owned() })
+            Some(scheme) if !scheme.of_request().starts_with("http/") => {
+                Err(KeysError::NotHttp { scheme: scheme.of_request().to_owned() })
             }
             _ => Ok(()),
         }

@@ -37,6 +37,13 @@ impl Fingerprint {
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
+
+    /// Hashes this fingerprint under a secret key. A request has few secrets in it, a card number for
+    /// instance: from an unkeyed hash of it they can be found by trying all of them.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keyed(&self, key: &[u8; 32]) -> Self {
+        Self(*blake3::keyed_hash(key, &self.0).as_bytes())
+    }
 }
 
 impl fmt::Debug for Fingerprint {
@@ -83,20 +90,46 @@ fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 ///
 /// It is stored with the record, and a retry is hashed by the record's own scheme: a changed
 /// configuration never makes a retry look like another request.
+///
+/// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name that a request has, and
+/// a keyed hash of its fingerprint. Records from before it had one keep their scheme, and retries of
+/// them are compared unkeyed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme(Arc<str>);
 
 impl Scheme {
-    /// The longest name, in bytes.
+    /// The longest name that is stored, in bytes. Names of requests have at most eight bytes less.
     pub const MAX_LEN: usize = 4096;
+
+    /// What the name of a scheme begins with whose fingerprints are keyed.
+    const KEYED: &str = "keyed/1;";
 
     /// A scheme of this name.
     ///
     /// # Errors
-    /// [`SchemeTooLong`] past [`Scheme::MAX_LEN`].
+    /// [`SchemeTooLong`] where it would have more than [`Scheme::MAX_LEN`] bytes once it is keyed.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
         let name = name.into();
-        if name.len() > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+        let to_come = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
+        if name.len() + to_come > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+    }
+
+    /// Returns the name that the request gave, without what says that the fingerprint is keyed.
+    #[must_use]
+    pub fn of_request(&self) -> &str {
+        self.0.strip_prefix(Self::KEYED).unwrap_or(&self.0)
+    }
+
+    /// Returns this scheme with keyed fingerprints.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keyed(&self) -> Self {
+        Self(format!("{}{}", Self::KEYED, self.0).into())
+    }
+
+    /// Returns the scheme whose fingerprints this one keys; `None` if it keys none.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unkeyed(&self) -> Option<Self> {
+        self.0.strip_prefix(Self::KEYED).map(|name| Self(name.into()))
     }
 
     /// One of ours, which is short.
@@ -114,5 +147,5 @@ impl Scheme {
 
 /// A scheme's name is longer than [`Scheme::MAX_LEN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the fingerprint scheme has more than 4096 bytes: choose fewer headers or pointers")]
+#[error("the fingerprint scheme has more than 4088 bytes: choose fewer headers or pointers")]
 pub struct SchemeTooLong;

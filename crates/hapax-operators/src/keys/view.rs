@@ -65,7 +65,8 @@ pub struct KeyView {
     pub on_unknown: String,
     /// How the request was fingerprinted.
     pub scheme: String,
-    /// The fingerprint: 64 hexadecimal digits.
+    /// The first eight hexadecimal digits of the fingerprint. From all of it what was asked could be
+    /// guessed, where it is not keyed.
     pub fingerprint: String,
     /// The store's clock, RFC 3339, like all times here.
     pub now: String,
@@ -142,7 +143,7 @@ impl KeyView {
             attempt: record.attempt,
             on_unknown: record.terms.on_unknown.as_str().to_owned(),
             scheme: record.scheme.as_str().to_owned(),
-            fingerprint: hex(record.fingerprint.as_bytes()),
+            fingerprint: hex(&record.fingerprint.as_bytes()[..4]),
             now: rfc3339(now),
             began: rfc3339(cell.fence.issued_at()),
             ended: ended(cell).map(rfc3339),

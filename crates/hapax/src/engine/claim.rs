@@ -31,6 +31,28 @@ pub trait Request: Send + Sync {
     fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint>;
 }
 
+/// A request as records have it: with a key its fingerprints are keyed, unless the record's scheme says
+/// that it was written without one.
+struct Keyed<'a> {
+    request: &'a dyn Request,
+    key: Option<&'a [u8; 32]>,
+}
+
+impl Request for Keyed<'_> {
+    fn scheme(&self) -> Scheme {
+        let scheme = self.request.scheme();
+        if self.key.is_some() { scheme.keyed() } else { scheme }
+    }
+
+    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+        match scheme.unkeyed() {
+            // Without the key it cannot be compared: neither executed nor answered.
+            Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),
+            None => self.request.fingerprint(scheme),
+        }
+    }
+}
+
 /// What a caller is to do.
 #[derive(Debug)]
 #[must_use]
@@ -108,6 +130,7 @@ impl Idempotency {
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
         let key = self.store_key(scope, key);
+        let request = &Keyed { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let Policy { terms, hook, .. } = *policy;
@@ -438,6 +461,8 @@ impl Question {
         request: &dyn Request,
     ) -> Result<Claim, ClaimError> {
         let Self { call, mut claiming, .. } = self;
+        let inner = Arc::clone(&call.inner);
+        let request = &Keyed { request, key: inner.fingerprint_key.as_ref() };
         let next = claiming.answered(verdict, &*call.inner.entropy)?;
         let heard = call.converse(claiming, next, request).await?;
         // Those who waited for the answer look what is there now.

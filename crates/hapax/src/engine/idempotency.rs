@@ -79,6 +79,8 @@ pub(super) struct Inner {
     pub(super) notify: Option<Arc<dyn Notify>>,
     pub(super) entropy: Arc<dyn Entropy>,
     secret: Option<Secret>,
+    /// The key of fingerprints; `None` without a secret.
+    pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) patience: Duration,
     pub(super) limits: Limits,
     pub(super) waiters: Arc<Waiters>,
@@ -239,7 +241,8 @@ pub struct IdempotencyBuilder {
 }
 
 impl IdempotencyBuilder {
-    /// Names records by a keyed hash, so that a copy of the store does not let keys be guessed.
+    /// Names records and keeps fingerprints by keyed hashes, so that a copy of the store does not let
+    /// keys, callers or what was asked be guessed.
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
         self
@@ -282,6 +285,7 @@ impl IdempotencyBuilder {
                 store,
                 notify,
                 entropy,
+                fingerprint_key: secret.as_ref().map(|it| it.subkey("hapax 1 fingerprint key")),
                 secret,
                 patience,
                 limits,

@@ -3,6 +3,7 @@
 mod faults;
 mod functions;
 mod ghosts;
+mod keyed;
 mod leases;
 mod limits;
 mod operators;
