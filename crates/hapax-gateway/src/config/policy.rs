@@ -129,11 +129,11 @@ pub(crate) struct SettledPolicy {
 const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
 
 /// How long the upstream may take to say what became of an operation.
-pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER: Duration = Duration::from_millis(4_500);
 
 /// By how much the layer is more patient than that: what gave no answer is counted before the layer
 /// gives up.
-const MARGIN: Duration = Duration::from_secs(1);
+const MARGIN: Duration = Duration::from_millis(500);
 
 impl PolicyConfig {
     /// `config`: the one that it is part of.
