@@ -428,6 +428,7 @@ fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
         tls: certificates.upstream.clone(),
         patience: config.transport.connect_timeout,
         idle: config.transport.upstream_idle,
+        fresh: config.transport.fresh_connections,
     }
 }
 

@@ -201,7 +201,9 @@ impl Upstream {
         let switch = request.headers().contains_key(UPGRADE);
         let asked = Asked { switch, head: request.method() == Method::HEAD, counts };
         let (request, upload) = Upload::watch(request);
-        let answered = match self.inner.pool.take(counts) {
+        let alone = counts && self.inner.dialling.fresh;
+        let kept = if alone { None } else { self.inner.pool.take(counts) };
+        let answered = match kept {
             Some(wire) => match self.send_on(wire, request).await {
                 Err(Unanswered { again: Some(request), .. }) => self.send_fresh(*request).await,
                 answered => answered.map_err(|unanswered| unanswered.failure),

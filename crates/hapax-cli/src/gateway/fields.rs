@@ -193,6 +193,11 @@ pub(super) struct GatewayFields {
     #[serde(with = "text")]
     pub(super) upstream_idle: Option<Time>,
 
+    /// Give each request with a key a connection to the upstream of its own: a late second answer to
+    /// one request is then never taken for the answer to the next [default: false]
+    #[arg(long, env = "HAPAX_FRESH_CONNECTIONS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
+    pub(super) fresh_connections: Option<bool>,
+
     /// How log lines look [default: text]
     #[arg(long, env = "HAPAX_LOG_FORMAT", value_enum)]
     pub(super) log_format: Option<LogFormat>,
@@ -241,6 +246,7 @@ impl GatewayFields {
             upstream_key: self.upstream_key.or(other.upstream_key),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
             upstream_idle: self.upstream_idle.or(other.upstream_idle),
+            fresh_connections: self.fresh_connections.or(other.fresh_connections),
             log_format: self.log_format.or(other.log_format),
             log_level: self.log_level.or(other.log_level),
         }

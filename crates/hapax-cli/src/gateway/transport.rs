@@ -38,6 +38,7 @@ impl GatewayFields {
         set(&mut transport.upstream_protocol, protocol);
         set(&mut transport.connect_timeout, self.connect_timeout.map(|time| time.0));
         set(&mut transport.upstream_idle, self.upstream_idle.map(|time| time.0));
+        set(&mut transport.fresh_connections, self.fresh_connections);
         Ok(transport)
     }
 
@@ -65,6 +66,7 @@ impl GatewayFields {
             upstream_key: client.map(|(_, key)| key.clone()),
             connect_timeout: Some(Time(transport.connect_timeout)),
             upstream_idle: Some(Time(transport.upstream_idle)),
+            fresh_connections: Some(transport.fresh_connections),
             ..Self::default()
         }
     }

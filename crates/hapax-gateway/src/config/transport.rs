@@ -34,6 +34,13 @@ pub struct Transport {
     /// not have been read, and its outcome is unknown for nothing. So it must be less than the
     /// upstream's; under load connections are idle for milliseconds, and a short time costs nothing.
     pub upstream_idle: Duration,
+    /// Whether each request with a key, and each question about one, has a connection to its server
+    /// of its own. Default `false`: connections are used again.
+    ///
+    /// A server that answers a request twice sends the second response when nothing waits for it. On a
+    /// connection that is used again it can meet the next request, and is taken and kept for its
+    /// response.
+    pub fresh_connections: bool,
 }
 
 impl Default for Transport {
@@ -46,6 +53,7 @@ impl Default for Transport {
             upstream_tls: UpstreamTls::default(),
             connect_timeout: Duration::from_secs(5),
             upstream_idle: Duration::from_secs(1),
+            fresh_connections: false,
         }
     }
 }

@@ -154,7 +154,7 @@ fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
 }
 
 /// What of connections and TLS differs; each field is here.
-fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool); 11] {
+fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool); 12] {
     let Transport {
         tls,
         streams,
@@ -163,6 +163,7 @@ fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool);
         upstream_tls: UpstreamTls { ca, client },
         connect_timeout,
         upstream_idle,
+        fresh_connections,
     } = before;
     type OfTls = fn(&ListenTls) -> Option<&PathBuf>;
     let of_tls = |file: OfTls| tls.as_ref().and_then(file) != after.tls.as_ref().and_then(file);
@@ -181,6 +182,7 @@ fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool);
         ("--upstream-key", of_client(|(_, key)| key)),
         ("--connect-timeout", *connect_timeout != after.connect_timeout),
         ("--upstream-idle", *upstream_idle != after.upstream_idle),
+        ("--fresh-connections", *fresh_connections != after.fresh_connections),
     ]
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Dialling {
     pub(crate) patience: Duration,
     /// How long a connection may be idle to be used again.
     pub(crate) idle: Duration,
+    /// Whether a request from which something follows has a connection of its own.
+    pub(crate) fresh: bool,
 }
 
 impl Dialling {

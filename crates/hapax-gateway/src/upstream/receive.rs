@@ -75,7 +75,8 @@ pub(super) async fn receive(
     }
     wire.had_head |= asked.head && !http2;
     let (over, is_over) = watch::channel(());
-    tokio::spawn(settle(Arc::clone(inner), wire, place, is_over));
+    let keep = !(asked.counts && inner.dialling.fresh);
+    tokio::spawn(settle(Arc::clone(inner), wire, place, is_over, keep));
     let body = Receiving {
         body,
         http2,
@@ -128,7 +129,7 @@ impl Switched {
     }
 }
 
-/// Keeps the connection for another request once the response is read whole and the request
+/// With `keep`, keeps the connection for another request once the response is read whole and the request
 /// written whole; ends it where that takes too long. The place is free again when neither the
 /// connection nor what is left of the request takes up anything any more.
 async fn settle(
@@ -136,6 +137,7 @@ async fn settle(
     mut wire: Wire,
     place: OwnedSemaphorePermit,
     is_over: watch::Receiver<()>,
+    keep: bool,
 ) {
     let meter = Arc::clone(&wire.meter);
     let over = |mut is_over: watch::Receiver<()>| async move {
@@ -159,7 +161,7 @@ async fn settle(
         () = stuck => false,
         () = cut(inner.cut.subscribe()) => false,
     };
-    if ready {
+    if ready && keep {
         inner.pool.put(wire);
     } else {
         // The driver has let go of the rest of the request before the place is free.

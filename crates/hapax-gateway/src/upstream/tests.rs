@@ -21,7 +21,8 @@ fn at(
     let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
     let origin = Origin { secure: false, authority };
     let second = Duration::from_secs(1);
-    let dialling = Dialling { protocol, tls: None, patience: 5 * second, idle: second };
+    let dialling =
+        Dialling { protocol, tls: None, patience: 5 * second, idle: second, fresh: false };
     Upstream::new(origin, timeout, concurrent, dialling)
 }
 

@@ -234,6 +234,35 @@ async fn what_comes_unasked_is_nobodys_answer() {
     }
 }
 
+/// A second response to one request meets the next one where the connection is used again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_connection_has_no_late_response_to_an_earlier_request() {
+    let mut upstream = RawUpstream::start().await;
+    let mut config = config(url(upstream.address));
+    config.transport.fresh_connections = true;
+    let gateway = start(config).await;
+    let address = gateway.local_addr();
+    let mut streams = Vec::new();
+    for key in ["k", "l"] {
+        let asked = tokio::spawn(async move { post(address, "/", key, "x").await });
+        // Each comes on a connection of its own, although the one before is whole.
+        let (mut stream, _) = upstream.next().await;
+        stream.write_all(ANSWER).await.unwrap();
+        assert_eq!(asked.await.unwrap().text(), "answer", "{key}");
+        streams.push(stream);
+    }
+    // Without a key a connection is used again, and never by a request with one.
+    let mut client = Raw::connect(address).await;
+    client.send(request("GET", "/", &[], "")).await;
+    let (mut first, _) = upstream.next().await;
+    first.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    assert_eq!(client.answer().await.text(), "ok");
+    let asked = tokio::spawn(async move { post(address, "/", "m", "x").await });
+    let (mut stream, _) = upstream.next().await;
+    stream.write_all(ANSWER).await.unwrap();
+    assert_eq!(asked.await.unwrap().text(), "answer");
+}
+
 #[tokio::test]
 async fn behind_an_answer_that_has_no_body_what_is_kept_is_asked_for() {
     let upstream = Upstream::start(|_| async { text(204, "") }).await;
