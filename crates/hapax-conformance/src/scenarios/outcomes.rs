@@ -64,6 +64,7 @@ async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknow
             twice(&stage, &runs, profile, *status, class).await;
         }
     }
+    stage.end().await;
 }
 
 pub async fn w14_statuses_by_default(arena: Arena) {
