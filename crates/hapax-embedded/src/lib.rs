@@ -25,7 +25,8 @@
 //!
 //! # The clock
 //! Leases, retention and fences go by the clock of the process ([`Options::clock`]). A step
-//! forward lapses leases and ends retentions early. A step back makes both last longer, and does
+//! forward lapses leases and ends retentions early; what this process itself is executing stays in
+//! flight all the same, because its engine knows of it. A step back makes both last longer, and does
 //! no other harm: between two openings leases do not count at all, and fences grow regardless,
 //! because a cell's next fence is larger than its last one and a new cell's larger than that of any
 //! cell that was ever reaped.

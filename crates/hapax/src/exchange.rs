@@ -10,11 +10,15 @@
 //! [`StoreError::Ambiguous`]: crate::store::StoreError::Ambiguous
 
 mod completion;
+mod executions;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use completion::{Completion, Told};
+pub use executions::Executions;
 
+use self::executions::Entered;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
@@ -50,6 +54,8 @@ pub struct Claim {
     pub hook: Option<Hook>,
     /// Whether it may be asked now.
     pub may_ask: bool,
+    /// The executions under way in the claimer's process.
+    pub executions: Executions,
 }
 
 /// What came of a claim.
@@ -110,6 +116,8 @@ pub struct Claiming {
     key: StoreKey,
     claim: Claim,
     mine: Vec<Grant>,
+    /// Those of `mine` that may be in the store and execute, or be released.
+    entered: Vec<Arc<Entered>>,
     intent: Intent,
     sent: Option<(Tag, Draft)>,
     seen: Snapshot,
@@ -143,6 +151,7 @@ impl Claiming {
             key,
             claim,
             mine: Vec::new(),
+            entered: Vec::new(),
             intent: Intent::Execute,
             sent: None,
             seen,
@@ -166,7 +175,9 @@ impl Claiming {
                 let Some(cell) = self.landed(stamped) else { return self.decide(entropy) };
                 Ok(Next::Ready(match (self.intent, &cell.record.state) {
                     (Intent::Execute, _) => {
-                        Claimed::Execute(Holding::new(self.key, stamped.now, cell))
+                        let holding = Holding::new(self.key, stamped.now, cell, &self.entered);
+                        self.leave();
+                        Claimed::Execute(holding.executes())
                     }
                     (Intent::Ask, _) => {
                         let fence = cell.fence;
@@ -189,7 +200,7 @@ impl Claiming {
                 self.conflicts += 1;
                 if self.conflicts > MAX_CONFLICTS {
                     return Ok(match self.owned() {
-                        Some(holding) => Next::Ready(Claimed::Execute(holding)),
+                        Some(holding) => Next::Ready(Claimed::Execute(holding.executes())),
                         None => Next::Ready(Claimed::Contended),
                     });
                 }
@@ -239,17 +250,19 @@ impl Claiming {
     /// swap, and with it what the claim owns after all and must release.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn given_up(&mut self, swapped: Swapped) -> Option<Holding> {
-        match swapped {
+        let owned = match swapped {
             Swapped::Stored(stamped) => {
                 let cell = self.landed(stamped)?;
                 matches!(self.intent, Intent::Execute)
-                    .then(|| Holding::new(self.key, stamped.now, cell))
+                    .then(|| Holding::new(self.key, stamped.now, cell, &self.entered))
             }
             Swapped::Conflict(seen) => {
                 self.seen = seen;
                 self.owned()
             }
-        }
+        };
+        self.leave();
+        owned
     }
 
     /// What an earlier copy of this claim's own swaps put there, as far as the claim has heard.
@@ -261,7 +274,7 @@ impl Claiming {
         let cell = self.seen.cell.as_ref()?;
         let mine = self.mine.contains(&cell.record.grant);
         (mine && cell.record.state == State::InFlight)
-            .then(|| Holding::new(self.key, self.seen.now, cell.clone()))
+            .then(|| Holding::new(self.key, self.seen.now, cell.clone(), &self.entered))
     }
 
     /// Whether the store told of a record under this key: then the request was made before.
@@ -284,6 +297,7 @@ impl Claiming {
 
     fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Claimed>, EntropyError> {
         let grant = Grant::fresh(entropy)?;
+        let local = self.claim.executions.of(&self.key);
         let asked = Asked {
             grant,
             mine: &self.mine,
@@ -292,6 +306,7 @@ impl Claiming {
             terms: self.claim.terms,
             hook: self.claim.hook,
             may_ask: self.claim.may_ask,
+            local: &local,
         };
         let claimed = match step(&self.seen, &Event::Claim(asked)) {
             Step::Execute(draft) | Step::Own(draft) => {
@@ -315,6 +330,11 @@ impl Claiming {
             | Step::Refused
             | Step::Changed => Claimed::Contended,
         };
+        // Every swap of it was answered, and the record bears none of its grants. To be hashed
+        // again, it may yet find one.
+        if !matches!(claimed, Claimed::Rehash(_)) {
+            self.leave();
+        }
         Ok(Next::Ready(claimed))
     }
 
@@ -326,6 +346,8 @@ impl Claiming {
     ) -> Result<Next<Claimed>, EntropyError> {
         let tag = Tag::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.mine.contains(&draft.record.grant) {
+            // Entered before it is sent, so that whoever meets it in the store finds it here.
+            self.entered.push(self.claim.executions.enter(self.key, draft.record.grant));
             self.mine.push(draft.record.grant);
         }
         self.intent = intent;
@@ -338,7 +360,8 @@ impl Claiming {
     }
 }
 
-/// Ownership of a key, as of its holder's last write.
+/// Ownership of a key, as of its holder's last write. While it or a clone of it is there, claims of
+/// the same process do not take the key over.
 #[derive(Clone, Debug)]
 pub struct Holding {
     key: StoreKey,
@@ -347,14 +370,17 @@ pub struct Holding {
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
+    entered: Option<Arc<Entered>>,
 }
 
 impl Holding {
-    fn new(key: StoreKey, now: Timestamp, cell: Cell) -> Self {
+    fn new(key: StoreKey, now: Timestamp, cell: Cell, entered: &[Arc<Entered>]) -> Self {
         let Record { grant, life, attempt, terms, .. } = cell.record;
         let fence = cell.fence;
         let holder = Holder { grant, life };
-        Self { key, seen: Snapshot { now, cell: Some(cell) }, holder, fence, attempt, terms }
+        let entered = entered.iter().find(|entered| entered.grant() == grant).cloned();
+        let seen = Snapshot { now, cell: Some(cell) };
+        Self { key, seen, holder, fence, attempt, terms, entered }
     }
 
     /// Which key.
@@ -474,6 +500,12 @@ impl Writing {
         let mut this = Self { key, event, sent: None, seen, conflicts: 0 };
         let next = this.decide(entropy)?;
         Ok((this, next))
+    }
+
+    /// Returns the snapshot that the last decision was about, as [`into_seen`](Self::into_seen).
+    #[must_use]
+    pub const fn seen(&self) -> &Snapshot {
+        &self.seen
     }
 
     /// What the last decision was about: what the last swap replaces, however often it was sent.

@@ -12,6 +12,9 @@
 //! The holder's columns are for its own grant. Another grant of the same life: it was taken over,
 //! *lost*. Another life, or nothing: nobody can tell any more, *gone*.
 //!
+//! A record whose owner is an execution of the claimer's own process is *in flight* for that claim,
+//! lapsed, expired or unknown as it may be: its owner is known to be alive.
+//!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's own decides, so that
 //! processes with different configurations never loosen each other's promise.
 
@@ -64,6 +67,18 @@ pub struct Asked<'a> {
     pub hook: Option<Hook>,
     /// Whether it may ask now. A claim that waited for another one's question does not ask again.
     pub may_ask: bool,
+    /// Executions and claims of this key that are under way in the claimer's own process.
+    pub local: &'a [Local],
+}
+
+/// An execution, or a claim that may become one, under way in the claimer's own process. Its lease
+/// may have lapsed by the store's clock: its owner is alive nevertheless.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Local {
+    /// Its grant.
+    pub grant: Grant,
+    /// Whether its claim was answered, so that it executes.
+    pub executes: bool,
 }
 
 /// When a hook may be asked about an operation whose outcome is unknown.
@@ -222,7 +237,7 @@ struct Doubt<'a> {
 pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     let standing = standing(seen);
     match event {
-        Event::Claim(asked) => claim(seen.now, &standing, asked),
+        Event::Claim(asked) => claim(seen, &standing, asked),
         Event::Hold(holder, act) => hold(&standing, *holder, act),
         Event::Answer { asked, grant, terms, verdict } => {
             answer(&standing, *asked, *grant, *terms, verdict)
@@ -245,8 +260,31 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
     }
 }
 
-fn claim(now: Timestamp, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
+/// Returns whether the execution of the record that was seen, or of one that is missing, is under
+/// way in the process of `local`, other than by the claims `mine`.
+pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], mine: &[Grant]) -> bool {
+    match &seen.cell {
+        Some(Cell { record: Record { grant, state, .. }, .. }) => {
+            matches!(state, State::InFlight | State::Unknown { .. })
+                && local.iter().any(|local| local.grant == *grant)
+                && !mine.contains(grant)
+        }
+        // Expired, and removed. A claim that is not answered yet may find the same.
+        None => local.iter().any(|local| local.executes),
+    }
+}
+
+fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
+    let now = seen.now;
+    let runs_here = runs_here(seen, asked.local, asked.mine);
     let cell = match standing {
+        Standing::Absent if runs_here => match &seen.cell {
+            Some(cell) => cell,
+            None => {
+                let remaining = asked.terms.lease;
+                return Step::InFlight { elapsed: Duration::ZERO, remaining };
+            }
+        },
         Standing::Absent => return Step::Execute(first(asked, 1)),
         Standing::Released(cell) => {
             return Step::Execute(first(asked, cell.record.attempt.saturating_add(1)));
@@ -266,12 +304,14 @@ fn claim(now: Timestamp, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
     if in_flight && asked.mine.contains(&cell.record.grant) {
         return Step::Own(held(&cell.record, asked.terms.lease));
     }
+    let busy = Step::InFlight {
+        elapsed: now.since(cell.fence.issued_at()),
+        remaining: cell.lease_until.since(now),
+    };
     match standing {
         Standing::Done(_, outcome) => Step::Replay((*outcome).clone()),
-        Standing::Live(_) => Step::InFlight {
-            elapsed: now.since(cell.fence.issued_at()),
-            remaining: cell.lease_until.since(now),
-        },
+        _ if runs_here => busy,
+        Standing::Live(_) => busy,
         Standing::Lapsed(_) => {
             let from = asked.hook.map(|hook| cell.lease_until.after(hook.after));
             by_policy(now, cell, &None, from, asked)

@@ -230,6 +230,8 @@ async fn takes_over(
         fingerprint: &record.fingerprint,
         terms: record.terms,
         hook: None,
+        may_ask: true,
+        local: &[],
     };
     match step(&snapshot, &Event::Claim(asked)) {
         Step::Execute(draft) => Some(hapax::store::Swap {

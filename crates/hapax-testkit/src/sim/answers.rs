@@ -23,6 +23,9 @@ pub(super) struct Asker {
     pub(super) hook_after: Option<u64>,
     /// Its own answer was written, as it says.
     pub(super) answered: Option<Said>,
+    /// The process that asks, and for which key.
+    pub(super) process: u8,
+    pub(super) key: u8,
 }
 
 impl Ledger {
@@ -30,6 +33,8 @@ impl Ledger {
     pub(super) fn judge_claim(&self, seen: &Truth, told: Told, asker: &Asker) -> Judged {
         let kept = !seen.vacant() && !seen.expired();
         let same = kept && seen.request == asker.request;
+        let unfinished = matches!(seen.phase, Phase::Held | Phase::Unsure);
+        let here = unfinished && self.runs_in(seen, asker.process);
         match (told, asker.answered) {
             (Told::Replay { outcome, .. }, Some(Said::Happened(said))) => {
                 ensure(outcome == said, "S3", "another outcome than the hook's")
@@ -46,12 +51,24 @@ impl Ledger {
                 ensure(expires_in == rest, "replay", "says another time of expiry")
             }
             (Told::InFlight { remaining }, _) => {
+                // Its own process knows that it runs: lapsed, expired or purged.
+                if here {
+                    return ensure(seen.request == asker.request, "S4", "in flight for another");
+                }
+                if seen.phase == Phase::Absent && self.busy_in(asker.key, asker.process) {
+                    return Ok(());
+                }
                 ensure(same && seen.live(), "L1", "in flight, and nobody holds it")?;
                 let rest = seen.lease_until - seen.clock;
                 ensure(remaining == rest, "in flight", "says another remainder of the lease")
             }
             (Told::Mismatch, _) => {
-                ensure(kept && !same, "mismatch", "refused its own request, or a free key")
+                let other = seen.request != asker.request;
+                ensure(
+                    (kept || here) && other,
+                    "mismatch",
+                    "refused its own request, or a free key",
+                )
             }
             (Told::Unknown, Some(Said::Nothing)) => Ok(()),
             (Told::Unknown, _) => judge_unknown(seen, same, asker),

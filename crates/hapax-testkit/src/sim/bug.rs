@@ -23,6 +23,8 @@ macro_rules! bugs {
 }
 
 bugs! {
+    /// A process takes over from an execution of its own, whose lease has lapsed.
+    TakesOverFromItself,
     /// The store checks the tag, and writes a moment later.
     ChecksThenSets,
     /// The store acknowledges some writes that it never makes.

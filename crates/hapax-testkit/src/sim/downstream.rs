@@ -36,8 +36,13 @@ impl World {
     pub(super) fn ask(&mut self, conv: u32) {
         if self.fails(100) {
             note!(self, "c{conv} does not ask after all");
-            self.convs[conv as usize].over = true;
-            let worker = self.convs[conv as usize].process;
+            let state = &mut self.convs[conv as usize];
+            state.over = true;
+            if let Talk::Claim(claim) = &mut state.talk {
+                claim.claiming.leave();
+            }
+            let worker = state.process;
+            self.ledger.turned_away(conv);
             return self.end_operation(worker, true);
         }
         let delay = MS + self.below(20 * MS);

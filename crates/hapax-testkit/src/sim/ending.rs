@@ -70,6 +70,7 @@ impl World {
             terms,
             hook: None,
             may_ask: true,
+            executions: Default::default(),
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;
@@ -94,6 +95,7 @@ impl World {
                         };
                         let by = Writer {
                             conv: u32::MAX,
+                            process: u8::MAX,
                             tenure: 0,
                             request: truth.request,
                             policy: OnUnknown::Reexecute,

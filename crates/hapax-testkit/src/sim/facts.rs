@@ -135,6 +135,8 @@ pub(super) struct Tenure {
     pub(super) stray: bool,
     /// Let go without a word, as in a crash.
     pub(super) dropped: bool,
+    /// The process in which it is under way.
+    pub(super) running: Option<u8>,
 }
 
 /// How far the effect of an execution got in the system downstream.
@@ -198,6 +200,8 @@ pub(super) enum Meaning {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer {
     pub(super) conv: u32,
+    /// The process that wrote.
+    pub(super) process: u8,
     /// Whose execution it is, for what holders do.
     pub(super) tenure: u32,
     pub(super) request: u8,

@@ -3,7 +3,7 @@
 use hapax::store::{Swap, Swapped};
 
 use super::bug::{self, Bug};
-use super::plan::{MS, TIMEOUT};
+use super::plan::{self, MS, TIMEOUT};
 use super::tally::{Event as Count, Fault};
 use super::truth::{Meaning, Writer};
 use super::world::{Happening, Letter, Looker, Reply, Talk, World, note};
@@ -132,6 +132,7 @@ impl World {
         let by = match &mut state.talk {
             Talk::Claim(claim) => Writer {
                 conv,
+                process: plan::process(state.process),
                 tenure: 0,
                 request: claim.request,
                 policy: claim.policy,
@@ -143,6 +144,7 @@ impl World {
                 write.landed = true;
                 Writer {
                     conv,
+                    process: plan::process(state.process),
                     tenure: write.tenure,
                     request: 0,
                     policy: terms.on_unknown,
@@ -165,6 +167,13 @@ impl World {
                     if matches!(meaning, Meaning::Ask { .. }) {
                         claim.asked = Some((truth.version, truth.tenure));
                     }
+                }
+                if let Some(entered) = entered
+                    && !state.over
+                    && self.processes[usize::from(state.process)].epoch == state.epoch
+                {
+                    let process = plan::process(state.process);
+                    self.ledger.tenures[entered as usize].running = Some(process);
                 }
                 // The sender has moved on, or is being told something else.
                 let late = state.over || state.letter != id || letter.answered;

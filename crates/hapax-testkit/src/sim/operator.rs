@@ -61,7 +61,13 @@ impl World {
             "an operator resolves k{key} at fence {fence}, force {force}, forget {forget}: {outcome:?}"
         );
         let meaning = Meaning::Operator { fence, force, forget, outcome };
-        let talk = Talk::Write(WriteTalk { writing, tenure: truth.tenure, meaning, landed: false });
+        let talk = Talk::Write(WriteTalk {
+            writing,
+            tenure: truth.tenure,
+            meaning,
+            landed: false,
+            holding: None,
+        });
         let conv = self.begin(Conv {
             process: OPERATORS,
             epoch: 0,

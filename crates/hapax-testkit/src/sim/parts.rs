@@ -1,7 +1,7 @@
 //! What a world is made of.
 
 use hapax::OnUnknown;
-use hapax::exchange::{Claiming, Holding, Writing};
+use hapax::exchange::{Claiming, Executions, Holding, Writing};
 use hapax::store::{Swap, Swapped};
 
 use super::truth::{Meaning, Truth};
@@ -152,6 +152,8 @@ pub(super) struct WriteTalk {
     pub(super) meaning: Meaning,
     /// Some swap of it was written.
     pub(super) landed: bool,
+    /// Kept until the end of an execution is written: it is under way until then.
+    pub(super) holding: Option<Holding>,
 }
 
 /// A swap and what it is for.
@@ -177,6 +179,8 @@ pub(super) struct Reply {
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) epoch: u32,
+    /// The executions under way in this process; two workers share one.
+    pub(super) executions: Executions,
     pub(super) paused_until: u64,
     pub(super) left: u32,
     pub(super) tries: u32,

@@ -9,6 +9,8 @@ use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, StoreKey, Terms};
 use crate::SeededEntropy;
 
 pub(super) const WORKERS: usize = 4;
+/// Workers that are threads of one process: they crash and stand still together.
+pub(super) const TOGETHER: usize = 2;
 pub(super) const KEYS: usize = 3;
 pub(super) const OPERATIONS: u32 = 10;
 /// Outcomes that a schedule can tell apart.
@@ -136,6 +138,11 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| {
         }),
     }
 });
+
+/// The process of a worker.
+pub(super) const fn process(worker: u8) -> u8 {
+    worker / TOGETHER as u8
+}
 
 struct Names {
     schemes: [Scheme; 2],

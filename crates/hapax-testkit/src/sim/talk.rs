@@ -40,8 +40,13 @@ impl World {
             Talk::Claim(claim) if state.background => {
                 let holding = claim.claiming.given_up(swapped);
                 state.over = true;
+                let entered =
+                    holding.as_ref().and_then(|holding| self.ledger.entered(conv, holding));
+                if entered.is_none() {
+                    self.ledger.turned_away(conv);
+                }
                 if let Some(holding) = holding
-                    && let Some(tenure) = self.ledger.entered(conv, &holding)
+                    && let Some(tenure) = entered
                 {
                     self.count(Count::Released);
                     self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
@@ -122,6 +127,8 @@ impl World {
             policy: claim.policy,
             hook_after: claim.hook.map(|(after, _)| after),
             answered,
+            process: plan::process(state.process),
+            key: state.key,
         };
         let worker = state.process;
         let told = match claimed {
@@ -145,6 +152,7 @@ impl World {
             }
             Claimed::Contended => {
                 state.over = true;
+                self.ledger.turned_away(conv);
                 self.count(Count::Contended);
                 return self.end_operation(worker, true);
             }
@@ -172,6 +180,7 @@ impl World {
         self.convs[conv as usize].over = true;
         note!(self, "c{conv} is told {told:?}");
         let judged = self.ledger.judge_claim(truth, told, &asker);
+        self.ledger.turned_away(conv);
         self.judge(judged);
         if matches!(told, Told::InFlight { .. }) && self.chance(400) {
             self.wait(worker);
@@ -227,7 +236,10 @@ impl World {
             return None;
         };
         let Conv { process, epoch, operation, key, .. } = self.convs[on_behalf_of as usize];
-        let talk = Talk::Write(WriteTalk { writing, tenure, meaning, landed: false });
+        // A renewal may be given up; its worker has the holding.
+        let renewal = matches!(meaning, Meaning::Renew { .. } | Meaning::Checkpoint(_));
+        let holding = (!renewal).then(|| holding.clone());
+        let talk = Talk::Write(WriteTalk { writing, tenure, meaning, landed: false, holding });
         let operation = if background { operation } else { self.operation_of(process) };
         let conv = self.begin(Conv {
             process,
@@ -269,7 +281,8 @@ impl World {
     pub(super) fn wrote(&mut self, conv: u32, mut wrote: Wrote, truth: Option<&Truth>) {
         let state = &mut self.convs[conv as usize];
         state.over = true;
-        let Talk::Write(write) = &state.talk else { return };
+        let Talk::Write(write) = &mut state.talk else { return };
+        write.holding = None;
         let (meaning, tenure, landed) = (write.meaning, write.tenure, write.landed);
         let (process, operation, background) = (state.process, state.operation, state.background);
         if let (Some(Bug::ReportsLateAsLost), Meaning::Complete { .. }, Wrote::Recorded(seen)) =
@@ -300,6 +313,9 @@ impl World {
             (Wrote::Recorded(_), _) => Count::Recorded,
             _ => Count::Contended,
         });
+        if !matches!(meaning, Meaning::Renew { .. } | Meaning::Checkpoint(_)) {
+            self.ledger.ended(tenure);
+        }
         if matches!(wrote, Wrote::Contended) {
             let claim = self.ledger.tenures[tenure as usize].conv;
             self.ledger.dropped(claim);

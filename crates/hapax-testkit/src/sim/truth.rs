@@ -3,7 +3,7 @@
 
 use hapax::exchange::Holding;
 use hapax::store::{Cell, Swap};
-use hapax::{OnUnknown, State, Timestamp};
+use hapax::{Grant, OnUnknown, State, Timestamp};
 
 pub(super) use super::facts::{
     Effect, Judged, Meaning, NEVER, Phase, Said, Tenure, Truth, Violation, Writer, ensure,
@@ -79,6 +79,10 @@ impl Ledger {
             Meaning::Execute { anew, attempt, asked } => {
                 if !before.echo {
                     judge_entry(&before, anew, asked, &by)?;
+                    let alive = self.runs_in(&before, by.process);
+                    let unfinished = matches!(before.phase, Phase::Held | Phase::Unsure);
+                    let itself = unfinished && alive && asked.is_none();
+                    ensure(!itself, "S1", "a process took over from its own execution")?;
                 }
                 let highest = before.highest_fence;
                 let free_fall = before.phase == Phase::Absent && self.far_back;
@@ -279,6 +283,7 @@ impl Ledger {
             effect: Effect::None,
             stray: false,
             dropped: false,
+            running: self.running(&swap.draft.record.grant),
         });
         self.tenures.len() as u32 - 1
     }
@@ -301,7 +306,46 @@ impl Ledger {
     /// Whatever a claim was let in with is let go without a word.
     pub(super) fn dropped(&mut self, conv: u32) {
         let of_claim = self.tenures.iter_mut().filter(|tenure| tenure.conv == conv);
-        of_claim.for_each(|tenure| tenure.dropped = true);
+        of_claim.for_each(|tenure| (tenure.dropped, tenure.running) = (true, None));
+    }
+
+    /// Whatever a claim was let in with is not for it to execute.
+    pub(super) fn turned_away(&mut self, conv: u32) {
+        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.conv == conv) {
+            tenure.running = None;
+        }
+    }
+
+    /// The process in which a grant is in use: a copy of its claim may land again on a purged key.
+    fn running(&self, grant: &Grant) -> Option<u8> {
+        self.tenures.iter().filter(|one| one.grant == *grant).find_map(|one| one.running)
+    }
+
+    /// An execution has ended, or its worker has left it.
+    pub(super) fn ended(&mut self, tenure: u32) {
+        let Some(grant) = self.tenures.get(tenure as usize).map(|tenure| tenure.grant) else {
+            return;
+        };
+        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.grant == grant) {
+            tenure.running = None;
+        }
+    }
+
+    /// A process has died, and what it executed with it.
+    pub(super) fn died(&mut self, process: u8) {
+        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.running == Some(process)) {
+            tenure.running = None;
+        }
+    }
+
+    /// Whether the owner of a record is under way in `process`.
+    pub(super) fn runs_in(&self, truth: &Truth, process: u8) -> bool {
+        self.tenures.get(truth.tenure as usize).is_some_and(|one| one.running == Some(process))
+    }
+
+    /// Whether any execution of a key is under way in `process`.
+    pub(super) fn busy_in(&self, key: u8, process: u8) -> bool {
+        self.tenures.iter().any(|one| one.key == key && one.running == Some(process))
     }
 
     /// An effect reached the system downstream.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::exchange::{self, Claiming, Holding, Wrote};
+use hapax::exchange::{self, Claiming, Executions, Holding, Wrote};
 use hapax::machine::Act;
 use hapax::store::Snapshot;
 use hapax::{OnUnknown, Timestamp};
@@ -22,8 +22,17 @@ impl World {
                 if self.processes[usize::from(worker)].tries == 0 {
                     self.processes[usize::from(worker)].key = self.below(KEYS as u64) as u8;
                 }
-                let nothing = Snapshot { now: Timestamp::default(), cell: None };
-                self.claim(worker, nothing);
+                let process = &self.processes[usize::from(worker)];
+                let key = usize::from(process.key);
+                // As the engine does: no bet on absence where this process executes the key.
+                let seen = if process.executions.executes(&plan::key(key)) {
+                    let truth = self.ledger.look(key, self.store.clock(self.now));
+                    self.processes[usize::from(worker)].seen = truth;
+                    self.store.load(key, self.now)
+                } else {
+                    Snapshot { now: Timestamp::default(), cell: None }
+                };
+                self.claim(worker, seen);
             }
             What::Renew => self.renew(worker),
             What::Send => self.send_effect(worker),
@@ -55,12 +64,17 @@ impl World {
         let process = &mut self.processes[usize::from(worker)];
         process.activity = Activity::Talking;
         let (key, epoch, operation) = (process.key, process.epoch, process.operation);
+        let executions = match self.bug {
+            Some(Bug::TakesOverFromItself) => Executions::default(),
+            _ => process.executions.clone(),
+        };
         let claim = exchange::Claim {
             scheme: plan::scheme(scheme),
             fingerprint: plan::fingerprint(request, scheme),
             terms,
             hook,
             may_ask: true,
+            executions,
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = Claiming::start_at(name, claim, seen, &self.ids.0) else {
@@ -113,6 +127,7 @@ impl World {
             .and(ensure(holding.attempt() == entered.attempt, "attempts", "told another attempt"))
             .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "told another checkpoint"));
         entered.told = true;
+        entered.running = Some(plan::process(worker));
         if entered.takeover {
             self.tally.event(Count::Takeover);
         }
@@ -191,7 +206,10 @@ impl World {
             }
             Wrote::Lost | Wrote::Gone => {
                 work.lost = true;
+                let tenure = work.tenure;
+                self.meets(conv, worker);
                 if leave {
+                    self.ledger.ended(tenure);
                     return self.end_operation(worker, false);
                 }
             }
@@ -199,6 +217,15 @@ impl World {
         }
         if ending {
             self.finish(worker);
+        }
+    }
+
+    /// A renewal says what stands in its way.
+    fn meets(&mut self, conv: u32, worker: u8) {
+        let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
+        let seen = write.writing.seen().clone();
+        if let Some(work) = self.working(worker) {
+            work.holding.met(&seen);
         }
     }
 
@@ -309,10 +336,15 @@ impl World {
 
     /// An earlier copy of the claim may have landed late, on a purged key, and the claim knows.
     fn release_owned(&mut self, conv: u32) {
-        let Talk::Claim(claim) = &self.convs[conv as usize].talk else { return };
+        let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
         let holding = claim.claiming.owned();
+        claim.claiming.leave();
+        let entered = holding.as_ref().and_then(|holding| self.ledger.entered(conv, holding));
+        if entered.is_none() {
+            self.ledger.turned_away(conv);
+        }
         if let Some(holding) = holding
-            && let Some(tenure) = self.ledger.entered(conv, &holding)
+            && let Some(tenure) = entered
         {
             self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
         }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use hapax::exchange::Executions;
 use hapax::store::Snapshot;
 
 use super::bug::Bug;
@@ -96,6 +97,7 @@ impl World {
         self.store.reset(KEYS);
         self.ledger.reset(KEYS, plan::OUTCOMES);
         self.processes = std::array::from_fn(|_| Process::default());
+        self.start_anew(0..WORKERS as u8);
         self.convs.clear();
         self.letters.clear();
         self.replies.clear();
@@ -202,25 +204,46 @@ impl World {
         if self.calm || matches!(self.processes[usize::from(worker)].activity, Activity::Over) {
             return;
         }
-        note!(self, "worker {worker} crashes");
         self.tally.fault(Fault::Crash);
-        self.processes[usize::from(worker)].epoch += 1;
-        self.end_operation(worker, false);
+        let process = plan::process(worker);
+        self.ledger.died(process);
+        let together = (0..WORKERS as u8).filter(|worker| plan::process(*worker) == process);
+        self.start_anew(together.clone());
+        for worker in together {
+            note!(self, "worker {worker} crashes");
+            self.processes[usize::from(worker)].epoch += 1;
+            if !self.is_over(worker) {
+                self.end_operation(worker, false);
+            }
+        }
+    }
+
+    /// Gives workers of one process, or of all, an empty registry of executions.
+    fn start_anew(&mut self, workers: impl Iterator<Item = u8>) {
+        let fresh: [Executions; WORKERS] = std::array::from_fn(|_| Executions::default());
+        for worker in workers {
+            let executions = fresh[usize::from(plan::process(worker))].clone();
+            self.processes[usize::from(worker)].executions = executions;
+        }
     }
 
     fn pause(&mut self, worker: u8, micros: u64) {
         if self.calm {
             return;
         }
-        note!(self, "worker {worker} stands still for {} ms", micros / MS);
+        let together =
+            (0..WORKERS as u8).filter(|one| plan::process(*one) == plan::process(worker));
         let past = if micros >= PAST_RETENTION {
             Fault::PausePastRetention
         } else {
             Fault::PausePastLease
         };
         self.tally.fault(past);
-        let process = &mut self.processes[usize::from(worker)];
-        process.paused_until = process.paused_until.max(self.now + micros);
+        for worker in together {
+            note!(self, "worker {worker} stands still for {} ms", micros / MS);
+            let process = &mut self.processes[usize::from(worker)];
+            process.paused_until = process.paused_until.max(self.now + micros);
+        }
     }
 
     fn step_clock(&mut self, micros: i64) {

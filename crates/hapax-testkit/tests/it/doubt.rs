@@ -191,6 +191,7 @@ impl World {
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
                     hook: None,
                     may_ask: true,
+                    executions: Default::default(),
                 };
                 let (claiming, next) = Claiming::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)

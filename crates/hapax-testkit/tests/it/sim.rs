@@ -59,6 +59,7 @@ macro_rules! finds {
 }
 
 finds! {
+    finds_a_world_that_takes_over_from_itself: TakesOverFromItself
     finds_a_world_that_checks_then_sets: ChecksThenSets
     finds_a_world_that_loses_writes: LosesWrites
     finds_a_world_that_reaps_released_at_once: ReapsReleasedAtOnce

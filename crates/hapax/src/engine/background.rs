@@ -165,6 +165,8 @@ impl Inner {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
+            // The holding goes with it: the execution has left those under way before waiters
+            // hear of it.
             let wrote = inner.write_until_known(held).await;
             // Stored first, forgotten here second: a copy finds it in one place or the other.
             drop(entry);

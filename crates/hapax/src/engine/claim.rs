@@ -118,6 +118,10 @@ impl Idempotency {
     ///    gives up. They wait as well until the hook may be asked and while another claim asks it,
     ///    and do not ask it after that, unless there was no answer in time.
     ///
+    /// 3. A key that this engine is executing is in flight until that execution ends or its lease is
+    ///    dropped, whatever the clock of the store says of the lease: clocks step, and processes
+    ///    stand still. Another engine over the same store goes by the lease.
+    ///
     /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
     ///
     /// # Errors
@@ -134,7 +138,8 @@ impl Idempotency {
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let Policy { terms, hook, .. } = *policy;
-        let claim = exchange::Claim { scheme, fingerprint, terms, hook, may_ask: true };
+        let executions = self.inner.executions.clone();
+        let claim = exchange::Claim { scheme, fingerprint, terms, hook, may_ask: true, executions };
         let deadline = match policy.in_flight {
             InFlight::Wait(patience) => Some(after(patience)),
             InFlight::Reject => None,
@@ -271,6 +276,12 @@ impl Call {
         if inner.overloaded() {
             return Err(ClaimError::Overloaded);
         }
+        let seen = match seen {
+            // A claim for an absent record, as claims begin, would take over where the record of
+            // the execution under way has expired and is removed.
+            None if inner.executions.executes(key) => Some(inner.look(key).await?),
+            seen => seen,
+        };
         let started = match seen {
             Some(seen) => Claiming::start_at(*key, claim, seen, &*inner.entropy),
             None => Claiming::start(*key, claim, &*inner.entropy),

@@ -14,12 +14,12 @@ use super::claim::ClaimError;
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, SystemEntropy};
-use crate::exchange::{Resolved, Writing, Wrote};
+use crate::exchange::{Executions, Resolved, Writing, Wrote};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
 use crate::scope::{Scope, StoreKey};
 use crate::secret::Secret;
-use crate::store::{Notify, Store, StoreError};
+use crate::store::{Notify, Snapshot, Store, StoreError};
 
 /// How much may wait and be held back, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +84,7 @@ pub(super) struct Inner {
     pub(super) patience: Duration,
     pub(super) limits: Limits,
     pub(super) waiters: Arc<Waiters>,
+    pub(super) executions: Executions,
     pub(super) backlog: Arc<Backlog>,
     /// Whose turn it is to be told something by the store.
     pub(super) turns: Arc<Semaphore>,
@@ -95,6 +96,19 @@ impl Inner {
     /// When whoever talks to the store now gives up.
     pub(super) fn deadline(&self) -> Instant {
         after(self.patience)
+    }
+
+    /// Loads what is there, within the time that the store may take.
+    pub(super) async fn look(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+        let look = async {
+            // A record may be of any size. A closed semaphore would bound nothing.
+            let _turn = self.turns.acquire().await;
+            self.store.load(key).await
+        };
+        match tokio::time::timeout(self.patience, look).await {
+            Ok(seen) => seen,
+            Err(_) => Err(StoreError::unavailable("no answer in time")),
+        }
     }
 
     pub(super) fn overloaded(&self) -> bool {
@@ -145,15 +159,7 @@ impl Idempotency {
         if inner.backlog.outcome(&record).is_some() {
             return Ok(previous.clone());
         }
-        let look = async {
-            // What is told may be of any size. Closed, it would bound nothing.
-            let _turn = inner.turns.acquire().await;
-            inner.store.load(&record).await
-        };
-        let seen = match tokio::time::timeout(inner.patience, look).await {
-            Ok(seen) => seen?,
-            Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
-        };
+        let seen = inner.look(&record).await?;
         let kept = |until: Option<Timestamp>| until.is_none_or(|until| seen.now < until);
         let found = seen.cell.is_some_and(|cell| kept(cell.keep_until));
         Ok(if found { previous } else { current }.clone())
@@ -290,6 +296,7 @@ impl IdempotencyBuilder {
                 patience,
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
+                executions: Executions::default(),
                 backlog: Arc::new(Backlog::new()),
                 turns: Arc::new(Semaphore::new(limits.claims.clamp(1, Semaphore::MAX_PERMITS))),
                 in_flight: AtomicUsize::new(0),

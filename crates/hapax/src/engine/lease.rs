@@ -93,6 +93,10 @@ impl fmt::Debug for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
+        // Without an ending, as in a crash: from here on claims of this process go by the lease.
+        if self.holding.get_mut().take().is_some() {
+            self.inner.waiters.wake(&self.key, None);
+        }
     }
 }
 
@@ -356,8 +360,13 @@ impl Shared {
                     }
                     Ok(())
                 }
-                Ok(Wrote::Lost) => Err(shared.lose(FinishError::Lost)),
-                Ok(Wrote::Gone) => Err(shared.lose(FinishError::Gone)),
+                Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
+                    holding.met(writing.seen());
+                    Err(shared.lose(match wrote {
+                        Wrote::Lost => FinishError::Lost,
+                        _ => FinishError::Gone,
+                    }))
+                }
                 Ok(_) | Err(_) => Err(FinishError::Pending),
             }
         });
@@ -388,11 +397,18 @@ impl Shared {
                     match run.await {
                         Ok(Wrote::Recorded(seen)) => {
                             let until = seen.cell.as_ref().and_then(|cell| cell.keep_until);
+                            // It leaves the executions under way before others hear of the end.
+                            drop(holding);
                             inner.waiters.wake(&self.key, Some(seen));
                             return Ok(until);
                         }
-                        Ok(Wrote::Lost) => return Err(self.lose(FinishError::Lost)),
-                        Ok(Wrote::Gone) => return Err(self.lose(FinishError::Gone)),
+                        Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
+                            drop(holding);
+                            return Err(self.lose(match wrote {
+                                Wrote::Lost => FinishError::Lost,
+                                _ => FinishError::Gone,
+                            }));
+                        }
                         // Contended, the rest being for operators: begin anew.
                         Ok(_) => Held { holding, act, sent: None },
                         Err(stuck) => held(holding, act, writing, stuck),

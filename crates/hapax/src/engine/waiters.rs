@@ -135,7 +135,8 @@ impl Waiter {
                 };
                 let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
                 let tag = seen.cell.as_ref().map(|cell| cell.tag);
-                if !is_live(&seen) && (known.is_none() || tag != known) {
+                let changed = known.is_none() || tag != known;
+                if !is_live(&seen) && changed && !inner.executions.runs(key, &seen) {
                     return seen;
                 }
             }

@@ -6,6 +6,7 @@ mod ghosts;
 mod keyed;
 mod leases;
 mod limits;
+mod local;
 mod operators;
 mod transactions;
 mod waiting;

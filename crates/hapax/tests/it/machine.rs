@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::machine::{Act, Asked, Event, Holder, Hook, Resolution, Resolve, Step, Verdict, step};
+use hapax::machine::{
+    Act, Asked, Event, Holder, Hook, Local, Resolution, Resolve, Step, Verdict, step,
+};
 use hapax::store::{Cell, Snapshot};
 use hapax::{
     FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Tag, Terms,
@@ -128,6 +130,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &st
         terms: terms(on_unknown),
         hook,
         may_ask: true,
+        local: &[],
     };
     check("claim", &Event::Claim(asked), expected);
 }
@@ -198,6 +201,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_ask: true,
+        local: &[],
     };
     let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
@@ -220,12 +224,42 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
         terms: terms(OnUnknown::Block),
         hook: None,
         may_ask: true,
+        local: &[],
     };
     let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
                     lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
                     unknown:blocked unknown-block:blocked unknown-reconcile:blocked \
                     being-asked:blocked asked-in-vain:blocked done:replay";
     check("own claim", &Event::Claim(asked), expected);
+}
+
+#[test]
+fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
+    let scheme = Scheme::new("test/1").unwrap();
+    let fingerprint = fingerprint("same");
+    let asked = |mine, local| Asked {
+        grant: NEW,
+        mine,
+        scheme: &scheme,
+        fingerprint: &fingerprint,
+        terms: terms(OnUnknown::Reexecute),
+        hook: HOOK,
+        may_ask: true,
+        local,
+    };
+    let others = "expired:busy released:execute#4 live:busy lapsed:busy lapsed-block:busy \
+                  lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
+                  unknown-block:busy unknown-reconcile:busy being-asked:busy asked-in-vain:busy \
+                  done:replay";
+    let executing = [Local { grant: OWN, executes: true }];
+    check("executing", &Event::Claim(asked(&[], &executing)), &format!("absent:busy {others}"));
+    let claiming = [Local { grant: OWN, executes: false }];
+    let expected = format!("absent:execute#1 {others}");
+    check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
+    let another = [Local { grant: TAKEN_OVER, executes: false }];
+    let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 0, OnUnknown::Reexecute)) };
+    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
+    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }
 
 fn hold(grant: Grant, life: Grant, act: Act, expected: &str) {
@@ -435,6 +469,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_ask: true,
+        local: &[],
     };
     let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
     assert_eq!((draft.record.grant, draft.record.life), (NEW, LIFE));

@@ -194,8 +194,8 @@ async fn wire_13_whoever_was_taken_over_is_superseded() {
         let world = World::new();
         let (runs, go, told) = (Runs::default(), Signal::new(), Signal::new());
         let handler = (runs.clone(), go.clone(), told.clone());
-        let options = with_policy(|it| it.terms.on_unknown = policy);
-        let app = world.app(options, move |request: Request<Body>| {
+        let options = || with_policy(|it| it.terms.on_unknown = policy);
+        let handler = move |request: Request<Body>| {
             let (runs, go, told) = handler.clone();
             async move {
                 let execution = request.extensions().get::<Execution>().unwrap().clone();
@@ -208,14 +208,16 @@ async fn wire_13_whoever_was_taken_over_is_superseded() {
                 go.wait().await;
                 respond(first_status, "first")
             }
-        });
+        };
+        let app = world.app(options(), handler.clone());
+        let heir = world.other_process().app(options(), handler);
         let first = begin(&app, pay("k", "{}"));
         runs.reach(1).await;
         // The owner cannot renew for longer than its lease, and then somebody is quicker.
         world.store.is(Mood::Down);
         sleep(LEASE * 2).await;
         world.store.is(Mood::Well);
-        let second = send(&app, pay("k", "{}")).await;
+        let second = send(&heir, pay("k", "{}")).await;
         assert_eq!((second.replayed(), &*second.body), (Some("false"), &b"second"[..]));
         told.wait().await;
         go.give();

@@ -176,8 +176,8 @@ async fn wire_15_a_lapsed_execution_goes_by_the_policy() {
         let world = World::new();
         let runs = Runs::default();
         let count = runs.clone();
-        let options = with_policy(|it| it.terms.on_unknown = policy);
-        let app = world.app(options, move |_| {
+        let options = || with_policy(|it| it.terms.on_unknown = policy);
+        let handler = move |_| {
             let run = count.next();
             async move {
                 if run == 1 {
@@ -185,13 +185,17 @@ async fn wire_15_a_lapsed_execution_goes_by_the_policy() {
                 }
                 respond(201, "")
             }
-        });
-        let _stuck = begin(&app, pay("k", "{}"));
+        };
+        // The process that executes does not take over from itself.
+        let stuck = world.app(options(), handler.clone());
+        let app = world.other_process().app(options(), handler);
+        let _stuck = begin(&stuck, pay("k", "{}"));
         runs.reach(1).await;
         // As good as dead: it cannot renew.
         world.store.is(Mood::Down);
         sleep(LEASE * 2).await;
         world.store.is(Mood::Well);
+        assert_eq!(send(&stuck, pay("k", "{}")).await.code(), "in-flight");
         assert_eq!(send(&app, pay("k", "{}")).await.code(), code);
         assert_eq!(runs.count(), if code.is_empty() { 2 } else { 1 });
     }

@@ -178,8 +178,8 @@ async fn wire_15_a_lapse_is_asked_about_after_the_upstreams_time_out() {
         count.next();
         async { Reconciled::DidNotHappen }
     };
-    let (count, options) = (runs.clone(), asking(hook));
-    let app = world.app(options, move |_| {
+    let count = runs.clone();
+    let handler = move |_| {
         let run = count.next();
         async move {
             if run == 1 {
@@ -187,8 +187,11 @@ async fn wire_15_a_lapse_is_asked_about_after_the_upstreams_time_out() {
             }
             respond(201, format!("run {run}"))
         }
-    });
-    let _stuck = begin(&app, pay("k", "{}"));
+    };
+    let stuck = world.app(asking(hook.clone()), handler.clone());
+    // The process that executes asks nothing: it knows.
+    let app = world.other_process().app(asking(hook), handler);
+    let _stuck = begin(&stuck, pay("k", "{}"));
     runs.reach(1).await;
     world.store.is(Mood::Down);
     sleep(LEASE + TIMES.after / 2).await;

@@ -124,7 +124,7 @@ async fn the_hook_decides_what_is_unknown() {
     let mut asking = policy(OnUnknown::Reconcile);
     let hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
     asking.hook = Some(hook);
-    let lease = own(&process, &asking).await;
+    let lease = own(&world.process(), &asking).await;
     tokio::time::sleep(LEASE + Duration::from_secs(59)).await;
     // What the dead owner sent may still run.
     let early = claim(&process, "a", &asking).await;
@@ -154,7 +154,7 @@ async fn the_owners_late_outcome_beats_the_hooks_answer() {
     let process = world.process();
     let mut asking = policy(OnUnknown::Reconcile);
     asking.hook = Some(Hook { after: Duration::ZERO, timeout: Duration::from_secs(5) });
-    let lease = own(&process, &asking).await;
+    let lease = own(&world.process(), &asking).await;
     tokio::time::sleep(LEASE).await;
     let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
     assert!(lease.complete(outcome("late"), None).await.is_ok());

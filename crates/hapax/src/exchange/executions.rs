@@ -1,0 +1,130 @@
+//! The executions under way in one process, by key.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Claiming, Holding};
+use crate::machine::{Local, runs_here};
+use crate::record::{Grant, State};
+use crate::scope::StoreKey;
+use crate::store::{Cell, Snapshot};
+
+/// A registry of the executions under way in one process, and of the claims that may become one.
+///
+/// A claim enters before its first copy is sent, and leaves when it is answered otherwise; an
+/// execution leaves when its last [`Holding`](super::Holding) is dropped. So a record that bears a
+/// grant of this process either finds it here, or its execution has ended: a clock that steps or a
+/// process that stood still makes a lease lapse, but no second execution beside the first.
+#[derive(Clone, Default)]
+pub struct Executions {
+    keys: Arc<Mutex<HashMap<StoreKey, Vec<Local>>>>,
+}
+
+impl fmt::Debug for Executions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executions").field("keys", &self.lock().len()).finish()
+    }
+}
+
+impl Executions {
+    /// Returns whether an execution of `key` is under way: its claim was answered.
+    #[must_use]
+    pub fn executes(&self, key: &StoreKey) -> bool {
+        self.lock().get(key).is_some_and(|locals| locals.iter().any(|local| local.executes))
+    }
+
+    /// Returns whether `seen` is the record of an execution under way here, or lacks the record of
+    /// one.
+    #[must_use]
+    pub fn runs(&self, key: &StoreKey, seen: &Snapshot) -> bool {
+        self.lock().get(key).is_some_and(|locals| runs_here(seen, locals, &[]))
+    }
+
+    /// Returns the executions and claims under way for `key`.
+    pub(super) fn of(&self, key: &StoreKey) -> Vec<Local> {
+        self.lock().get(key).cloned().unwrap_or_default()
+    }
+
+    /// Enters a claim, until what is returned is dropped.
+    pub(super) fn enter(&self, key: StoreKey, grant: Grant) -> Arc<Entered> {
+        self.lock().entry(key).or_default().push(Local { grant, executes: false });
+        Arc::new(Entered { executions: self.clone(), key, grant })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, Vec<Local>>> {
+        // Each change is one call of a collection: the map stays whole if something panicked.
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One claim or execution in the registry; leaves it when dropped.
+pub(super) struct Entered {
+    executions: Executions,
+    key: StoreKey,
+    grant: Grant,
+}
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Entered").field(&self.grant).finish()
+    }
+}
+
+impl Entered {
+    pub(super) fn grant(&self) -> Grant {
+        self.grant
+    }
+
+    /// Marks the claim as answered: it executes from now on.
+    pub(super) fn executes(&self) {
+        let mut keys = self.executions.lock();
+        let locals = keys.get_mut(&self.key).into_iter().flatten();
+        for local in locals.filter(|local| local.grant == self.grant) {
+            local.executes = true;
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut keys = self.executions.lock();
+        if let Entry::Occupied(mut locals) = keys.entry(self.key) {
+            locals.get_mut().retain(|local| local.grant != self.grant);
+            if locals.get().is_empty() {
+                locals.remove();
+            }
+        }
+    }
+}
+
+impl Claiming {
+    /// Leaves the executions under way, as dropping it does: for a claim that ends without an
+    /// answer to its last swap, which was not applied.
+    pub fn leave(&mut self) {
+        self.entered.clear();
+    }
+}
+
+impl Holding {
+    /// Marks the claim as answered: it executes from now on.
+    pub(super) fn executes(self) -> Self {
+        if let Some(entered) = &self.entered {
+            entered.executes();
+        }
+        self
+    }
+
+    /// Notes what stands in the way of a write that ended with [`Lost`](super::Wrote::Lost) or [`Gone`](super::Wrote::Gone):
+    /// another owner's record, or one that was released, ends the execution for claims of the same
+    /// process. A record that merely expired does not.
+    pub fn met(&mut self, seen: &Snapshot) {
+        let unfinished = |cell: &Cell| {
+            cell.record.grant == self.holder.grant && cell.record.state != State::Released
+        };
+        if !seen.cell.as_ref().is_none_or(unfinished) {
+            self.entered = None;
+        }
+    }
+}
