@@ -1,7 +1,7 @@
 //! `hapax doctor`: does a store keep what it promises?
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -35,6 +35,10 @@ pub(crate) struct DoctorArgs {
     /// The file of the gateway's admin token [default: as for the gateway]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
+    /// Write what is whole of a damaged file of records to a new one, and report what is lost;
+    /// nothing else is looked at
+    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
+    salvage: Option<Vec<PathBuf>>,
     /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
     #[arg(long)]
     json: bool,
@@ -42,6 +46,9 @@ pub(crate) struct DoctorArgs {
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     crate::gateway::environment::warn_of_unknown();
+    if let Some([old, new]) = args.salvage.as_deref() {
+        return salvage(old, new, args.json);
+    }
     let store = args.store.map(Written::read).transpose().map_err(of("--store"))?;
     let cache = args.cache.map(Written::read).transpose().map_err(of("--cache"))?;
     let file = OfFile::for_the_rest(args.config.as_deref(), store.is_some())?;
@@ -70,4 +77,32 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let _ = std::io::stdout().write_all(text.as_bytes());
     let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
     Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Reports what was read of a damaged file, what it says that it had, and the difference.
+fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, Failure> {
+    let done = hapax_embedded::salvage(old, new).map_err(Failure::unavailable)?;
+    let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
+    let text = if json {
+        let report = serde_json::json!({
+            "read": read, "expected": expected, "lost": lost, "damaged_blocks": damaged,
+        });
+        format!("{report}\n")
+    } else {
+        let (old, new) = (old.display(), new.display());
+        let then = match lost {
+            0 => String::new(),
+            _ => "The keys of lost records look unused there: requests with them execute again. \
+                  Compare with your own books before you use it.\n"
+                .to_owned(),
+        };
+        format!(
+            "{read} of {expected} records read from {old} and written to {new}, {lost} lost, \
+             {damaged} damaged blocks.\n{then}Copy the secret as well: cp {old}.secret \
+             {new}.secret\n"
+        )
+    };
+    // Nobody reads on: the exit code says it as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(if lost > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

@@ -113,6 +113,10 @@ impl Disk {
     pub fn new(backend: impl StorageBackend) -> Self {
         Self(Box::new(backend))
     }
+
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
 }
 
 type Lock = Result<bool, BackendError>;

@@ -257,7 +257,7 @@ impl<'t> Batch<'t> {
     }
 }
 
-fn entry(at: Timestamp, key: &StoreKey) -> [u8; 40] {
+pub(crate) fn entry(at: Timestamp, key: &StoreKey) -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..8].copy_from_slice(&at.as_micros().to_be_bytes());
     bytes[8..].copy_from_slice(key.as_bytes());

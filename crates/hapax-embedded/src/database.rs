@@ -9,7 +9,8 @@
 //! - Power fails before the flip is on disk: the old slot counts, all its pages are untouched
 //!   (pages are never changed in place), nobody was answered.
 //! - It fails after: the new slot counts, and its pages were synced before the flip was written.
-//! - Header and slots share one sector, which a disk writes whole or not at all.
+//! - Header and slots share one sector, which a disk writes whole or not at all, with the checksum
+//!   of both ([`blocks`](crate::blocks)).
 //!
 //! One phase would do with checksums over everything: one sync, and after a crash the engine
 //! decides by checksum which slot is whole. Two phases cost one more sync and buy three things.
@@ -20,6 +21,7 @@
 //! succeeded, and the header of phase two is written and synced anew when the database is opened
 //! again, before anything else is.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hapax::Timestamp;
@@ -29,6 +31,7 @@ use redb::{
 };
 
 use crate::backing::Backing;
+use crate::blocks::{Blocks, Damage, Damages, FetchError};
 use crate::error::OpenError;
 
 /// Sealed records with their columns, by store key.
@@ -38,10 +41,10 @@ pub(crate) const DUE: TableDefinition<'_, &[u8; 40], ()> = TableDefinition::new(
 /// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
 pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 /// [`CHECK`].
-const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
+pub(crate) const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
 
-const FORMAT: &str = "format";
-const KNOWN_FORMAT: u64 = 1;
+pub(crate) const FORMAT: &str = "format";
+pub(crate) const KNOWN_FORMAT: u64 = 2;
 /// How often the database was opened.
 const EPOCH: &str = "epoch";
 /// The largest fence of any cell that was reaped: a key used anew gets a larger one, even if the
@@ -50,7 +53,7 @@ pub(crate) const FLOOR: &str = "fence floor";
 /// When the database was made, in microseconds since 1970.
 const MADE: &str = "made";
 /// Tells under which secret the database was written.
-const CHECK: &str = "secret check";
+pub(crate) const CHECK: &str = "secret check";
 
 /// What the database says of itself.
 #[derive(Clone, Copy, Debug)]
@@ -62,23 +65,42 @@ pub(crate) struct Adopted {
 
 /// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
 /// error like any other.
-pub(crate) fn open(backing: &dyn Backing, cache_bytes: usize) -> Result<Database, DatabaseError> {
-    guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(backing.open()?))
+pub(crate) fn open(
+    backing: &dyn Backing,
+    cache_bytes: usize,
+    damages: &Damages,
+) -> Result<Database, DatabaseError> {
+    let blocks = Blocks::open(backing.open()?, damages.clone()).map_err(|error| match error {
+        FetchError::Damage(damage) => StorageError::Corrupted(damage.to_string()),
+        FetchError::Io(error) => error.into(),
+    })?;
+    guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(blocks))
 }
 
-/// Compares every page with its checksum.
-pub(crate) fn verify(database: &mut Database) -> Result<(), DatabaseError> {
-    // What the engine could repair was no more than its map of free pages.
-    guarded(|| database.check_integrity().map(drop))
+/// Closes the database. Damage to what is written last is not worth more than an error: the file is
+/// recovered when it is opened again.
+pub(crate) fn close(database: Option<Database>) {
+    let closed = guarded(|| {
+        drop(database);
+        Ok::<_, StorageError>(())
+    });
+    if let Err(error) = closed {
+        tracing::warn!(%error, "the database was not closed cleanly");
+    }
 }
 
-/// Runs the engine where damage may lead it astray: it checks the sums of its pages only when it
-/// recovers, and elsewhere it may panic over them.
+/// Runs the engine where damage may be met: reads of damaged blocks unwind to here, and over what
+/// the engine finds amiss by itself it may panic.
 pub(crate) fn guarded<T, E: From<StorageError>>(
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-        Err(StorageError::Corrupted("the engine broke off over what it read".into()).into())
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(corrupted(&*panic).into()))
+}
+
+fn corrupted(panic: &(dyn Any + Send)) -> StorageError {
+    StorageError::Corrupted(match panic.downcast_ref::<Damage>() {
+        Some(damage) => damage.to_string(),
+        None => "the engine broke off over what it read".to_owned(),
     })
 }
 
@@ -100,10 +122,14 @@ pub(crate) fn adopt(
     check: &[u8],
     now: Timestamp,
 ) -> Result<Adopted, OpenError> {
-    let transaction = begin(database, false).map_err(OpenError::Database)?;
-    let adopted = claim_epoch(&transaction, check, now)?;
-    transaction.commit().map_err(OpenError::database)?;
-    Ok(adopted)
+    let adopting = || {
+        let transaction = begin(database, false).map_err(OpenError::database)?;
+        let adopted = claim_epoch(&transaction, check, now)?;
+        transaction.commit().map_err(OpenError::database)?;
+        Ok(adopted)
+    };
+    catch_unwind(AssertUnwindSafe(adopting))
+        .unwrap_or_else(|panic| Err(OpenError::database(corrupted(&*panic))))
 }
 
 fn claim_epoch(

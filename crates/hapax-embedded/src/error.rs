@@ -53,7 +53,13 @@ pub enum OpenError {
         /// This build's.
         known: u64,
     },
-    /// Not a database, or damaged as a whole.
+    /// A part of the file without which nothing else can be used is damaged.
+    #[error(
+        "the database is damaged and cannot be opened: {0}; write what is whole to a new file with \
+         `hapax doctor --salvage OLD NEW`, and keep the old one"
+    )]
+    Damaged(#[source] redb::Error),
+    /// Not a database, or one that something else keeps from opening.
     #[error("the database cannot be opened: {0}")]
     Database(#[source] redb::Error),
     /// A file could not be read, written or locked.
@@ -72,7 +78,10 @@ impl OpenError {
     }
 
     pub(crate) fn database(error: impl Into<redb::Error>) -> Self {
-        Self::Database(error.into())
+        match error.into() {
+            error @ redb::Error::Corrupted(_) => Self::Damaged(error),
+            error => Self::Database(error),
+        }
     }
 }
 

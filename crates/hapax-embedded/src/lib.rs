@@ -17,9 +17,13 @@
 //! | `hapax.db.lock` | who has it open | made anew |
 //!
 //! # When it forgets
-//! It does not, as long as the disk keeps what it says it has synced. A damaged record is an error
-//! whenever it is read. Damage to the tree around the records may hide some of them: it is found by
-//! [`Options::verify`], and by the recovery after a crash, which then refuses to open the file.
+//! It does not, as long as the disk keeps what it says it has synced. Every block of the file has a
+//! checksum that every read compares. A key whose record, or whose place in the tree, is in a
+//! damaged block is an error, never taken for absent; all other keys are as before. A background
+//! thread reads the records, 8 MiB a second, once after opening and then once a day, so that damage
+//! shows in the log and in [`EmbeddedStats::damaged`] before a request needs it. A file that is
+//! damaged where all of it hangs, or anywhere when a crash makes opening walk it, does not open:
+//! [`OpenError::Damaged`]. [`salvage`] writes what is whole to a new file.
 //! A copy of the file taken while a process has it open is not a backup: close the store, or
 //! snapshot the file system.
 //!
@@ -45,7 +49,9 @@
 
 mod backing;
 mod batch;
+mod blocks;
 mod cell;
+mod copy;
 mod database;
 mod error;
 mod files;
@@ -54,6 +60,8 @@ mod options;
 mod queue;
 mod reader;
 mod room;
+mod salvage;
+mod scrub;
 mod secret_file;
 mod shared;
 mod store;
@@ -61,7 +69,9 @@ mod writer;
 
 #[doc(hidden)]
 pub use backing::{Backing, Disk};
+pub use copy::{Restored, backup_closed, restore};
 pub use error::{EmbeddedError, OpenError};
 pub use lock_file::Holder;
 pub use options::{Options, SecretSource};
+pub use salvage::{Salvaged, examine, salvage};
 pub use store::{EmbeddedStats, EmbeddedStore};

@@ -151,9 +151,9 @@ impl Options {
         self
     }
 
-    /// Whether opening compares every page of the file with its checksum, about a second for each
-    /// GiB; by default not. A damaged record is found whenever it is read. Damage to the tree
-    /// around the records may hide some of them instead, and only this finds it.
+    /// Whether opening reads all records, and fails where one of them is damaged; about a second for
+    /// each GiB; by default not. Damage is found in any case whenever it is met, and by the check
+    /// in the background.
     #[must_use]
     pub const fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;

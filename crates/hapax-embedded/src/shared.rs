@@ -1,13 +1,17 @@
 //! What the store's callers and its threads share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use hapax::{Clock, StoreError, StoreKey};
 use redb::Database;
 
 use crate::batch::SwapJob;
+use crate::blocks::Damages;
 use crate::cell::Epoch;
 use crate::queue::{Limit, Queue};
 use crate::reader::ReadJob;
@@ -26,10 +30,13 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) epoch: Epoch,
     pub(crate) counters: Counters,
+    pub(crate) damages: Damages,
     /// `None` while it is reopened, and once it is closed. Whoever uses the database holds the
     /// lock for reading, so it is closed when nobody does.
     database: RwLock<Option<Database>>,
     closing: Mutex<Closing>,
+    /// Whether it takes no more requests, for threads that pause.
+    stopped: (Mutex<bool>, Condvar),
 }
 
 /// What happened since the store was opened.
@@ -57,6 +64,7 @@ impl Shared {
         jobs: Limit,
         clock: Arc<dyn Clock>,
         epoch: Epoch,
+        damages: Damages,
     ) -> Self {
         Self {
             jobs: Queue::new(jobs),
@@ -64,8 +72,10 @@ impl Shared {
             clock,
             epoch,
             counters: Counters::default(),
+            damages,
             database: RwLock::new(Some(database)),
             closing: Mutex::new(Closing::Waited(Vec::new())),
+            stopped: (Mutex::new(false), Condvar::new()),
         }
     }
 
@@ -83,6 +93,15 @@ impl Shared {
     pub(crate) fn close(&self) {
         self.jobs.close();
         self.reads.close();
+        *self.stopped.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stopped.1.notify_all();
+    }
+
+    /// Waits for so long, or until the store is closed. Returns whether it is open.
+    pub(crate) fn pause(&self, pause: Duration) -> bool {
+        let stopped = self.stopped.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.stopped.1.wait_timeout_while(stopped, pause, |stopped| !*stopped);
+        !*waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Resolves, or is dropped unresolved, once the database is closed.

@@ -18,7 +18,9 @@ use hapax::{
 
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
+use crate::blocks::Damages;
 use crate::cell::{Epoch, SMALL, Seen};
+use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError};
 use crate::files::with_suffix;
@@ -27,6 +29,8 @@ use crate::options::{Options, SecretSource};
 use crate::queue::{Limit, Share};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
 use crate::room::Room;
+use crate::salvage;
+use crate::scrub;
 use crate::secret_file;
 use crate::shared::{Job, Shared};
 use crate::writer::{End, Writer};
@@ -62,6 +66,8 @@ pub struct EmbeddedStats {
     pub removed: u64,
     /// Times the database was opened again after a write that failed.
     pub reopened: u64,
+    /// Damaged blocks of the file that were met.
+    pub damaged: usize,
     /// Requests that wait for the disk.
     pub queued: usize,
     /// Length of the file in bytes, if it can be told.
@@ -160,10 +166,28 @@ impl EmbeddedStore {
             swaps: counters.swaps.load(Ordering::Relaxed),
             removed: counters.removed.load(Ordering::Relaxed),
             reopened: counters.reopened.load(Ordering::Relaxed),
+            damaged: self.shared.damages.count(),
             queued: self.shared.jobs.len(),
             file_bytes: self.backing.length().ok(),
             free_bytes: self.backing.available().ok().flatten(),
         }
+    }
+
+    /// Writes a consistent copy of the database, without its secret, to a new file at `to`, while the
+    /// store goes on. Returns how many records it has. [`restore`](crate::restore) makes a database
+    /// of it. Dropped early, the copy is still made.
+    ///
+    /// # Errors
+    /// [`OpenError`]: there is a file at `to`, a block is damaged, or it cannot be written.
+    pub async fn backup(&self, to: &Path) -> Result<u64, OpenError> {
+        let (reply, answer) = oneshot::channel();
+        let path = to.to_owned();
+        self.spawn("hapax-embedded-backup", move |shared| {
+            reply.send(copy::backup_open(&shared, &path)).ok();
+        })
+        .map_err(|error| OpenError::io(to, error))?;
+        let interrupted = |_| Err(OpenError::io(to, io::Error::other(EmbeddedError::Interrupted)));
+        answer.await.unwrap_or_else(interrupted)
     }
 
     /// Takes no more requests, finishes those that wait, and closes the file cleanly. Resolves
@@ -182,16 +206,24 @@ impl EmbeddedStore {
         options: Options,
     ) -> Result<Self, OpenError> {
         let secret = ring.as_ref().map(|ring| ring.naming().clone());
-        let mut database =
-            database::open(&*backing, options.cache_bytes).map_err(OpenError::database)?;
+        let damages = Damages::default();
         if options.verify {
-            database::verify(&mut database).map_err(OpenError::database)?;
+            salvage::verify(&*backing, &options.path)?;
         }
+        let database = database::open(&*backing, options.cache_bytes, &damages)
+            .map_err(OpenError::database)?;
         let opened_at = options.clock.now();
-        let adopted = database::adopt(&database, &check(secret.as_ref()), opened_at)?;
+        let check = check(secret.as_ref());
+        let adopted = match database::adopt(&database, &check, opened_at) {
+            Ok(adopted) => adopted,
+            Err(error) => {
+                database::close(Some(database));
+                return Err(error);
+            }
+        };
         let epoch = Epoch { number: adopted.epoch, opened_at };
         let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };
-        let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch));
+        let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
         let threads = |error| OpenError::io(&options.path, error);
         // Dropped on an early return: the threads started so far then end.
         let store = Self {
@@ -205,10 +237,12 @@ impl EmbeddedStore {
             path: options.path.clone(),
             made: adopted.made,
         };
-        let readers = (0..READERS)
+        let mut readers = (0..READERS)
             .map(|_| store.spawn("hapax-embedded-read", |shared| reader::run(&shared)))
-            .collect::<io::Result<_>>()
+            .collect::<io::Result<Vec<_>>>()
             .map_err(threads)?;
+        let scrub = store.spawn("hapax-embedded-scrub", |shared| scrub::run(&shared));
+        readers.push(scrub.map_err(threads)?);
         let writer = Writer {
             shared: Arc::clone(&store.shared),
             backing: Arc::clone(&store.backing),
@@ -380,8 +414,8 @@ fn create(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    let database =
-        database::open(&FileBacking::new(&unfinished), cache_bytes).map_err(OpenError::database)?;
+    let database = database::open(&FileBacking::new(&unfinished), cache_bytes, &Damages::default())
+        .map_err(OpenError::database)?;
     database::adopt(&database, &check(secret), now)?;
     drop(database);
     File::open(&unfinished).and_then(|file| file.sync_all()).map_err(failed)?;
@@ -390,7 +424,7 @@ fn create(
 }
 
 /// Tells a secret from others without telling it.
-fn check(secret: Option<&Secret>) -> Vec<u8> {
+pub(crate) fn check(secret: Option<&Secret>) -> Vec<u8> {
     let Some(secret) = secret else { return Vec::new() };
     let scope = Scope::of([("hapax-embedded", "secret check")]);
     // The shortest of keys: any would do, within a scope that nobody else has.

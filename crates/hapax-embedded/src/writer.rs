@@ -118,7 +118,7 @@ impl Writer {
         };
         if matches!(ended, Ended::Failed { .. } | Ended::InDoubt { .. }) {
             // Before anybody hears of it: no read shall go to what is known to be broken.
-            drop(self.shared.database_alone().take());
+            self.close_database();
         }
         self.settle(ended)
     }
@@ -295,7 +295,7 @@ impl Writer {
     ///
     /// The epoch stays: this process lives, and so do the leases it granted.
     fn reopen(&mut self) -> bool {
-        drop(self.shared.database_alone().take());
+        self.close_database();
         loop {
             if let Ok((database, floor)) = self.try_open() {
                 self.floor = floor;
@@ -321,7 +321,7 @@ impl Writer {
 
     fn try_open(&self) -> Result<(Database, u64), redb::Error> {
         let open = || -> Result<_, redb::Error> {
-            let database = database::open(&*self.backing, self.cache_bytes)?;
+            let database = database::open(&*self.backing, self.cache_bytes, &self.shared.damages)?;
             let floor = database::floor(&database)?;
             Ok((database, floor))
         };
@@ -334,10 +334,16 @@ impl Writer {
         for reader in self.readers.drain(..) {
             reader.join().ok();
         }
-        drop(self.shared.database_alone().take());
+        self.close_database();
         if let Some(lock) = &self.lock {
             lock.release();
         }
+    }
+
+    /// Closes the database once nobody uses it.
+    fn close_database(&self) {
+        let database = self.shared.database_alone().take();
+        database::close(database);
     }
 
     fn full(&self) -> Option<DiskFull> {

@@ -353,6 +353,7 @@ impl Opened {
                     ("batches_total", "Transactions made durable.", stats.commits),
                     ("batched_swaps_total", "Swaps in those.", stats.swaps),
                     ("reopened_total", "Times that the file was opened again.", stats.reopened),
+                    ("damaged_blocks", "Damaged blocks of the file.", stats.damaged as u64),
                     ("queued", "Requests that wait for the disk.", stats.queued as u64),
                     ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
                 ];

@@ -6,8 +6,10 @@
     reason = "a failure here is a failed test"
 )]
 
+mod backups;
 mod faults;
 mod files;
+mod flips;
 mod functions;
 mod histories;
 mod images;

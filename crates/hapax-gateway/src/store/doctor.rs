@@ -62,6 +62,9 @@ impl Finding {
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
 
+const SALVAGE: &str = "stop the gateway, write what is whole to a new file with `hapax doctor \
+                       --salvage OLD NEW`, and keep the old one";
+
 impl Opening {
     /// Looks at the store without changing what is in it; at a server also where it would not be
     /// opened.
@@ -267,6 +270,35 @@ impl Opening {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             findings.push(writable(folder.unwrap_or(Path::new("."))));
             return Ok(findings);
+        }
+        // Before it is opened, which after a crash reads all of it and says less of what it finds.
+        let examined = path.to_owned();
+        let examined = tokio::task::spawn_blocking(move || hapax_embedded::examine(&examined));
+        match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
+            Ok(found) if found.damaged == 0 && found.lost() == 0 => findings.push(Finding::new(
+                Severity::Fine,
+                "records",
+                format!("all {} can be read", found.expected),
+                "",
+            )),
+            Ok(found) => findings.push(Finding::new(
+                Severity::Broken,
+                "records",
+                format!(
+                    "{} of {} can be read, {} blocks of the file are damaged; requests whose keys \
+                     may be there are rejected",
+                    found.read, found.expected, found.damaged
+                ),
+                SALVAGE,
+            )),
+            Err(error @ OpenError::Damaged(_)) => findings.push(Finding::new(
+                Severity::Broken,
+                "records",
+                error.to_string(),
+                "put back a backup, or begin anew: what the file held is forgotten then",
+            )),
+            // Opening says it as well.
+            Err(_) => {}
         }
         // A cache that is away is another matter.
         match (Self { cache: None, ..self.clone() }).open().await {

@@ -1,0 +1,282 @@
+//! A checksum for every block of the file, verified on every read.
+//!
+//! The engine has checksums of its own, but reads do not compare them: one flipped bit in a page of
+//! its tree and a key that is there looks absent. So this layer lies between the engine and the
+//! disk, and nothing that the engine reads is unverified.
+//!
+//! 1. The file is the header, one block of 4 KiB, and then the engine's other blocks, each followed
+//!    by 16 bytes of BLAKE3 over its number and its contents. A block and its checksum are one
+//!    write.
+//! 2. The engine's header and its checksum share the first sector of 512 bytes, which a disk writes
+//!    whole or not at all: see [`database`](crate::database).
+//! 3. A power failure may tear a block that was being written. The engine refers to no block before
+//!    it is synced, so it never reads a torn one. What is in no use may be torn for ever: only reads
+//!    through the engine find damage, not a walk over all blocks.
+//! 4. A block that was never written reads as zeros, checksum included.
+//! 5. What does not match is never handed to the engine, nor reported to it as a failed read, after
+//!    which it would refuse everything until it is opened again: the read unwinds to
+//!    [`guarded`](crate::database::guarded), and the one operation that needed the block fails.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Bound;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redb::{BackendError, StorageBackend};
+
+use crate::backing::Disk;
+
+/// Bytes of a block: the engine's smallest page.
+const BLOCK: usize = 4096;
+const SUM: usize = 16;
+const STRIDE: usize = BLOCK + SUM;
+/// What a disk writes whole or not at all.
+const SECTOR: usize = 512;
+/// What the engine may use of the first block.
+const HEADER: usize = SECTOR - MARK.len() - SUM;
+/// Between header and checksum: tells this format from the engine's own.
+const MARK: &[u8; 16] = b"hapax blocks 1\0\0";
+/// Damaged blocks that are told apart.
+const MOST_PLACES: usize = 10_000;
+
+/// A block whose contents do not match its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the block at byte {place} of the file does not match its checksum")]
+pub(crate) struct Damage {
+    /// Where it is in the file.
+    pub(crate) place: u64,
+}
+
+/// The damaged blocks that were met since the store was opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Damages(Arc<Mutex<BTreeSet<u64>>>);
+
+impl Damages {
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Notes a block, and says so in the log the first time.
+    fn note(&self, damage: Damage) {
+        let mut places = self.lock();
+        if places.len() < MOST_PLACES && places.insert(damage.place) {
+            tracing::error!(
+                "{damage}: requests that need it are rejected; stop the process and write what is \
+                 whole to a new file with `hapax doctor --salvage OLD NEW`"
+            );
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        // A set stays whole if something panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A disk with a checksum for every block.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    disk: Disk,
+    damages: Damages,
+    /// The first sector. Zeros until the engine has made its header.
+    header: Mutex<[u8; SECTOR]>,
+}
+
+/// Why there are no bytes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Damage(#[from] Damage),
+}
+
+impl From<FetchError> for io::Error {
+    fn from(error: FetchError) -> Self {
+        match error {
+            FetchError::Io(error) => error,
+            FetchError::Damage(damage) => Self::new(io::ErrorKind::InvalidData, damage),
+        }
+    }
+}
+
+impl Blocks {
+    /// Reads the header of a file that has one.
+    ///
+    /// # Errors
+    /// A file that is none of ours, or whose header is damaged.
+    pub(crate) fn open(disk: Disk, damages: Damages) -> Result<Self, FetchError> {
+        let mut header = [0; SECTOR];
+        let length = disk.len()?;
+        if length > 0 {
+            if length < BLOCK as u64 {
+                let found = format!("the file has {length} bytes, too few for a database");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, found).into());
+            }
+            disk.read(0, &mut header)?;
+            if header[..] != seal_header(&header)[..] {
+                let damage = Damage { place: 0 };
+                damages.note(damage);
+                return Err(damage.into());
+            }
+        }
+        Ok(Self { disk, damages, header: Mutex::new(header) })
+    }
+
+    /// Reads what the engine has at `offset`.
+    ///
+    /// # Errors
+    /// [`FetchError::Damage`] names the first block that is damaged; `out` is then undefined.
+    pub(crate) fn fetch(&self, offset: u64, out: &mut [u8]) -> Result<(), FetchError> {
+        if offset < BLOCK as u64 {
+            let from = offset as usize;
+            let header = *self.header();
+            let found = header[..HEADER].get(from..from + out.len()).ok_or_else(beyond)?;
+            out.copy_from_slice(found);
+            return Ok(());
+        }
+        let (first, skip) = (offset / BLOCK as u64, (offset % BLOCK as u64) as usize);
+        let blocks = (skip + out.len()).div_ceil(BLOCK);
+        let mut stored = vec![0; blocks * STRIDE];
+        self.disk.read(place(first), &mut stored)?;
+        let mut rest = out;
+        let mut skip = skip;
+        for (number, stored) in (first..).zip(stored.chunks_exact(STRIDE)) {
+            let (block, sum) = stored.split_at(BLOCK);
+            if *sum != checksum(number, block) && stored.iter().any(|byte| *byte != 0) {
+                let damage = Damage { place: place(number) };
+                self.damages.note(damage);
+                return Err(damage.into());
+            }
+            let block = &block[skip..];
+            let (now, later) = rest.split_at_mut(block.len().min(rest.len()));
+            now.copy_from_slice(&block[..now.len()]);
+            (rest, skip) = (later, 0);
+        }
+        Ok(())
+    }
+
+    fn header(&self) -> MutexGuard<'_, [u8; SECTOR]> {
+        // Bytes are copied whole under this lock.
+        self.header.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The byte of the file at which a block begins.
+const fn place(number: u64) -> u64 {
+    match number {
+        0 => 0,
+        _ => BLOCK as u64 + (number - 1) * STRIDE as u64,
+    }
+}
+
+/// The length of the engine's file, from that of the file.
+const fn logical(length: u64) -> u64 {
+    match length.checked_sub(BLOCK as u64) {
+        Some(rest) => (1 + rest / STRIDE as u64) * BLOCK as u64,
+        None => length,
+    }
+}
+
+fn checksum(number: u64, block: &[u8]) -> [u8; SUM] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&number.to_be_bytes());
+    hasher.update(block);
+    let mut sum = [0; SUM];
+    hasher.finalize_xof().fill(&mut sum);
+    sum
+}
+
+/// The sector with its mark and its checksum.
+fn seal_header(sector: &[u8; SECTOR]) -> [u8; SECTOR] {
+    let mut sealed = *sector;
+    sealed[HEADER..SECTOR - SUM].copy_from_slice(MARK);
+    let sum = checksum(0, &sealed[..SECTOR - SUM]);
+    sealed[SECTOR - SUM..].copy_from_slice(&sum);
+    sealed
+}
+
+fn beyond() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the engine reached for what is not its own")
+}
+
+type Lock = Result<bool, BackendError>;
+
+impl StorageBackend for Blocks {
+    fn len(&self) -> io::Result<u64> {
+        self.disk.len().map(logical)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match self.fetch(offset, out) {
+            Ok(()) => Ok(()),
+            // A second unwinding would end the process: what is being undone fails instead, and
+            // the engine is opened again.
+            Err(FetchError::Damage(damage)) if !std::thread::panicking() => {
+                resume_unwind(Box::new(damage))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.disk.set_len(place(len.div_ceil(BLOCK as u64)))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.disk.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if offset < BLOCK as u64 {
+            let mut header = self.header();
+            let mut sector = *header;
+            let from = offset as usize;
+            let fields = sector[..HEADER].get_mut(from..from + data.len()).ok_or_else(beyond)?;
+            fields.copy_from_slice(data);
+            let sealed = seal_header(&sector);
+            self.disk.write(0, &sealed)?;
+            *header = sealed;
+            return Ok(());
+        }
+        if !offset.is_multiple_of(BLOCK as u64) || !data.len().is_multiple_of(BLOCK) {
+            return Err(beyond());
+        }
+        let first = offset / BLOCK as u64;
+        let mut stored = Vec::with_capacity(data.len() / BLOCK * STRIDE);
+        for (number, block) in (first..).zip(data.chunks_exact(BLOCK)) {
+            stored.extend_from_slice(block);
+            stored.extend_from_slice(&checksum(number, block));
+        }
+        self.disk.write(place(first), &stored)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.disk.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
+        self.disk.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
+        self.disk.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.disk.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.disk.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.disk.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
+        self.disk.query_lock_range(start, end)
+    }
+}

@@ -1,0 +1,75 @@
+//! Backups of a file in use, and what is restored of them.
+
+use std::path::Path;
+
+use hapax::{OnUnknown, State};
+use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, restore};
+
+use crate::support::{claim, complete, load, stored};
+
+fn secret_of(path: &Path) -> SecretSource {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".secret");
+    SecretSource::File(name.into())
+}
+
+#[tokio::test]
+async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_what_was_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
+    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let (done, mut under_way) = (claim(1), claim(2));
+    under_way.draft.record.terms.on_unknown = OnUnknown::Block;
+    under_way.draft.keep = None;
+    stored(&store, &done).await;
+    stored(&store, &complete(&done, 1001, b"answer")).await;
+    stored(&store, &under_way).await;
+    assert_eq!(store.backup(&backup).await.unwrap(), 2);
+    let again = store.backup(&backup).await;
+    assert!(matches!(again, Err(OpenError::Io { .. })), "no file is overwritten: {again:?}");
+    // The store goes on, and what comes now is not in the backup.
+    stored(&store, &claim(3)).await;
+    stored(&store, &complete(&under_way, 1002, b"late")).await;
+    let fence = load(&store, 2).await.unwrap().fence;
+    let identity = store.identity();
+    store.close().await;
+    let closed = directory.path().join("closed.db");
+    assert_eq!(hapax_embedded::backup_closed(&path, &closed).unwrap(), 3);
+
+    let restored = directory.path().join("restored.db");
+    let counts = restore(&backup, &restored, &secret_of(&path)).unwrap();
+    assert_eq!((counts.records, counts.unknown), (2, 1));
+    let options = Options::new(&restored).secret(secret_of(&path)).verify(true);
+    let store = EmbeddedStore::open(options).unwrap();
+    assert_eq!(store.identity(), identity);
+    let State::Done(outcome) = load(&store, 1).await.unwrap().record.state else { panic!() };
+    assert_eq!(outcome.bytes(), "answer");
+    let cell = load(&store, 2).await.unwrap();
+    assert!(matches!(cell.record.state, State::Unknown { seen: None, asking: false }), "{cell:?}");
+    assert_eq!((cell.fence, cell.keep_until), (fence, None));
+    assert!(load(&store, 3).await.is_none(), "what came after the backup is forgotten");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
+    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    stored(&store, &claim(1)).await;
+    store.backup(&backup).await.unwrap();
+    let in_use = restore(&path, &directory.path().join("x.db"), &secret_of(&path));
+    assert!(matches!(in_use, Err(OpenError::InUse { .. })), "{in_use:?}");
+    store.close().await;
+    assert!(store.backup(&directory.path().join("late.db")).await.is_err());
+    let other = directory.path().join("other.db");
+    EmbeddedStore::open(Options::new(&other)).unwrap().close().await;
+    let to = directory.path().join("restored.db");
+    let wrong = restore(&backup, &to, &secret_of(&other));
+    assert!(matches!(wrong, Err(OpenError::OtherSecret)), "{wrong:?}");
+    let missing = restore(&backup, &to, &secret_of(&to));
+    assert!(matches!(missing, Err(OpenError::SecretMissing { .. })), "{missing:?}");
+    assert!(!to.exists());
+    let taken = restore(&backup, &other, &secret_of(&path));
+    assert!(matches!(taken, Err(OpenError::Io { .. })), "{taken:?}");
+}

@@ -1,0 +1,192 @@
+//! Flipped bits: what was acknowledged is replayed as it was or refused, never executed anew.
+//!
+//! `HAPAX_FLIPS` sets how many files are damaged, one bit each; 500 is the long run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hapax::store::Swapped;
+use hapax::{State, Store};
+use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, examine, salvage};
+use hapax_testkit::SeededEntropy;
+
+use crate::support::{claim, complete, key, stored};
+
+/// Enough for a tree of branches and leaves.
+const KEYS: u64 = 400;
+
+fn options(path: &Path) -> Options {
+    Options::new(path).secret(SecretSource::None)
+}
+
+fn answer(of: u64) -> Vec<u8> {
+    let mut answer = format!("answer {of} ").into_bytes();
+    answer.resize(200 + (of as usize % 7) * 100, b'x');
+    answer
+}
+
+/// A closed file with finished records.
+async fn finished(path: &Path) -> Vec<u8> {
+    let store = Arc::new(EmbeddedStore::open(options(path)).unwrap());
+    let tasks: Vec<_> = (0..KEYS)
+        .map(|of| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                let claimed = claim(of);
+                stored(&*store, &claimed).await;
+                stored(&*store, &complete(&claimed, of + 10_000, &answer(of))).await;
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    store.close().await;
+    std::fs::read(path).unwrap()
+}
+
+/// Claims every key anew. Returns how many were replayed; the others were refused.
+async fn replays(store: &Arc<EmbeddedStore>) -> u64 {
+    let tasks: Vec<_> = (0..KEYS)
+        .map(|of| {
+            let store = Arc::clone(store);
+            tokio::spawn(async move {
+                let again =
+                    hapax::store::Swap { tag: crate::support::tag(of + 20_000), ..claim(of) };
+                let replayed = match store.swap(again).await {
+                    Ok(Swapped::Stored(_)) => panic!("key {of} was executed again"),
+                    Ok(Swapped::Conflict(seen)) => {
+                        let cell = seen.cell.unwrap_or_else(|| panic!("key {of} looks unused"));
+                        let State::Done(outcome) = cell.record.state else {
+                            panic!("key {of} is not done");
+                        };
+                        assert_eq!(outcome.bytes(), &answer(of), "key {of} has another answer");
+                        true
+                    }
+                    Err(_) => false,
+                };
+                match store.load(&key(of)).await {
+                    Ok(seen) => assert!(seen.cell.is_some(), "key {of} is absent to a load"),
+                    Err(_) => assert!(!replayed, "key {of} was there a moment ago"),
+                }
+                replayed
+            })
+        })
+        .collect();
+    let mut replayed = 0;
+    for task in tasks {
+        replayed += u64::from(task.await.unwrap());
+    }
+    replayed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_executes_nothing_again_and_answers_nothing_wrong() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        before(panic);
+    }));
+    let trials = std::env::var("HAPAX_FLIPS").map_or(40, |flips| flips.parse().unwrap());
+    let seed = std::env::var("HAPAX_FLIPS_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    let whole = finished(&path).await;
+    let dice = SeededEntropy::new(seed);
+    let (mut unopened, mut touched) = (0, 0);
+    for trial in 0..trials {
+        // The first of them where all hangs on one bit: the header.
+        let bytes = if trial < 8 { 320 } else { whole.len() as u64 };
+        let (byte, bit) = (dice.below(bytes) as usize, dice.below(8));
+        let mut damaged = whole.clone();
+        damaged[byte] ^= 1 << bit;
+        let path = directory.path().join(format!("{trial}.db"));
+        std::fs::write(&path, damaged).unwrap();
+        println!("bit {bit} of byte {byte}");
+        match EmbeddedStore::open(options(&path)) {
+            Ok(store) => {
+                let store = Arc::new(store);
+                touched += u64::from(replays(&store).await < KEYS);
+                store.close().await;
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("hapax doctor --salvage"), "{error}");
+                unopened += 1;
+            }
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+    println!("{trials} flips: {unopened} files did not open, {touched} refused some keys");
+    assert!(unopened >= 8.min(trials), "damage to the header is noticed");
+    assert!(trials < 40 || touched > 0, "no flip touched a record: the test shows nothing");
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0);
+}
+
+/// Flips a bit in the middle of the last of `answer`s in the file.
+fn damage(path: &Path, of: u64) -> PathBuf {
+    let mut file = std::fs::read(path).unwrap();
+    let text = format!("answer {of} xx");
+    let mut damaged = 0;
+    for at in 0..file.len() - text.len() {
+        if file[at..].starts_with(text.as_bytes()) {
+            file[at] ^= 4;
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0);
+    let damaged = path.with_extension("damaged.db");
+    std::fs::write(&damaged, file).unwrap();
+    damaged
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn salvage_writes_what_is_whole_and_counts_what_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    finished(&path).await;
+    let store = EmbeddedStore::open(options(&path)).unwrap();
+    let identity = store.identity();
+    store.close().await;
+    let whole = examine(&path).unwrap();
+    assert_eq!((whole.read, whole.expected, whole.damaged), (KEYS, KEYS, 0));
+    let old = damage(&path, 77);
+    let before = std::fs::read(&old).unwrap();
+    let new = directory.path().join("new.db");
+    let salvaged = salvage(&old, &new).unwrap();
+    assert_eq!(salvaged.expected, KEYS);
+    assert!((1..60).contains(&salvaged.lost()), "{salvaged:?}");
+    assert_eq!(salvaged.damaged, 1);
+    assert_eq!(std::fs::read(&old).unwrap(), before, "the old file is only read");
+    assert!(matches!(salvage(&old, &new), Err(OpenError::Io { .. })), "it is never overwritten");
+
+    let store = Arc::new(EmbeddedStore::open(options(&new).verify(true)).unwrap());
+    assert_eq!(store.identity(), identity);
+    let mut there = 0;
+    for of in 0..KEYS {
+        let Some(cell) = crate::support::load(&*store, of).await else { continue };
+        let State::Done(outcome) = cell.record.state else { panic!() };
+        assert_eq!(outcome.bytes(), &answer(of));
+        there += 1;
+    }
+    assert_eq!(there, salvaged.read);
+    // What is due is reaped: the index is whole.
+    stored(&*store, &claim(77)).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn salvage_of_a_file_whose_header_is_damaged_says_that_all_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    let mut file = finished(&path).await;
+    file[9] ^= 1;
+    std::fs::write(&path, file).unwrap();
+    let opened = EmbeddedStore::open(options(&path));
+    assert!(matches!(opened, Err(OpenError::Damaged(_))), "{opened:?}");
+    let new = directory.path().join("new.db");
+    let salvaged = salvage(&path, &new);
+    assert!(matches!(salvaged, Err(OpenError::Damaged(_))), "{salvaged:?}");
+    assert!(!new.exists());
+}
