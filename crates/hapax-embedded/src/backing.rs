@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
+
+use crate::files::with_suffix;
 
 /// Somewhere to keep a database. The store opens it again after a write that failed.
 pub trait Backing: fmt::Debug + Send + Sync + 'static {
@@ -28,7 +30,22 @@ pub trait Backing: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Whatever keeps it from being known.
     fn available(&self) -> io::Result<Option<u64>>;
+
+    /// Sets room aside for writes on a full disk. Does nothing where that is done.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being set aside, such as a full disk.
+    fn reserve(&self) -> io::Result<()>;
+
+    /// Gives back the room that was set aside. Returns whether there was any.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being given back.
+    fn release_reserve(&self) -> io::Result<bool>;
 }
+
+/// What is set aside: many times what a batch of completions writes.
+const RESERVE: u64 = 16 << 20;
 
 /// A file.
 #[derive(Debug)]
@@ -80,6 +97,46 @@ impl Backing for FileBacking {
     fn available(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
+
+    fn reserve(&self) -> io::Result<()> {
+        let path = with_suffix(&self.path, ".reserve");
+        if path.metadata().is_ok_and(|found| found.len() >= RESERVE) {
+            return Ok(());
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        owner_only(&mut options);
+        let made = options.open(&path).and_then(|file| fill(&file));
+        if made.is_err() {
+            // A part of it would be taken for all of it, or be in the way of the database itself.
+            let _ = std::fs::remove_file(&path);
+        }
+        made
+    }
+
+    fn release_reserve(&self) -> io::Result<bool> {
+        match std::fs::remove_file(with_suffix(&self.path, ".reserve")) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Has the disk keep room for all of the reserve: a length alone would be a hole.
+fn fill(mut file: &File) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, RESERVE) {
+        // This file system cannot.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+        done => return Ok(done?),
+    }
+    // What reads as zeros might be compressed or left out.
+    let piece = vec![0x5a; 1 << 20];
+    for _ in 0..RESERVE >> 20 {
+        file.write_all(&piece)?;
+    }
+    file.sync_all()
 }
 
 /// The directory that names `path`.

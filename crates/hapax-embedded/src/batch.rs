@@ -45,6 +45,8 @@ pub(crate) struct Terms {
     pub(crate) epoch: Epoch,
     /// Why new keys are refused, if they are.
     pub(crate) full: Option<DiskFull>,
+    /// Whether nothing can be written.
+    pub(crate) no_writes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +116,9 @@ impl<'t> Batch<'t> {
         if found.map(|columns| columns.tag) != job.expected {
             let cell = self.raw(&job.key)?;
             return Ok(Ok(Answer::Conflict { now, cell }));
+        }
+        if terms.no_writes {
+            return Ok(Err(StoreError::unavailable(EmbeddedError::NoRoom)));
         }
         // A completion may use the last bytes; a new key may not.
         if let (None, Some(DiskFull { free, needed })) = (found, terms.full) {

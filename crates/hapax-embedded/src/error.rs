@@ -77,12 +77,23 @@ impl OpenError {
         Self::Io { path: path.into(), source }
     }
 
+    /// Whether there was no room on the disk.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Database(error) if is_full(error))
+    }
+
     pub(crate) fn database(error: impl Into<redb::Error>) -> Self {
         match error.into() {
             error @ redb::Error::Corrupted(_) => Self::Damaged(error),
             error => Self::Database(error),
         }
     }
+}
+
+/// Whether there was no room on the disk.
+pub(crate) fn is_full(error: &redb::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error, redb::Error::Io(error) if matches!(error.kind(), StorageFull | QuotaExceeded))
 }
 
 fn who(pid: Option<u32>, admin: Option<SocketAddr>) -> String {
@@ -111,6 +122,9 @@ pub enum EmbeddedError {
         /// The least that new keys need.
         needed: u64,
     },
+    /// The disk is full, and the reserve is used up: nothing is recorded until there is room.
+    #[error("the disk is full: make room")]
+    NoRoom,
     /// A write failed, and the database is not open again yet.
     #[error("a write failed and the database is being reopened")]
     Reopening,

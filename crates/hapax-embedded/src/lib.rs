@@ -7,14 +7,17 @@
 //!    the database is lost; it is never replaced by a new one silently.
 //! 4. Whoever opens the file begins an epoch. The process that had it before is gone, so every
 //!    lease it granted has lapsed, and its keys can be taken over at once.
-//! 5. When the disk is nearly full, new keys are refused and what is under way is still
-//!    recorded. When a write fails, the database is opened again by itself.
+//! 5. Below [`Options::min_free_bytes`] new keys are rejected, and what is under way is still
+//!    recorded. When the disk is full all the same, a reserve of 16 MiB is given up for that; it is
+//!    made again once there is room. Replays need no room. When a write fails, the database is
+//!    opened again by itself, after a pause that doubles from 0.1 to 5 seconds where that fails.
 //!
 //! | file | what | lost |
 //! | --- | --- | --- |
 //! | `hapax.db` | the records | everything is forgotten |
 //! | `hapax.db.secret` | 64 hexadecimal digits, mode 0600 | the database does not open |
 //! | `hapax.db.lock` | who has it open | made anew |
+//! | `hapax.db.reserve` | room for a full disk, 16 MiB | made anew |
 //!
 //! # When it forgets
 //! It does not, as long as the disk keeps what it says it has synced. Every block of the file has a

@@ -210,17 +210,33 @@ impl EmbeddedStore {
         if options.verify {
             salvage::verify(&*backing, &options.path)?;
         }
-        let database = database::open(&*backing, options.cache_bytes, &damages)
+        let mut database = database::open(&*backing, options.cache_bytes, &damages)
             .map_err(OpenError::database)?;
         let opened_at = options.clock.now();
         let check = check(secret.as_ref());
         let adopted = match database::adopt(&database, &check, opened_at) {
+            // What is under way in the end is worth more than what an opening writes, but without
+            // that there is nothing.
+            Err(error) if error.is_full() && backing.release_reserve().unwrap_or(false) => {
+                database::close(Some(database));
+                database = database::open(&*backing, options.cache_bytes, &damages)
+                    .map_err(OpenError::database)?;
+                database::adopt(&database, &check, opened_at)?
+            }
             Ok(adopted) => adopted,
             Err(error) => {
                 database::close(Some(database));
                 return Err(error);
             }
         };
+        let reserve = backing.reserve();
+        if let Err(error) = &reserve {
+            tracing::warn!(
+                %error,
+                "no room can be set aside: on a full disk nothing more can be recorded"
+            );
+        }
+        let reserve = reserve.is_ok();
         let epoch = Epoch { number: adopted.epoch, opened_at };
         let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };
         let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
@@ -254,6 +270,8 @@ impl EmbeddedStore {
             lock: store.lock.clone(),
             pending: Default::default(),
             reaps: Default::default(),
+            reserve,
+            full_since: None,
         };
         store.spawn("hapax-embedded-write", |shared| writer.run(&End(shared))).map_err(threads)?;
         Ok(store)

@@ -11,6 +11,9 @@
 //! - A commit that failed may be on disk or not: every swap of it is `Ambiguous`. What waited
 //!   behind it was not looked at: `Unavailable`. Then the database is opened again, because the
 //!   engine no longer knows what is on disk, and neither does the kernel's cache.
+//! - On a full disk: a reserve is given up at the first write that finds no room, so that what is
+//!   under way can be recorded. Where that is used up as well, what would write is `Unavailable`
+//!   for a pause that doubles, and what only reads, a replay, is answered as ever.
 //! - A caller that went away changes nothing: its swap is done, the answer is dropped.
 
 use std::collections::VecDeque;
@@ -20,15 +23,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use hapax::StoreError;
 use hapax::store::Reaped;
+use hapax::{StoreError, Timestamp};
 use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
 use crate::cell::Seen;
 use crate::database::{self, guarded};
-use crate::error::{EmbeddedError, unchanged};
+use crate::error::{EmbeddedError, is_full, unchanged};
 use crate::lock_file::LockFile;
 use crate::queue::Woken;
 use crate::shared::{Job, Shared, count};
@@ -43,10 +46,14 @@ const MAX_DUE: usize = 64;
 const MIN_DUE: usize = 4;
 /// How long no swap comes before what is due has a commit of its own.
 const LULL: Duration = Duration::from_millis(5);
-/// Between two attempts to open the database again.
-const REOPEN_AFTER: Duration = Duration::from_millis(100);
-/// The same, in requests that were refused meanwhile.
-const REOPEN_AFTER_REFUSALS: usize = 1_000;
+/// Between two attempts to open the database again, or to write on a full disk: doubles from the
+/// first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// The same, in requests that were refused meanwhile, for each of the first pause.
+const REFUSALS: usize = 1_000;
+/// Free bytes above `min_free_bytes` from which on the reserve is made again.
+const ROOM_FOR_RESERVE: u64 = 64 << 20;
 
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
@@ -61,6 +68,36 @@ pub(crate) struct Writer {
     /// Swaps to be done before those in the queue.
     pub(crate) pending: VecDeque<SwapJob>,
     pub(crate) reaps: VecDeque<Reap>,
+    /// Whether there is a reserve to be released when the disk is full.
+    pub(crate) reserve: bool,
+    /// Since a write found the disk full and no reserve left: what writes is rejected until the pause
+    /// is over, what only reads is answered.
+    pub(crate) full_since: Option<Pause>,
+}
+
+/// A pause after a failure, by the clock and by requests that were rejected meanwhile, because a clock
+/// may be set back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pause {
+    since: Timestamp,
+    length: Duration,
+    rejected: usize,
+}
+
+impl Pause {
+    const fn new(since: Timestamp, length: Duration) -> Self {
+        Self { since, length, rejected: 0 }
+    }
+
+    /// The pause after another failure.
+    fn longer(self, now: Timestamp) -> Self {
+        Self::new(now, (self.length * 2).min(LAST_PAUSE))
+    }
+
+    fn is_over(&self, now: Timestamp) -> bool {
+        let times = (self.length.as_millis() / FIRST_PAUSE.as_millis()) as usize;
+        now.since(self.since) >= self.length || self.rejected >= REFUSALS * times
+    }
 }
 
 /// A removal under way, over several commits.
@@ -76,7 +113,7 @@ type Answered = Vec<(SwapJob, Result<Answer, StoreError>)>;
 /// How a batch ended.
 enum Ended {
     /// All of it is durable.
-    Committed { answered: Answered, removal: Option<Removal>, floor: u64 },
+    Committed { answered: Answered, removal: Option<Removal>, floor: u64, wrote: bool },
     /// Nothing was written. One swap stumbled over damage; the others go again without it.
     Stumbled { over: Option<SwapJob>, error: StorageError, again: Answered },
     /// Nothing was written, and nothing more can be.
@@ -116,11 +153,46 @@ impl Writer {
                 Err(_) => return false,
             }
         };
+        self.notice(&ended);
         if matches!(ended, Ended::Failed { .. } | Ended::InDoubt { .. }) {
             // Before anybody hears of it: no read shall go to what is known to be broken.
             self.close_database();
         }
         self.settle(ended)
+    }
+
+    /// Makes room on a full disk for what is under way, once; after that writes pause, longer each
+    /// time, and reads go on. With room again all is as before.
+    fn notice(&mut self, ended: &Ended) {
+        let now = self.shared.clock.now();
+        match ended {
+            Ended::Failed { error, .. } | Ended::InDoubt { error, .. } if is_full(error) => {
+                if std::mem::take(&mut self.reserve)
+                    && matches!(self.backing.release_reserve(), Ok(true))
+                {
+                    tracing::warn!(
+                        "the disk is full: the reserve was released, so that requests under way can \
+                         be recorded; make room"
+                    );
+                    return;
+                }
+                let pause = self.full_since.map(|pause| pause.longer(now));
+                let pause = pause.unwrap_or_else(|| Pause::new(now, FIRST_PAUSE));
+                tracing::error!(
+                    retry_ms = pause.length.as_millis() as u64,
+                    "the disk is full: nothing can be recorded until there is room"
+                );
+                self.full_since = Some(pause);
+            }
+            Ended::Committed { wrote: true, .. } => self.full_since = None,
+            _ => {}
+        }
+        if !self.reserve && self.full_since.is_none() {
+            let enough = self.min_free_bytes.saturating_add(ROOM_FOR_RESERVE);
+            if self.backing.available().is_ok_and(|free| free.is_some_and(|free| free >= enough)) {
+                self.reserve = self.backing.reserve().is_ok();
+            }
+        }
     }
 
     fn transact(&mut self, database: &Database) -> Ended {
@@ -154,7 +226,7 @@ impl Writer {
         } else if let Err(error) = transaction.abort() {
             return Ended::Failed { answered, error: error.into() };
         }
-        Ended::Committed { answered, removal, floor }
+        Ended::Committed { answered, removal, floor, wrote }
     }
 
     /// Applies what is waiting.
@@ -162,7 +234,9 @@ impl Writer {
         let mut answered = Vec::new();
         let mut batch =
             Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
-        let terms = Terms { epoch: self.shared.epoch, full: self.full() };
+        let now = self.shared.clock.now();
+        let no_writes = self.full_since.is_some_and(|pause| !pause.is_over(now));
+        let terms = Terms { epoch: self.shared.epoch, full: self.full(), no_writes };
         let mut bytes = 0;
         while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let Some(job) = self.next() else { break };
@@ -179,8 +253,13 @@ impl Writer {
                 Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
             }
         }
+        if let Some(pause) = &mut self.full_since {
+            pause.rejected += answered.len();
+        }
         let mut removal = None;
-        if let Some(reap) = self.reaps.front() {
+        if let Some(reap) = self.reaps.front()
+            && !no_writes
+        {
             // As many as the swaps beside it will leave to be reaped one day, two of which make a
             // record: so reaping keeps up, and whoever shares the commit hardly notices.
             let beside = match answered.len() {
@@ -218,7 +297,7 @@ impl Writer {
     /// Answers. Whether the database is still good.
     fn settle(&mut self, ended: Ended) -> bool {
         match ended {
-            Ended::Committed { answered, removal, floor } => {
+            Ended::Committed { answered, removal, floor, .. } => {
                 self.floor = floor;
                 count(&self.shared.counters.swaps, answered.len() as u64);
                 for (job, answer) in answered {
@@ -296,26 +375,36 @@ impl Writer {
     /// The epoch stays: this process lives, and so do the leases it granted.
     fn reopen(&mut self) -> bool {
         self.close_database();
+        let mut pause = Pause::new(self.shared.clock.now(), FIRST_PAUSE);
         loop {
-            if let Ok((database, floor)) = self.try_open() {
-                self.floor = floor;
-                *self.shared.database_alone() = Some(database);
-                count(&self.shared.counters.reopened, 1);
-                return true;
+            match self.try_open() {
+                Ok((database, floor)) => {
+                    self.floor = floor;
+                    *self.shared.database_alone() = Some(database);
+                    count(&self.shared.counters.reopened, 1);
+                    return true;
+                }
+                // What opening itself writes needs the reserve, too.
+                Err(error) if is_full(&error) && std::mem::take(&mut self.reserve) => {
+                    if matches!(self.backing.release_reserve(), Ok(true)) {
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    let retry_ms = pause.length.as_millis() as u64;
+                    tracing::warn!(%error, retry_ms, "the database cannot be opened again yet");
+                }
             }
-            // Whoever asks meanwhile hears that it was not done, at once. Under load nobody need
-            // trust a clock, which may be set back, to try again.
-            let last = self.shared.clock.now();
-            let mut refused = 0;
-            while refused < REOPEN_AFTER_REFUSALS
-                && self.shared.clock.now().since(last) < REOPEN_AFTER
-            {
-                match self.shared.jobs.wait(Some(REOPEN_AFTER)) {
-                    Woken::Item => refused += self.refuse(),
+            // Requests are rejected at once meanwhile.
+            pause.since = self.shared.clock.now();
+            while !pause.is_over(self.shared.clock.now()) {
+                match self.shared.jobs.wait(Some(pause.length)) {
+                    Woken::Item => pause.rejected += self.refuse(),
                     Woken::Closed => return false,
                     Woken::TimedOut => break,
                 }
             }
+            pause = pause.longer(self.shared.clock.now());
         }
     }
 

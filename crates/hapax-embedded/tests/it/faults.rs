@@ -251,3 +251,82 @@ async fn reaping_lets_swaps_through() {
     medium.release();
     assert_eq!(reaping.await.unwrap().unwrap().removed, 400);
 }
+
+/// Fills what room there is, by claims that nothing completes. Returns how many were stored.
+async fn fill(store: &EmbeddedStore, from: u64) -> u64 {
+    let mut stored = 0;
+    for of in from.. {
+        match store.swap(claim(of)).await {
+            Ok(Swapped::Stored(_)) => stored += 1,
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => break,
+        }
+    }
+    stored
+}
+
+#[tokio::test]
+async fn on_a_full_disk_the_reserve_takes_what_is_under_way_and_replays_go_on() {
+    let (medium, store) = open(|options| options.min_free_bytes(1));
+    let (done, under_way) = (claim(1), claim(2));
+    stored(&*store, &done).await;
+    stored(&*store, &complete(&done, 1001, b"answer")).await;
+    stored(&*store, &under_way).await;
+    assert!(medium.reserved().is_some());
+    // Full, and the file system says so: new keys are rejected, whatever is under way is recorded.
+    medium.set_room(0);
+    medium.set_free(0);
+    assert!(matches!(store.swap(claim(3)).await, Err(StoreError::Unavailable(_))));
+    let large = vec![b'x'; 64 << 10];
+    let completed = insist(&store, &complete(&under_way, 1002, &large)).await;
+    assert!(matches!(completed, Swapped::Stored(_)), "{completed:?}");
+    assert!(medium.reserved().is_none(), "the reserve made room");
+    // Replays need no room at all.
+    for _ in 0..3 {
+        match store.swap(claim(1)).await {
+            Ok(Swapped::Conflict(seen)) => assert!(seen.cell.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+    // With room again, the reserve is made again.
+    medium.set_room(usize::MAX);
+    medium.set_free(u64::MAX);
+    insist(&store, &claim(4)).await;
+    until_reserved(&store, &medium).await;
+}
+
+async fn until_reserved(store: &EmbeddedStore, medium: &Medium) {
+    for of in 5_000.. {
+        if medium.reserved().is_some() {
+            return;
+        }
+        insist(store, &claim(of)).await;
+    }
+}
+
+#[tokio::test]
+async fn with_the_reserve_used_up_writes_pause_and_replays_are_answered() {
+    let (medium, store) = open(|options| options.min_free_bytes(0));
+    let done = claim(1);
+    stored(&*store, &done).await;
+    stored(&*store, &complete(&done, 1001, b"answer")).await;
+    medium.set_room(0);
+    fill(&store, 10_000).await;
+    // Each that finds no room is a failed write; what comes in the pause after it is none.
+    let mut answered = 0;
+    for of in 20_000..20_200 {
+        let refused = store.swap(claim(of)).await;
+        assert!(refused.is_err() || medium.reserved().is_none(), "{refused:?}");
+        match store.swap(claim(1)).await {
+            Ok(Swapped::Conflict(seen)) => answered += u32::from(seen.cell.is_some()),
+            Ok(other) => panic!("{other:?}"),
+            // Opened again at this moment.
+            Err(StoreError::Unavailable(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(answered >= 150, "{answered} of 200 replays were answered");
+    assert!(store.stats().reopened < 60, "{} times reopened", store.stats().reopened);
+    medium.set_room(usize::MAX);
+    insist(&store, &claim(3)).await;
+}

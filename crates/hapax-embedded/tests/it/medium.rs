@@ -9,6 +9,10 @@ use hapax_testkit::SeededEntropy;
 
 /// What a disk writes whole or not at all.
 const SECTOR: usize = 512;
+/// What a disk sets aside for a file.
+const PAGE: usize = 4096;
+/// Pages of a reserve.
+const RESERVE: usize = 256;
 
 /// What was asked of the disk.
 #[derive(Clone, Debug)]
@@ -57,6 +61,11 @@ struct Inner {
     fault: Fault,
     syncs: u32,
     free: u64,
+    /// Pages that may still be written for the first time, and those that were.
+    room: usize,
+    pages: std::collections::HashSet<usize>,
+    /// Pages that are set aside; they count against the room.
+    reserve: Option<usize>,
     /// Syncs wait, but for this many.
     held: Option<u32>,
 }
@@ -64,7 +73,10 @@ struct Inner {
 impl Medium {
     pub(crate) fn new(bytes: Vec<u8>, lies: Lies) -> Self {
         let (log, fault, free) = (Vec::new(), Fault::None, u64::MAX);
-        let inner = Inner { bytes, log, lies, fault, syncs: 0, free, held: None };
+        let pages = (0..bytes.len().div_ceil(PAGE)).collect();
+        let (room, reserve) = (usize::MAX, None);
+        let inner =
+            Inner { bytes, log, lies, fault, syncs: 0, free, room, pages, reserve, held: None };
         Self(Arc::new((Mutex::new(inner), Condvar::new())))
     }
 
@@ -92,6 +104,16 @@ impl Medium {
 
     pub(crate) fn fault(&self) -> Fault {
         self.lock().fault
+    }
+
+    /// Has room for so many pages that were never written, and no more.
+    pub(crate) fn set_room(&self, pages: usize) {
+        self.lock().room = pages;
+    }
+
+    /// Pages that are set aside, if any are.
+    pub(crate) fn reserved(&self) -> Option<usize> {
+        self.lock().reserve
     }
 
     pub(crate) fn set_free(&self, free: u64) {
@@ -130,6 +152,22 @@ impl Backing for Medium {
 
     fn available(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.lock().free))
+    }
+
+    fn reserve(&self) -> io::Result<()> {
+        let mut inner = self.lock();
+        if inner.reserve.is_none() {
+            inner.room = inner.room.checked_sub(RESERVE).ok_or(io::ErrorKind::StorageFull)?;
+            inner.reserve = Some(RESERVE);
+        }
+        Ok(())
+    }
+
+    fn release_reserve(&self) -> io::Result<bool> {
+        let mut inner = self.lock();
+        let released = inner.reserve.take();
+        inner.room = inner.room.saturating_add(released.unwrap_or(0));
+        Ok(released.is_some())
     }
 }
 
@@ -178,6 +216,12 @@ impl redb::StorageBackend for Medium {
         let mut inner = self.lock();
         inner.check(false)?;
         let offset = offset as usize;
+        for page in offset / PAGE..(offset + data.len()).div_ceil(PAGE) {
+            if !inner.pages.contains(&page) {
+                inner.room = inner.room.checked_sub(1).ok_or(io::ErrorKind::StorageFull)?;
+                inner.pages.insert(page);
+            }
+        }
         inner.bytes[offset..offset + data.len()].copy_from_slice(data);
         inner.log.push(Op::Write { offset, data: data.to_vec() });
         Ok(())
