@@ -89,9 +89,10 @@ where
         let scope = self.scope(scope);
         // Counted from here to its end: a drain misses it at no moment in between.
         let running = engine.inner.backlog.talking();
-        let mut claim = engine.claim(&scope, key, request, policy).await;
+        // Boxed: a caller's future holds none of their several kilobytes.
+        let mut claim = Box::pin(engine.claim(&scope, key, request, policy)).await;
         while let Ok(Claim::Ask(question)) = claim {
-            claim = self.ask(key, &bytes, question, request).await;
+            claim = Box::pin(self.ask(key, &bytes, question, request)).await;
         }
         match claim? {
             // No await since the claim was granted: it cannot be dropped in between.
