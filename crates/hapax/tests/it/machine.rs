@@ -424,6 +424,7 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
         let asked = Asked {
             grant: NEW,
             mine: &[],
+            local: &[],
             scheme: &scheme,
             fingerprint: &fingerprint("same"),
             terms: terms(Reconcile),

@@ -66,9 +66,12 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
-    let mut policy = reexecute();
-    policy.policy.in_flight = InFlight::Wait(LEASE * 4);
-    let app = world.app(RouteOptions { store_outage: StoreOutage::Open, ..policy }, move |_| {
+    let options = || {
+        let mut options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+        options.policy.in_flight = InFlight::Wait(LEASE * 4);
+        options
+    };
+    let handler = move |_| {
         let run = count.next();
         async move {
             if run == 1 {
@@ -76,10 +79,13 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
             }
             respond(201, "twice")
         }
-    });
+    };
+    // The process that executes finds its own execution in flight, and claims nothing.
+    let app = world.app(options(), handler.clone());
+    let elsewhere = world.other_process().app(options(), handler);
     let _first = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
-    let copy = begin(&app, pay("k", "{}"));
+    let copy = begin(&elsewhere, pay("k", "{}"));
     sleep(Duration::from_secs(1)).await;
     // The owner cannot renew; the copy sees that, and cannot claim.
     world.store.is(Mood::ReadOnly);

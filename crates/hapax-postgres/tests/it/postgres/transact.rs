@@ -312,7 +312,8 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
     for (of, taken_over) in [(1, true), (2, false)] {
         let lease = world.own(of, &short).await;
         let fence = lease.fence();
-        let engine = world.engine.clone();
+        // Another process: the one that executes does not take over from itself.
+        let engine = Idempotency::builder(Arc::clone(&world.store) as Arc<dyn Store>).build();
         let work = move |tx: Tx<PgTx>, _| {
             let engine = engine.clone();
             async move {
