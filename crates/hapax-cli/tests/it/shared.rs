@@ -299,7 +299,8 @@ async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server)
 fn who_sleeps_past_its_lease_is_superseded(server: &impl Server) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = server.store();
-    let more = ["--store", &*store, "--lease", "1s", "--in-flight", "wait", "--wait-for", "30s"];
+    let waiting = ["--lease", "1s", "--in-flight", "wait", "--wait-for", "30s"];
+    let more = [&["--store", &*store, "--on-unknown", "reexecute"], &waiting[..]].concat();
     let [first, second] = [1, 2].map(|_| Gateway::start(upstream.address, folder.path(), &more));
     let slept = send(first.address, "key", "x");
     let begun = upstream.next();

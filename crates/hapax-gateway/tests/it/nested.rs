@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
+use hapax::{Idempotency, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
 use hapax_conformance::{Gate, Runs};
 use hapax_http::Body;
 use hapax_http::server::{IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource};
@@ -61,6 +61,7 @@ async fn what_is_in_flight_behind_is_not_kept_in_front() {
     let address = service(&runs, &gate).await;
     let mut config = config(format!("http://{address}").parse().unwrap());
     config.policy.upstream_timeout = Duration::from_secs(5);
+    config.policy.on_unknown = OnUnknown::Reexecute;
     let gateway = start(config).await;
     let send = || post(gateway.local_addr(), "/pay", "k", "x");
     assert_eq!(send().await.code(), "upstream-timeout");
