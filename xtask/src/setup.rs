@@ -10,13 +10,13 @@ use crate::test::target;
 pub(crate) const COMMAND: Command = Command {
     name: "setup",
     summary: "install the packages that the tests need",
-    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, curl and kill. What is missing is
+    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, nginx, curl and kill. What is missing is
 installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
-their own, on ports of their own. Clients written by others, Stripe's and gRPC's
+their own, on ports of their own. Software of others, Stripe's and gRPC's clients and FastAPI
 for Python, in the versions of crates/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
-into a virtual environment in the target folder; Stripe's for Node, in the version of
-crates/hapax-gateway/tests/npm/package-lock.json, comes from npm into the target folder.
+into a virtual environment in the target folder; Stripe's client for Node and Express, in the versions of
+crates/hapax-gateway/tests/npm/package-lock.json, come from npm into the target folder.
 
   --skip NAME,…   do without: redis, postgres, pypi, npm",
     run: |args| {
@@ -76,7 +76,7 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 9] = [
+const NEEDS: [Need; 10] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
@@ -84,6 +84,8 @@ const NEEDS: [Need; 9] = [
     Need { what: "pypi", package: "python3-venv", is_there: makes_environments },
     Need { what: "npm", package: "nodejs", is_there: || on_path("node") },
     Need { what: "npm", package: "npm", is_there: || on_path("npm") },
+    // In front of a gateway, with a service in Node behind it.
+    Need { what: "npm", package: "nginx-light", is_there: || on_path("nginx") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },

@@ -359,8 +359,18 @@ pub(crate) fn send_to(
     fields: &[(&str, &str)],
     body: &str,
 ) -> TcpStream {
+    send_fields(address, path, &[&[("idempotency-key", key)], fields].concat(), body)
+}
+
+/// Sends a `POST` with these fields alone.
+pub(crate) fn send_fields(
+    address: SocketAddr,
+    path: &str,
+    fields: &[(&str, &str)],
+    body: &str,
+) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    let mut head = format!("POST {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: {key}\r\n");
+    let mut head = format!("POST {path} HTTP/1.1\r\nhost: a\r\n");
     for (name, value) in fields {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
