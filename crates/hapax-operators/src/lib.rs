@@ -19,7 +19,8 @@
 //! use hapax::{Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, SystemClock, SystemEntropy};
 //! use hapax_operators::{AdminToken, Operators};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = std::env::temp_dir().join(format!("hapax-operators-{}", std::process::id()));
 //! # std::fs::create_dir_all(&folder)?;
 //! # let path = folder.join("token");
