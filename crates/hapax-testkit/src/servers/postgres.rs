@@ -168,9 +168,13 @@ impl PostgresServer {
     /// Kills one of its processes (SIGKILL), so that the others end and it recovers by itself.
     pub fn crash(&self) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
-        // The first is the checkpointer, which does not end by itself, as a backend may.
-        if let Some(first) = children_of(id).into_iter().min() {
-            kill_process(pid(first), Signal::KILL).ok();
+        // The checkpointer does not end by itself, as a backend may. It is known by its title.
+        let lasts = |child: &u32| {
+            let title = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&title).contains("checkpointer")
+        };
+        if let Some(child) = children_of(id).into_iter().find(lasts) {
+            kill_process(pid(child), Signal::KILL).ok();
         }
     }
 
