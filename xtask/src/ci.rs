@@ -25,10 +25,7 @@ const STEPS: [Step; 5] = [
     ("lint", lint::run),
     ("deny", tools::deny),
     ("test", || test::run(&Skip::default())),
-    // The first schedules that break a promise are 18848 (L1) and 28552 (S1): a claim whose first swap
-    // is still under way, beside an execution of its own process. Both need a fix in the registry of
-    // executions; then this is 100,000 again.
-    ("sim", || long::sim(18_000, 0)),
+    ("sim", || long::sim(100_000, 0)),
     ("fuzz", || tools::fuzz(10, None)),
 ];
 

@@ -185,9 +185,13 @@ impl Claiming {
                         Claimed::Ask(fence)
                     }
                     (Intent::Answer, State::Done(outcome)) => {
+                        // The claim executes nothing: a late copy of an earlier swap of it, which
+                        // lands once the record is gone, is not an execution of this process.
+                        self.leave();
                         Claimed::Replay(replay(outcome.clone(), stamped.now, &cell))
                     }
                     (Intent::Answer, _) => {
+                        self.leave();
                         self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
                         // The hook could not say: it may be asked again at once.
                         Claimed::Unknown { ask_in: Some(Duration::ZERO) }

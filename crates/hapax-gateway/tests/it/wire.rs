@@ -121,7 +121,7 @@ fn answers(hook: Hook) -> Handler {
         };
         let fence = call.fence.unwrap();
         let key = call.headers["idempotency-key"].as_bytes();
-        let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Strict).unwrap();
+        let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Lenient).unwrap();
         // Fence 0 is the gateway's probe.
         let truth = (fence > 0).then(|| {
             hook.ask(&ReconcileRequest {

@@ -79,7 +79,10 @@ impl Ledger {
             Meaning::Execute { anew, attempt, asked } => {
                 if !before.echo {
                     judge_entry(&before, anew, asked, &by)?;
-                    let alive = self.runs_in(&before, by.process);
+                    // A claim may replace its own earlier swap, which no answer let it execute.
+                    let own = |one: &Tenure| one.conv == by.conv && !one.told;
+                    let own = self.tenures.get(before.tenure as usize).is_some_and(own);
+                    let alive = !own && self.runs_in(&before, by.process);
                     let unfinished = matches!(before.phase, Phase::Held | Phase::Unsure);
                     let itself = unfinished && alive && asked.is_none();
                     ensure(!itself, "S1", "a process took over from its own execution")?;
