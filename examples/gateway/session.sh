@@ -109,7 +109,7 @@ killed k-5 500
 start --on-unknown block
 run "$pay -H 'Idempotency-Key: \"k-5\"' -d '{\"amount\": 500, \"seconds\": 2}'"
 expect "409"; expect '"outcome-unknown"'
-run "$hapax keys resolve k-5 --scope 'Bearer me' --store file:$work/hapax.db --outcome happened --status 201 --body '{\"id\": \"ch_6\"}'"
+run "$hapax keys resolve k-5 --scope 'Bearer me' --store file:$work/hapax.db --reason \"on the bank's list\" --outcome happened --status 201 --body '{\"id\": \"ch_6\"}'"
 run "$pay -H 'Idempotency-Key: \"k-5\"' -d '{\"amount\": 500, \"seconds\": 2}'"
 expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_6"'
 [ "$(charges)" = 6 ] || fail "six charges"

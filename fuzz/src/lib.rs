@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hapax::{Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Terms};
+use bytes::Bytes;
+use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
+use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, State, Terms};
 
 /// Any record that can be written.
 pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
@@ -23,6 +25,10 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
             ])?,
         },
         checkpoint: Option::<Vec<u8>>::arbitrary(u)?.map(Into::into),
+        notes: Notes {
+            description: note(u, MAX_DESCRIPTION)?,
+            decision: note(u, MAX_DECISION)?,
+        },
         state: match u.int_in_range(0..=3)? {
             0 => State::InFlight,
             1 => State::Unknown {
@@ -43,6 +49,14 @@ fn scheme(u: &mut Unstructured<'_>) -> Result<Scheme> {
 
 fn duration(u: &mut Unstructured<'_>) -> Result<Duration> {
     Ok(Duration::new(u.arbitrary()?, u.int_in_range(0..=999_999_999)?))
+}
+
+fn note(u: &mut Unstructured<'_>, limit: usize) -> Result<Option<Bytes>> {
+    let mut note = Option::<Vec<u8>>::arbitrary(u)?;
+    if let Some(bytes) = &mut note {
+        bytes.truncate(limit);
+    }
+    Ok(note.map(Bytes::from))
 }
 
 fn outcome(u: &mut Unstructured<'_>) -> Result<Outcome> {

@@ -316,6 +316,7 @@ fn claim() -> Result<Swap, Failure> {
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
+        notes: hapax::Notes::default(),
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };

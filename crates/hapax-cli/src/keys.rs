@@ -3,6 +3,7 @@
 mod args;
 mod gateway;
 mod render;
+mod who;
 
 use std::io::{Read, Write};
 use std::num::NonZeroU32;
@@ -13,7 +14,9 @@ use std::time::Duration;
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
 use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
-use hapax_operators::{Became, Decision, KeyView, Keys, KeysError, List, Listed};
+use hapax_operators::{
+    Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
+};
 use indicatif::ProgressBar;
 
 use crate::exit::Failure;
@@ -49,6 +52,9 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 fence: sure.fence.unwrap_or_default(),
                 force: sure.force,
                 forget: sure.forget,
+                any_kind: sure.any_kind,
+                reason: sure.reason.clone(),
+                who: Some(who::user()),
                 outcome: Became::DidNotHappen,
                 status: None,
                 headers: Vec::new(),
@@ -66,6 +72,9 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 fence: sure.fence.unwrap_or_default(),
                 force: sure.force,
                 forget: sure.forget,
+                any_kind: sure.any_kind,
+                reason: sure.reason.clone(),
+                who: Some(who::user()),
                 outcome: if happened { Became::Happened } else { Became::DidNotHappen },
                 status,
                 headers,
@@ -97,7 +106,7 @@ impl Records {
         if let Some(admin) = place.admin {
             return Ok(Self::There(Remote::new(admin, place.token()?)));
         }
-        let Place { store, secret_file, .. } = place.clone();
+        let Place { store, secret_file, audit_file, .. } = place.clone();
         match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
@@ -120,7 +129,8 @@ impl Records {
                 if let Some(secret) = opened.secret.clone() {
                     engine = engine.secret(secret);
                 }
-                Ok(Self::Here(Keys::new(engine.build(), opened.store, PATIENCE)))
+                let audit = Audit::new(audit_file, who::process());
+                Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
             }
             Err(StoreOpenError::File {
                 source: OpenError::InUse { admin: Some(admin), .. },
@@ -145,6 +155,10 @@ impl Records {
 
     async fn list(&self, list: List) -> Result<Listed, Failure> {
         match self {
+            Self::Here(keys) if list.state == Some(KeyState::Unknown) && list.after.is_none() => {
+                let listed = keys.unknown(list.limit.unwrap_or(100)).await;
+                listed.map_err(|error| refused(&error))
+            }
             Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
             Self::There(remote) => remote.list(list).await,
         }
@@ -176,7 +190,8 @@ impl Records {
         let was = match self {
             Self::Here(keys) => {
                 let wanted = decision.outcome;
-                keys.resolve(&id(&id_seen)?, decision).await.map_err(|error| {
+                let decider = Decider { who: who::user(), by: Channel::Cli, from: who::host() };
+                keys.resolve(&id(&id_seen)?, decision, decider).await.map_err(|error| {
                     refused(&error).and(render::all_the_same(error.code(), wanted))
                 })
             }
@@ -209,6 +224,7 @@ fn refused(error: &KeysError) -> Failure {
     let failure = match error {
         KeysError::Invalid(_) | KeysError::NotHttp { .. } => Failure::usage(error),
         KeysError::NotFound
+        | KeysError::OtherKind { .. }
         | KeysError::InFlight
         | KeysError::Released { .. }
         | KeysError::Done { .. }

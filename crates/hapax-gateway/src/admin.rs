@@ -147,6 +147,7 @@ async fn metrics(State((admin, operators)): Probed) -> Response {
         engine: admin.engine.stats(),
         requests: admin.work.in_hand(),
         store_up: operators.keys().store_answers().await,
+        undecided: operators.census().undecided(),
     };
     admin.store_up.store(gauges.store_up, Ordering::Relaxed);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -44,6 +44,10 @@ pub struct Config {
     /// none. Default: [`default_path`](hapax_operators::AdminToken::default_path), beside a `file:` store, else
     /// `./hapax.admin-token`.
     pub admin_token_file: Option<PathBuf>,
+    /// The file that operators' decisions are appended to. Default:
+    /// [`default_path`](hapax_operators::Audit::default_path), beside a `file:` store, else
+    /// `./hapax.audit.jsonl`.
+    pub audit_file: Option<PathBuf>,
     /// Where records are kept. Default `file:./hapax.db`.
     pub store: StoreUrl,
     /// What is kept in front of the store, so that replays need not ask it.
@@ -139,6 +143,7 @@ impl Config {
             upstream,
             admin: Some((Ipv4Addr::LOCALHOST, 9090).into()),
             admin_token_file: None,
+            audit_file: None,
             store: StoreUrl::File("./hapax.db".into()),
             cache: None,
             secret_file: None,

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store, SystemEntropy};
-use hapax_operators::{AdminToken, Operators, TokenError, is_open_to_others};
+use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -351,7 +351,8 @@ fn run(
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
     let metrics = Arc::new(Metrics::new());
     let Shares { bodies, observed, .. } = settled.memory;
-    let engine = engine(config, &settled, &opened, &metrics);
+    let census = Arc::new(Census::default());
+    let engine = engine(config, &settled, &opened, &metrics, &census);
     let dialling = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let lasting =
@@ -389,7 +390,8 @@ fn run(
             .store_timeout(config.store_timeout)
             .scope_headers(move || live.now().callers().to_vec())
             .stats(move || stats.stats())
-            .build(token);
+            .census(census)
+            .build(token, audit(config, local_addr));
         probed.open(admin, &operators)
     });
     Ok(Running {
@@ -432,6 +434,11 @@ fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
     }
 }
 
+fn audit(config: &Config, listens: SocketAddr) -> Audit {
+    let path = config.audit_file.clone().unwrap_or_else(|| config.store.audit_file());
+    Audit::new(path, format!("{listens}, process {}", std::process::id()))
+}
+
 fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Opening {
     Opening {
         store: config.store.clone(),
@@ -447,7 +454,13 @@ fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Ope
     }
 }
 
-fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics) -> Idempotency {
+fn engine(
+    config: &Config,
+    settled: &Settled,
+    opened: &Opened,
+    metrics: &Metrics,
+    census: &Arc<Census>,
+) -> Idempotency {
     let store =
         Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
     let mut limits = hapax::Limits {
@@ -458,8 +471,9 @@ fn engine(config: &Config, settled: &Settled, opened: &Opened, metrics: &Metrics
     if let Some(told) = opened.told() {
         limits.claims = memory::claims(told, settled.largest.response);
     }
-    let mut builder =
-        Idempotency::builder(Arc::new(store)).store_timeout(config.store_timeout).limits(limits);
+    let mut builder = Idempotency::builder(census.watch(Arc::new(store)))
+        .store_timeout(config.store_timeout)
+        .limits(limits);
     if let Some(secret) = &opened.secret {
         builder = builder.secret(secret.clone());
     }

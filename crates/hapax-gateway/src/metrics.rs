@@ -4,11 +4,15 @@
 //! paths are never labels.
 
 mod counts;
+mod process;
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+use hapax::{Clock, SystemClock};
+use hapax_operators::Undecided;
 
 use crate::store::{Calls, Opened};
 use counts::ByRoute;
@@ -61,6 +65,7 @@ pub(crate) struct Gauges {
     pub(crate) engine: hapax::Stats,
     pub(crate) requests: usize,
     pub(crate) store_up: bool,
+    pub(crate) undecided: Undecided,
 }
 
 impl Metrics {
@@ -158,6 +163,8 @@ impl Metrics {
             head(out, name, "gauge", help)?;
             writeln!(out, "{name} {value}")?;
         }
+        process::write(out)?;
+        undecided(out, &gauges.undecided)?;
         let name = "hapax_execution_seconds";
         head(out, name, "histogram", "How long executions take.")?;
         self.took.write(out, name, &TOOK_MS, 1000)?;
@@ -168,6 +175,24 @@ impl Metrics {
         head(out, name, "histogram", "Part of the retention that had passed at a replay.")?;
         self.age.write(out, name, &AGE_PERCENT, 100)
     }
+}
+
+/// Records that wait for a decision: of them no route is known, only their number.
+fn undecided(out: &mut String, found: &Undecided) -> fmt::Result {
+    let name = "hapax_undecided";
+    head(out, name, "gauge", "Records that wait for a decision, as of the last census and since.")?;
+    for (state, count) in [("unknown", found.unknown), ("lapsed", found.lapsed)] {
+        writeln!(out, "{name}{{state=\"{state}\"}} {count}")?;
+    }
+    let now = SystemClock.now();
+    let age = found.oldest.map_or(0, |began| now.since(began).as_secs());
+    let name = "hapax_undecided_oldest_seconds";
+    head(out, name, "gauge", "Age of the oldest of them; 0 where there is none.")?;
+    writeln!(out, "{name} {age}")?;
+    let age = found.as_of.map_or(-1, |at| i64::try_from(now.since(at).as_secs()).unwrap_or(-1));
+    let name = "hapax_census_age_seconds";
+    head(out, name, "gauge", "Time since the last whole census began; -1 during the first.")?;
+    writeln!(out, "{name} {age}")
 }
 
 fn add(counter: &AtomicU64) {

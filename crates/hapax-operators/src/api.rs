@@ -1,9 +1,12 @@
 //! The API: JSON in, JSON out.
 
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{ConnectInfo, FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -13,7 +16,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::Shared;
-use crate::keys::{Became, Decision, KeysError, List};
+use crate::audit::{Channel, Decider};
+use crate::keys::{Became, Decision, KeyState, KeysError, List, Listed};
 
 type Api = State<Arc<Shared>>;
 
@@ -30,12 +34,12 @@ pub(crate) const INDEX: [(&str, &str, &str); 6] = [
     (
         "POST",
         "/api/keys/ID/release",
-        r#"{"fence": N}: it did not happen, and the next request executes; with "force": true even if it is in flight, with "forget": true even if it is done"#,
+        r#"{"fence": N, "reason": "…"}: it did not happen, and the next request executes; with "force": true even if it is in flight, with "forget": true even if it is done, with "any_kind": true even if it is not of an HTTP request"#,
     ),
     (
         "POST",
         "/api/keys/ID/resolve",
-        r#"{"fence": N, "outcome": "happened", "status": 201, "body": "…"}, or "did-not-happen""#,
+        r#"{"fence": N, "reason": "…", "outcome": "happened", "status": 201, "body": "…"}, or "did-not-happen""#,
     ),
 ];
 
@@ -72,6 +76,11 @@ async fn stats(State(shared): Api) -> Response {
 async fn list(State(shared): Api, list: Result<Query<List>, QueryRejection>) -> Response {
     match list {
         Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
+        // All of them are known, the oldest first; a page from an id on is for who wants another order.
+        Ok(Query(List { state: Some(KeyState::Unknown), after: None, limit })) => {
+            let limit = limit.unwrap_or(100).clamp(1, 1000) as usize;
+            answer(Ok(Listed::of(shared.census.oldest(limit))))
+        }
         Ok(Query(list)) => answer(shared.keys.list(list).await),
     }
 }
@@ -169,6 +178,11 @@ fn headers(
 #[serde(deny_unknown_fields)]
 struct Release {
     fence: u64,
+    reason: String,
+    #[serde(default)]
+    who: Option<String>,
+    #[serde(default)]
+    any_kind: bool,
     #[serde(default)]
     force: bool,
     #[serde(default)]
@@ -178,9 +192,10 @@ struct Release {
 async fn release(
     State(shared): Api,
     Path(id): Path<String>,
+    Peer(peer): Peer,
     body: Result<Json<Release>, JsonRejection>,
 ) -> Response {
-    let Release { fence, force, forget } = match body {
+    let Release { fence, reason, who, any_kind, force, forget } = match body {
         Ok(Json(release)) => release,
         Err(rejected) => return bad_body(&rejected),
     };
@@ -188,38 +203,55 @@ async fn release(
         fence,
         force,
         forget,
+        any_kind,
+        reason,
+        who,
         outcome: Became::DidNotHappen,
         status: None,
         headers: Vec::new(),
         body: None,
         body_base64: None,
     };
-    decide(&shared, &id, decision).await
+    decide(&shared, &id, peer, decision).await
 }
 
 async fn resolve(
     State(shared): Api,
     Path(id): Path<String>,
+    Peer(peer): Peer,
     body: Result<Json<Decision>, JsonRejection>,
 ) -> Response {
     match body {
-        Ok(Json(decision)) => decide(&shared, &id, decision).await,
+        Ok(Json(decision)) => decide(&shared, &id, peer, decision).await,
         Err(rejected) => bad_body(&rejected),
     }
 }
 
-async fn decide(shared: &Shared, id: &str, decision: Decision) -> Response {
-    let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
-    let (fence, outcome) = (decision.fence, decision.outcome);
-    let (force, forget) = (decision.force, decision.forget);
-    let decided = shared.keys.resolve(&id, decision).await;
-    if let Ok(was) = &decided {
-        tracing::info!(
-            %id, fence, ?outcome, force, forget,
-            was = ?was.state, was_answered = was.status,
-            "an operator decided what became of a key"
-        );
+/// The address that a request came from, where the server says it
+/// ([`ConnectInfo`](axum::extract::ConnectInfo)).
+struct Peer(Option<SocketAddr>);
+
+impl<S: Sync> FromRequestParts<S> for Peer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.extensions.get().map(|ConnectInfo(peer)| *peer)))
     }
+}
+
+async fn decide(
+    shared: &Shared,
+    id: &str,
+    peer: Option<SocketAddr>,
+    decision: Decision,
+) -> Response {
+    let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
+    let decider = Decider {
+        who: decision.who.clone().unwrap_or_else(|| "token".to_owned()),
+        by: Channel::Api,
+        from: peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string()),
+    };
+    let decided = shared.keys.resolve(&id, decision, decider).await;
     answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
 }
 
@@ -234,13 +266,16 @@ fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
         | KeysError::Released { .. }
         | KeysError::Done { .. }
         | KeysError::Changed { .. }
+        | KeysError::OtherKind { .. }
         | KeysError::Contended => StatusCode::CONFLICT,
         KeysError::Invalid(_) | KeysError::NotHttp { .. } => StatusCode::BAD_REQUEST,
         KeysError::Store(StoreError::Corrupt(_))
         | KeysError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        KeysError::Store(_) | KeysError::Engine(_) => StatusCode::SERVICE_UNAVAILABLE,
+        KeysError::Store(_) | KeysError::Engine(_) | KeysError::Audit(_) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     };
     error(status, refused.code(), &refused.to_string())
 }

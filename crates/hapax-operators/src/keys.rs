@@ -6,6 +6,7 @@
 mod time;
 mod view;
 
+use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
-use hapax::{ClaimError, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey};
+use hapax::{
+    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey,
+    SystemEntropy,
+};
 use hapax_http::classify::is_grpc;
 use hapax_http::stored::{Stored, Whole, bodiless, hop_by_hop};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
@@ -22,7 +26,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-pub use view::{KeyState, KeyView, ResponseView, Was};
+use crate::audit::{Audit, Case, Decider, Stage};
+use crate::census::{Census, Counted};
+pub(crate) use time::rfc3339;
+pub use view::{CallerView, Described, KeyState, KeyView, ResponseView, Was};
 
 /// How many records are looked at for one page, at most; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
@@ -43,6 +50,7 @@ const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 pub struct Keys {
     engine: Idempotency,
     store: Arc<dyn Inspect>,
+    audit: Arc<Audit>,
     patience: Duration,
     turns: Arc<Semaphore>,
 }
@@ -71,6 +79,18 @@ pub struct Listed {
     pub damaged: Vec<(String, String)>,
     /// Where to go on, as `after`; `None` at the end.
     pub next: Option<String>,
+    /// Where a census lists them, oldest first: the time from which on it may not know what other
+    /// processes did; `None` while it looks through the store for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<String>,
+}
+
+impl Listed {
+    /// Returns what a census knows.
+    pub(crate) fn of(counted: Counted) -> Self {
+        let Counted { keys, as_of, .. } = counted;
+        Self { keys, damaged: Vec::new(), next: None, as_of }
+    }
 }
 
 /// What an operator says of an operation.
@@ -85,6 +105,14 @@ pub struct Decision {
     /// Even if it is done: its answer is forgotten, and it executes again.
     #[serde(default)]
     pub forget: bool,
+    /// Even if the record is not that of an HTTP request.
+    #[serde(default)]
+    pub any_kind: bool,
+    /// The reason, for the record and the audit file: one line of at most 1,000 bytes.
+    pub reason: String,
+    /// The name of the operator. Default: that of the user, or `token` over HTTP.
+    #[serde(default)]
+    pub who: Option<String>,
     /// What became of it.
     pub outcome: Became,
     /// With which status it is answered from now on, 200 to 599. Default 200.
@@ -99,6 +127,22 @@ pub struct Decision {
     /// With which body, as base64; instead of `body`.
     #[serde(default)]
     pub body_base64: Option<String>,
+}
+
+impl Decision {
+    /// Returns the body that a response is given.
+    pub(crate) fn body_bytes(&self) -> Result<Bytes, KeysError> {
+        match (&self.body, &self.body_base64) {
+            (Some(_), Some(_)) => {
+                Err(KeysError::Invalid("either `body` or `body_base64`, not both"))
+            }
+            (Some(text), None) => Ok(Bytes::from(text.clone())),
+            (None, Some(coded)) => view::from_base64(coded)
+                .map(Bytes::from)
+                .ok_or(KeysError::Invalid("`body_base64` is not base64")),
+            (None, None) => Ok(Bytes::new()),
+        }
+    }
 }
 
 /// What became of an operation.
@@ -148,15 +192,27 @@ pub enum KeysError {
     /// What was said makes no response.
     #[error("{0}")]
     Invalid(&'static str),
-    /// It is no request over HTTP: nobody but its own program could read a response there.
+    /// It is not of an HTTP request: a response there could be read by no program.
     #[error(
-        "the record is none of a request over HTTP ({scheme}): only its own program can say that it \
-         happened, and with which answer"
+        "expected the record of an HTTP request, found another kind ({scheme}): only its own program \
+         can say that it happened, and with which value"
     )]
     NotHttp {
-        /// What its fingerprint is made by.
+        /// The scheme of its fingerprint.
         scheme: String,
     },
+    /// It is not of an HTTP request, and the operator did not say that it may be another kind.
+    #[error(
+        "expected the record of an HTTP request, found another kind ({scheme}): to release it all the \
+         same, say that any kind is meant"
+    )]
+    OtherKind {
+        /// The scheme of its fingerprint.
+        scheme: String,
+    },
+    /// The audit file cannot be written; nothing was decided.
+    #[error("nothing was decided, since the audit file cannot be written: {0}")]
+    Audit(#[source] io::Error),
     /// Others kept changing it.
     #[error("the record changes too fast")]
     Contended,
@@ -179,6 +235,8 @@ impl KeysError {
             Self::Done { .. } => "done",
             Self::Changed { .. } => "changed",
             Self::Invalid(_) | Self::NotHttp { .. } => "bad-request",
+            Self::OtherKind { .. } => "other-kind",
+            Self::Audit(_) => "audit",
             Self::Contended => "contended",
             Self::Store(StoreError::Corrupt(_))
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
@@ -188,10 +246,17 @@ impl KeysError {
 }
 
 impl Keys {
-    /// The records of `store`, on which `engine` runs; a read may take as long as `patience`.
+    /// Returns the records of `store`, on which `engine` runs. Decisions go to `audit`; a read may
+    /// take as long as `patience`.
     #[must_use]
-    pub fn new(engine: Idempotency, store: Arc<dyn Inspect>, patience: Duration) -> Self {
-        Self { engine, store, patience, turns: Arc::new(Semaphore::new(READERS)) }
+    pub fn new(
+        engine: Idempotency,
+        store: Arc<dyn Inspect>,
+        audit: Audit,
+        patience: Duration,
+    ) -> Self {
+        let turns = Arc::new(Semaphore::new(READERS));
+        Self { engine, store, audit: Arc::new(audit), patience, turns }
     }
 
     /// The id of `key` in the scope that these headers make.
@@ -207,7 +272,7 @@ impl Keys {
     /// [`KeysError::Store`].
     pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
-        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None };
+        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None, as_of: None };
         let (mut after, mut looked_at) = (list.after, 0);
         let _turn = self.turn().await;
         for _ in 0..MAX_PAGES {
@@ -247,6 +312,17 @@ impl Keys {
         Ok(listed)
     }
 
+    /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
+    ///
+    /// # Errors
+    /// [`KeysError::Store`].
+    pub async fn unknown(&self, limit: u32) -> Result<Listed, KeysError> {
+        let census = Census::default();
+        let _turn = self.turn().await;
+        census.walk(&*self.store, false).await?;
+        Ok(Listed::of(census.oldest(limit as usize)))
+    }
+
     /// What is known of a record.
     ///
     /// # Errors
@@ -258,45 +334,119 @@ impl Keys {
         Ok(KeyView::of(id, &cell, seen.now))
     }
 
-    /// Decides what became of an operation; copies that wait for it hear of it. Returns what it
+    /// Decides what became of an operation; copies that wait for it get the outcome. Returns what it
     /// was just before.
+    ///
+    /// It runs on a task of its own: a caller that is dropped leaves no decision between its two
+    /// lines in the audit file.
     ///
     /// # Errors
     /// [`KeysError`]; after a store's error it may have been written: look again.
-    pub async fn resolve(&self, id: &StoreKey, decision: Decision) -> Result<Was, KeysError> {
-        let (expected, wanted) = (FencingToken::new(decision.fence), decision.outcome);
-        let resolve = Resolve {
-            expected,
-            force: decision.force,
-            forget: decision.forget,
-            resolution: resolution(decision)?,
-        };
-        if wanted == Became::Happened {
-            self.is_http(id).await?;
-        }
-        let Resolved { wrote, was } =
-            self.engine.resolve(*id, resolve).await.map_err(KeysError::Engine)?;
-        let (now, cell) = (was.now, was.cell.ok_or(KeysError::NotFound)?);
-        let was = Was::of(&cell, now);
-        match wrote {
-            Wrote::Recorded(_) => Ok(was),
-            Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
-                Err(why_not(was, cell.fence, expected, wanted))
-            }
-            Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
-        }
+    pub async fn resolve(
+        &self,
+        id: &StoreKey,
+        decision: Decision,
+        decider: Decider,
+    ) -> Result<Was, KeysError> {
+        let (keys, id) = (self.clone(), *id);
+        let task = tokio::spawn(async move { keys.carry_out(id, decision, decider).await });
+        task.await.unwrap_or(Err(KeysError::Engine(ClaimError::Shutdown)))
     }
 
-    /// A record keeps its scheme for as long as it has the fence that is decided about.
-    async fn is_http(&self, id: &StoreKey) -> Result<(), KeysError> {
+    async fn carry_out(
+        self,
+        id: StoreKey,
+        decision: Decision,
+        decider: Decider,
+    ) -> Result<Was, KeysError> {
+        let mut number = [0; 16];
+        SystemEntropy.fill(&mut number).map_err(|error| KeysError::Engine(error.into()))?;
+        let case = Arc::new(Case::new(number, &id, &decision, &decider)?);
+        let (expected, wanted) = (FencingToken::new(decision.fence), decision.outcome);
+        let (force, forget, any_kind) = (decision.force, decision.forget, decision.any_kind);
+        let resolution = resolution(decision)?;
+        let before = self.decidable(&id, wanted, any_kind).await?;
+        // On the disk before anything is written to the store: a process that ends in between
+        // leaves an intention, never a decision without a line.
+        self.note(&case, None, before.clone()).await.map_err(KeysError::Audit)?;
+        let note = serde_json::to_vec(&case.decided).map(Bytes::from).ok();
+        let resolve = Resolve { expected, force, forget, resolution, note };
+        let decided = match self.engine.resolve(id, resolve).await {
+            Ok(resolved) => judged(resolved, expected, wanted),
+            Err(error) => Err(KeysError::Engine(error)),
+        };
+        let Case { id, decided: said, .. } = &*case;
+        let (result, second) = match decided {
+            Ok(was) => {
+                tracing::info!(
+                    %id, fence = expected.get(), outcome = ?wanted, force, forget,
+                    decision = said.decision, who = said.who, why = said.why,
+                    was = ?was.state, was_answered = was.status,
+                    "an operator decided what became of a key"
+                );
+                let noted = self.note(&case, Some(Ok(())), was.clone()).await;
+                (Ok(was), noted)
+            }
+            // It may have been written: the intention alone says so.
+            Err(KeysError::Engine(ClaimError::Store(StoreError::Ambiguous(error)))) => {
+                (Err(KeysError::Engine(StoreError::Ambiguous(error).into())), Ok(()))
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                let noted = self.note(&case, Some(Err(Arc::clone(&error))), before).await;
+                // The line is written: nobody else has it.
+                (Err(Arc::into_inner(error).unwrap_or(KeysError::Contended)), noted)
+            }
+        };
+        if let Err(error) = second {
+            tracing::error!(
+                %error, decision = said.decision, decided = result.is_ok(),
+                "the audit file has the intention only: its second line could not be written"
+            );
+        }
+        result
+    }
+
+    /// Writes a line: without an end the intention.
+    async fn note(
+        &self,
+        case: &Arc<Case>,
+        end: Option<Result<(), Arc<KeysError>>>,
+        before: Was,
+    ) -> io::Result<()> {
+        let (audit, case) = (Arc::clone(&self.audit), Arc::clone(case));
+        let written = tokio::task::spawn_blocking(move || {
+            let stage = match &end {
+                None => Stage::Intended,
+                Some(Ok(())) => Stage::Done,
+                Some(Err(error)) => Stage::Rejected(error),
+            };
+            audit.append(&case, stage, &before)
+        });
+        written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Returns what the record is now, if it is of a kind that can be decided about so. A record
+    /// keeps its scheme for as long as it has the fence that is decided about.
+    async fn decidable(
+        &self,
+        id: &StoreKey,
+        wanted: Became,
+        any_kind: bool,
+    ) -> Result<Was, KeysError> {
         let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
-        match seen.cell.map(|cell| cell.record.scheme) {
-            Some(scheme) if !scheme.of_request().starts_with("http/") => {
-                Err(KeysError::NotHttp { scheme: scheme.of_request().to_owned() })
+        let cell = seen.cell.ok_or(KeysError::NotFound)?;
+        let scheme = cell.record.scheme.of_request();
+        if !scheme.starts_with("http/") {
+            let scheme = scheme.to_owned();
+            match wanted {
+                Became::Happened => return Err(KeysError::NotHttp { scheme }),
+                Became::DidNotHappen if !any_kind => return Err(KeysError::OtherKind { scheme }),
+                Became::DidNotHappen => {}
             }
-            _ => Ok(()),
         }
+        Ok(Was::of(&cell, seen.now))
     }
 
     /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
@@ -338,6 +488,19 @@ impl Keys {
     }
 }
 
+fn judged(resolved: Resolved, expected: FencingToken, wanted: Became) -> Result<Was, KeysError> {
+    let Resolved { wrote, was } = resolved;
+    let (now, cell) = (was.now, was.cell.ok_or(KeysError::NotFound)?);
+    let was = Was::of(&cell, now);
+    match wrote {
+        Wrote::Recorded(_) => Ok(was),
+        Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
+            Err(why_not(was, cell.fence, expected, wanted))
+        }
+        Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
+    }
+}
+
 /// What the record was, under which fence, instead of what was decided about.
 fn why_not(was: Was, fence: FencingToken, expected: FencingToken, wanted: Became) -> KeysError {
     let Was { state, ended, status } = was;
@@ -370,27 +533,19 @@ fn may_be_given(name: &HeaderName) -> bool {
 }
 
 fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
-    let Decision { outcome, status, headers, body, body_base64, .. } = decision;
-    if outcome == Became::DidNotHappen {
+    if decision.outcome == Became::DidNotHappen {
+        let Decision { status, headers, body, body_base64, .. } = &decision;
         if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
             return Err(KeysError::Invalid("what did not happen has no response"));
         }
         return Ok(Resolution::DidNotHappen);
     }
+    let body = decision.body_bytes()?;
+    let Decision { status, headers, .. } = decision;
     let status = StatusCode::from_u16(status.unwrap_or(200))
         .ok()
         .filter(|status| (200..=599).contains(&status.as_u16()))
         .ok_or(KeysError::Invalid("a status is 200 to 599"))?;
-    let body = match (body, body_base64) {
-        (Some(_), Some(_)) => {
-            return Err(KeysError::Invalid("either `body` or `body_base64`, not both"));
-        }
-        (Some(text), None) => Bytes::from(text),
-        (None, Some(coded)) => view::from_base64(&coded)
-            .ok_or(KeysError::Invalid("`body_base64` is not base64"))?
-            .into(),
-        (None, None) => Bytes::new(),
-    };
     if body.len() > view::MAX_BODY {
         return Err(KeysError::Invalid("the body is larger than 1 MiB"));
     }

@@ -9,7 +9,9 @@
 //!    store and in the working directory.
 //! 3. Where the store is a file, its lock names the address of the API to `hapax keys`
 //!    (`EmbeddedStore::set_admin`).
-//! 4. [`Keys`] is the same without HTTP, for programs that open a store themselves.
+//! 4. Every decision has a reason. It is kept in the record, and in a file that is only appended to
+//!    ([`Audit`]).
+//! 5. [`Keys`] is the same without HTTP, for programs that open a store themselves.
 //!
 //! It is not meant for the public network: it has no TLS and one token.
 //!
@@ -17,7 +19,7 @@
 //! use std::sync::Arc;
 //!
 //! use hapax::{Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, SystemClock, SystemEntropy};
-//! use hapax_operators::{AdminToken, Operators};
+//! use hapax_operators::{AdminToken, Audit, Operators};
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +29,8 @@
 //! let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
 //! let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
 //! let token = AdminToken::read_or_make(&path, &SystemEntropy)?;
-//! let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token);
+//! let audit = Audit::new(folder.join("audit.jsonl"), "payments");
+//! let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token, audit);
 //! let app: axum::Router = operators.router();
 //! # drop(app);
 //! # std::fs::remove_dir_all(&folder)?;
@@ -36,6 +39,8 @@
 
 mod access;
 mod api;
+mod audit;
+mod census;
 mod keys;
 mod token;
 
@@ -52,8 +57,11 @@ use hapax::{Idempotency, Inspect};
 use serde_json::Value;
 
 pub use api::error;
+pub use audit::{Audit, Channel, Decided, Decider};
+pub use census::{Census, Undecided};
 pub use keys::{
-    Became, Decision, KeyState, KeyView, Keys, KeysError, List, Listed, ResponseView, Was,
+    Became, CallerView, Decision, Described, KeyState, KeyView, Keys, KeysError, List, Listed,
+    ResponseView, Was,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 
@@ -75,6 +83,7 @@ pub struct OperatorsBuilder {
     store_timeout: Duration,
     scope_headers: ScopeHeaders,
     stats: Option<Stats>,
+    census: Arc<Census>,
 }
 
 /// State of the handlers.
@@ -83,6 +92,7 @@ pub(crate) struct Shared {
     pub(crate) token: AdminToken,
     pub(crate) scope_headers: ScopeHeaders,
     pub(crate) stats: Stats,
+    pub(crate) census: Arc<Census>,
 }
 
 impl fmt::Debug for Shared {
@@ -106,6 +116,7 @@ impl Operators {
             store_timeout: Duration::from_secs(2),
             scope_headers: Arc::new(|| vec![vec![AUTHORIZATION]]),
             stats: None,
+            census: Arc::default(),
         }
     }
 
@@ -125,6 +136,12 @@ impl Operators {
     #[must_use]
     pub const fn index() -> &'static [(&'static str, &'static str, &'static str)] {
         &api::INDEX
+    }
+
+    /// Returns the census of records that wait for a decision.
+    #[must_use]
+    pub fn census(&self) -> &Census {
+        &self.0.census
     }
 
     /// Returns the records themselves.
@@ -157,15 +174,34 @@ impl OperatorsBuilder {
         self
     }
 
+    /// Sets the census, where the engine runs on a store that it [watches](Census::watch). Default:
+    /// one that knows what its walks find.
+    pub fn census(mut self, census: Arc<Census>) -> Self {
+        self.census = census;
+        self
+    }
+
     /// Builds the API, which admits requests that show `token`.
+    /// Decisions go to `audit`. A task begins that walks through the store, slowly, for as long as
+    /// there is the API.
     #[must_use]
-    pub fn build(self, token: AdminToken) -> Operators {
-        let Self { engine, store, store_timeout, scope_headers, stats } = self;
-        let keys = Keys::new(engine.clone(), store, store_timeout);
+    pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
+        let Self { engine, store, store_timeout, scope_headers, stats, census } = self;
+        tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
+        let keys = Keys::new(engine.clone(), store, audit, store_timeout);
         let stats =
             stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
-        Operators(Arc::new(Shared { keys, token, scope_headers, stats }))
+        Operators(Arc::new(Shared { keys, token, scope_headers, stats, census }))
     }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Returns the counts of an engine as JSON.

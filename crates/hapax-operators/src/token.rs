@@ -93,7 +93,7 @@ impl AdminToken {
                 let mut bytes = [0; 40];
                 entropy.fill(&mut bytes)?;
                 let (token, name) = bytes.split_at(32);
-                make(path, &hex(token), &hex(name)).map_err(TokenError::Make)?;
+                make(path, &crate::hex(token), &crate::hex(name)).map_err(TokenError::Make)?;
                 // It may be that of another process that was faster.
                 Self::read(path)
             }
@@ -190,15 +190,6 @@ fn write(path: &Path, token: &str) -> io::Result<()> {
     let mut file = options.open(path)?;
     file.write_all(format!("{token}\n").as_bytes())?;
     file.sync_all()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -224,6 +224,7 @@ impl<S: Store> Caller<S> {
             attempt: 1,
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,
+            notes: hapax::Notes::default(),
             state: State::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
         };
         let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };

@@ -52,7 +52,8 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let record = idempotency.store_key(&invoice.scope(&recipient()), &key());
     let seen = idempotency.store().load(&record).await?.cell.ok_or("there is no record")?;
     let resolution = Resolution::Happened(invoice.outcome(&server.sent()));
-    let resolve = Resolve { expected: seen.fence, force: false, forget: false, resolution };
+    let resolve =
+        Resolve { expected: seen.fence, force: false, forget: false, resolution, note: None };
     idempotency.resolve(record, resolve).await?;
     let answer = send(&invoice, &server, None).await?;
     say(format!("invoice: sent as {}, replayed: {}", answer.value, answer.replayed));

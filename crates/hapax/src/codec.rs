@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{Grant, OnUnknown, Outcome, Record, State, Terms};
+use crate::record::{Grant, Notes, OnUnknown, Outcome, Record, State, Terms};
 
 /// The longest outcome, in bytes: 64 MiB.
 pub const MAX_OUTCOME: usize = 64 << 20;
@@ -20,15 +20,22 @@ pub const MAX_OUTCOME: usize = 64 << 20;
 /// The longest checkpoint, in bytes: 16 MiB.
 pub const MAX_CHECKPOINT: usize = 16 << 20;
 
+/// The longest description, in bytes: 4 KiB.
+pub const MAX_DESCRIPTION: usize = 4 << 10;
+
+/// The longest decision, in bytes: 4 KiB.
+pub const MAX_DECISION: usize = 4 << 10;
+
 const MAGIC: [u8; 3] = *b"hxr";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Writes `record`.
 ///
 /// # Errors
 /// [`EncodeError`] when a field is over its limit; nothing else fails.
 pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
-    let Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, state } = record;
+    let Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, notes, state } =
+        record;
     let mut out = Vec::with_capacity(size(record));
     out.extend_from_slice(&MAGIC);
     out.push(VERSION);
@@ -44,13 +51,9 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
         OnUnknown::Block => 2,
     });
     put(&mut out, scheme.as_str().as_bytes(), Scheme::MAX_LEN, Field::Scheme)?;
-    match checkpoint {
-        None => out.push(0),
-        Some(bytes) => {
-            out.push(1);
-            put(&mut out, bytes, MAX_CHECKPOINT, Field::Checkpoint)?;
-        }
-    }
+    put_option(&mut out, checkpoint.as_ref(), MAX_CHECKPOINT, Field::Checkpoint)?;
+    put_option(&mut out, notes.description.as_ref(), MAX_DESCRIPTION, Field::Description)?;
+    put_option(&mut out, notes.decision.as_ref(), MAX_DECISION, Field::Decision)?;
     match state {
         State::InFlight => out.push(0),
         State::Unknown { seen, asking } => {
@@ -100,10 +103,10 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
     };
     let scheme = Scheme::new(reader.text(Scheme::MAX_LEN, Field::Scheme)?)
         .map_err(|_| DecodeError::TooLong { field: Field::Scheme })?;
-    let checkpoint = match reader.flag(Field::Checkpoint)? {
-        true => Some(reader.field(MAX_CHECKPOINT, Field::Checkpoint)?),
-        false => None,
-    };
+    let checkpoint = reader.option(MAX_CHECKPOINT, Field::Checkpoint)?;
+    let description = reader.option(MAX_DESCRIPTION, Field::Description)?;
+    let decision = reader.option(MAX_DECISION, Field::Decision)?;
+    let notes = Notes { description, decision };
     let state = match reader.array()? {
         [0] => State::InFlight,
         [1] => {
@@ -122,7 +125,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         return Err(DecodeError::TrailingBytes);
     }
     let terms = Terms { lease, retention, on_unknown };
-    Ok(Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, state })
+    Ok(Record { scheme, fingerprint, grant, life, attempt, terms, checkpoint, notes, state })
 }
 
 /// A part of a record, as errors name it.
@@ -139,6 +142,10 @@ pub enum Field {
     Scheme,
     /// The recovery point.
     Checkpoint,
+    /// The operation as operators see it.
+    Description,
+    /// The last decision of an operator.
+    Decision,
     /// Where the operation stands.
     State,
     /// The name of the outcome's format.
@@ -167,7 +174,7 @@ pub enum DecodeError {
     #[error("these bytes are no record")]
     NotARecord,
     /// A version written by a newer Hapax, or by none.
-    #[error("a record of version {found}; this build reads version 1")]
+    #[error("a record of version {found}; this build reads version 2")]
     Version {
         /// Which.
         found: u8,
@@ -201,7 +208,9 @@ fn size(record: &Record) -> usize {
         _ => 0,
     };
     let checkpoint = record.checkpoint.as_ref().map_or(0, Bytes::len).min(MAX_CHECKPOINT);
-    192 + record.scheme.as_str().len() + checkpoint + outcome
+    let notes = [&record.notes.description, &record.notes.decision];
+    let notes: usize = notes.into_iter().flatten().map(Bytes::len).sum();
+    192 + record.scheme.as_str().len() + checkpoint + notes + outcome
 }
 
 fn put(out: &mut Vec<u8>, bytes: &[u8], limit: usize, field: Field) -> Result<(), EncodeError> {
@@ -213,6 +222,24 @@ fn put(out: &mut Vec<u8>, bytes: &[u8], limit: usize, field: Field) -> Result<()
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(bytes);
     Ok(())
+}
+
+fn put_option(
+    out: &mut Vec<u8>,
+    bytes: Option<&Bytes>,
+    limit: usize,
+    field: Field,
+) -> Result<(), EncodeError> {
+    match bytes {
+        None => {
+            out.push(0);
+            Ok(())
+        }
+        Some(bytes) => {
+            out.push(1);
+            put(out, bytes, limit, field)
+        }
+    }
 }
 
 fn put_outcome(out: &mut Vec<u8>, outcome: &Outcome) -> Result<(), EncodeError> {
@@ -250,6 +277,13 @@ impl Reader<'_> {
         let bytes = self.all.slice(self.at..end);
         self.at = end;
         Ok(bytes)
+    }
+
+    fn option(&mut self, limit: usize, field: Field) -> Result<Option<Bytes>, DecodeError> {
+        match self.flag(field)? {
+            true => self.field(limit, field).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn text(&mut self, limit: usize, field: Field) -> Result<std::sync::Arc<str>, DecodeError> {

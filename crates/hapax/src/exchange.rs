@@ -56,6 +56,8 @@ pub struct Claim {
     pub may_ask: bool,
     /// The executions under way in the claimer's process.
     pub executions: Executions,
+    /// The operation as operators see it.
+    pub description: Option<bytes::Bytes>,
 }
 
 /// What came of a claim.
@@ -311,6 +313,7 @@ impl Claiming {
             hook: self.claim.hook,
             may_ask: self.claim.may_ask,
             local: &local,
+            description: self.claim.description.as_ref(),
         };
         let claimed = match step(&self.seen, &Event::Claim(asked)) {
             Step::Execute(draft) | Step::Own(draft) => {

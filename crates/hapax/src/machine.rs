@@ -25,7 +25,7 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{FencingToken, Grant, OnUnknown, Outcome, Record, State, Tag, Terms};
+use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, State, Tag, Terms};
 use crate::store::{Cell, Draft, Snapshot, Stamp};
 
 /// What somebody wants of a record.
@@ -63,6 +63,8 @@ pub struct Asked<'a> {
     pub fingerprint: &'a Fingerprint,
     /// Under which terms.
     pub terms: Terms,
+    /// The operation as operators see it.
+    pub description: Option<&'a Bytes>,
     /// Whether the claimer has a hook to ask, and when.
     pub hook: Option<Hook>,
     /// Whether it may ask now. A claim that waited for another one's question does not ask again.
@@ -162,6 +164,8 @@ pub struct Resolve {
     pub forget: bool,
     /// What it is to be.
     pub resolution: Resolution,
+    /// Who decided, when, from where and why: for the record.
+    pub note: Option<Bytes>,
 }
 
 /// What an operator says of an operation.
@@ -287,7 +291,10 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
         },
         Standing::Absent => return Step::Execute(first(asked, 1)),
         Standing::Released(cell) => {
-            return Step::Execute(first(asked, cell.record.attempt.saturating_add(1)));
+            let mut draft = first(asked, cell.record.attempt.saturating_add(1));
+            // It stays to be seen by whose decision the key is executed again.
+            draft.record.notes.decision.clone_from(&cell.record.notes.decision);
+            return Step::Execute(draft);
         }
         Standing::Live(cell)
         | Standing::Lapsed(cell)
@@ -426,15 +433,19 @@ fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     if cell.fence != resolve.expected {
         return Step::Changed;
     }
+    let mut record = cell.record.clone();
+    if resolve.note.is_some() {
+        record.notes.decision.clone_from(&resolve.note);
+    }
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Refused,
         (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Refused,
-        (_, Resolution::DidNotHappen) => Step::Write(released(&cell.record)),
+        (_, Resolution::DidNotHappen) => Step::Write(released(&record)),
         (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
             Step::Recorded
         }
         (Standing::Done(..), Resolution::Happened(_)) => Step::Changed,
-        (_, Resolution::Happened(outcome)) => Step::Write(done(&cell.record, outcome, None)),
+        (_, Resolution::Happened(outcome)) => Step::Write(done(&record, outcome, None)),
     }
 }
 
@@ -449,6 +460,7 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
             attempt,
             terms: asked.terms,
             checkpoint: None,
+            notes: Notes { description: asked.description.cloned(), decision: None },
             state: State::InFlight,
         },
         stamp: Stamp::NextFence,

@@ -281,7 +281,8 @@ fn reapable_from(cell: &Cell) -> Option<Timestamp> {
 
 /// The cell with its key, its entry in the order of reaping, and what it points to.
 fn size(cell: &Cell) -> usize {
-    let Record { scheme, checkpoint, state, .. } = &cell.record;
+    let Record { scheme, checkpoint, notes, state, .. } = &cell.record;
+    let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     let outcome = match state {
         State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => {
             outcome.bytes().len() + outcome.format().len()
@@ -291,7 +292,9 @@ fn size(cell: &Cell) -> usize {
     2 * size_of::<(Timestamp, StoreKey)>()
         + size_of::<Cell>()
         + scheme.as_str().len()
-        + checkpoint.as_ref().map_or(0, bytes::Bytes::len)
+        + length(checkpoint)
+        + length(&notes.description)
+        + length(&notes.decision)
         + outcome
 }
 

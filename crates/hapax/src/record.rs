@@ -191,6 +191,25 @@ pub enum State {
     Released,
 }
 
+/// Text for operators beside a record; nothing is decided by it. Its `Debug` form shows no contents.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Notes {
+    /// The operation as operators see it: its key, its request, its caller. The engine keeps it
+    /// only where it has a secret.
+    pub description: Option<Bytes>,
+    /// The last decision of an operator: who decided, when, from where and why.
+    pub decision: Option<Bytes>,
+}
+
+impl fmt::Debug for Notes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notes")
+            .field("description_bytes", &self.description.as_ref().map(Bytes::len))
+            .field("decision_bytes", &self.decision.as_ref().map(Bytes::len))
+            .finish()
+    }
+}
+
 /// What is remembered of one operation. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
@@ -208,6 +227,8 @@ pub struct Record {
     pub terms: Terms,
     /// The last recovery point of the work under way.
     pub checkpoint: Option<Bytes>,
+    /// Text for operators.
+    pub notes: Notes,
     /// Where it stands.
     pub state: State,
 }
@@ -222,6 +243,7 @@ impl fmt::Debug for Record {
             .field("attempt", &self.attempt)
             .field("terms", &self.terms)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
+            .field("notes", &self.notes)
             .field("state", &self.state)
             .finish()
     }

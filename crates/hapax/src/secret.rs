@@ -37,6 +37,13 @@ impl Secret {
         blake3::derive_key(purpose, &self.0)
     }
 
+    /// Returns a short keyed hash of `value`, 12 hexadecimal digits: who has the secret and the value
+    /// finds it again, nobody finds the value from it.
+    pub(crate) fn pseudonym(&self, value: &[u8]) -> String {
+        let hash = blake3::keyed_hash(&self.subkey("hapax 1 caller"), value);
+        hash.to_hex().chars().take(12).collect()
+    }
+
     /// Names the secret without telling it: which one sealed a record.
     pub(crate) fn id(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = self.subkey("hapax 1 secret id");

@@ -33,6 +33,7 @@ impl GatewayFields {
         set(&mut config.listen, self.listen.map(|addr| addr.0));
         set(&mut config.admin, self.admin.map(|addr| addr.0));
         config.admin_token_file = self.admin_token_file;
+        config.audit_file = self.audit_file;
         let store = self.store.map(Written::read).transpose();
         set(&mut config.store, store.map_err(|error| format!("--store: {error}"))?);
         let cache = self.cache.map(Written::read).transpose();
@@ -90,6 +91,7 @@ impl GatewayFields {
             upstream: Some(Url(config.upstream.clone())),
             admin: Some(AdminAddr(config.admin)),
             admin_token_file: config.admin_token_file.clone(),
+            audit_file: config.audit_file.clone(),
             store: Some(config.store.clone().into()),
             cache: config.cache.clone().map(Into::into),
             secret_file: config.secret_file.clone(),

@@ -42,6 +42,11 @@ pub(super) struct GatewayFields {
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     pub(super) admin_token_file: Option<PathBuf>,
 
+    /// The file that operators' decisions are appended to [default: PATH.audit.jsonl beside a file:
+    /// store, else ./hapax.audit.jsonl]
+    #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
+    pub(super) audit_file: Option<PathBuf>,
+
     /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
     /// memory: (forgotten at the end) [default: file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
@@ -216,6 +221,7 @@ impl GatewayFields {
             upstream: self.upstream.or(other.upstream),
             admin: self.admin.or(other.admin),
             admin_token_file: self.admin_token_file.or(other.admin_token_file),
+            audit_file: self.audit_file.or(other.audit_file),
             store: self.store.or(other.store),
             cache: self.cache.or(other.cache),
             secret_file: self.secret_file.or(other.secret_file),

@@ -187,6 +187,7 @@ pub(crate) struct OfFile {
     pub(crate) secret_file: Option<PathBuf>,
     pub(crate) admin: Option<SocketAddr>,
     pub(crate) admin_token_file: Option<PathBuf>,
+    pub(crate) audit_file: Option<PathBuf>,
 }
 
 impl OfFile {
@@ -209,8 +210,9 @@ impl OfFile {
             let line = file.line(Section::Gateway, field).unwrap_or_default();
             Failure::usage(format!("{name}:{line}: --{field}: {error}"))
         };
-        let GatewayFields { store, cache, secret_file, admin, admin_token_file, .. } =
-            file.gateway.clone();
+        let GatewayFields {
+            store, cache, secret_file, admin, admin_token_file, audit_file, ..
+        } = file.gateway.clone();
         let store = store.map(Written::read).transpose();
         let cache = cache.map(Written::read).transpose();
         Ok(Self {
@@ -219,6 +221,7 @@ impl OfFile {
             secret_file,
             admin: admin.and_then(|admin| admin.0),
             admin_token_file,
+            audit_file,
         })
     }
 }

@@ -122,6 +122,10 @@ pub(super) struct Where {
     /// ./hapax.admin-token]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
+    /// The file that decisions are appended to, where no gateway does it [default: PATH.audit.jsonl
+    /// beside a file: store, else ./hapax.audit.jsonl]
+    #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
+    audit_file: Option<PathBuf>,
 }
 
 /// Where records are, all in all.
@@ -132,6 +136,7 @@ pub(super) struct Place {
     /// Whom to ask instead.
     pub(super) admin: Option<SocketAddr>,
     pub(super) admin_token_file: Option<PathBuf>,
+    pub(super) audit_file: PathBuf,
 }
 
 impl Place {
@@ -162,7 +167,9 @@ impl Where {
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
         // What is in memory only its gateway can be asked for.
         let admin = file.admin.filter(|_| store == StoreUrl::Memory);
+        let audit_file = self.audit_file.clone().or(file.audit_file);
         Ok(Place {
+            audit_file: audit_file.unwrap_or_else(|| store.audit_file()),
             store,
             secret_file: self.secret_file.clone().or(file.secret_file),
             admin: self.admin.or(admin),
@@ -198,6 +205,12 @@ pub(super) struct Sure {
     /// Even if it is done: its answer is forgotten, and it executes again
     #[arg(long)]
     pub(super) forget: bool,
+    /// Even if the record is not that of an HTTP request, but of a function, say
+    #[arg(long)]
+    pub(super) any_kind: bool,
+    /// The reason: kept with the record and in the audit file
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reason: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

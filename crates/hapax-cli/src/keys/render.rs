@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hapax_operators::{Became, KeyState, KeyView, Listed, ResponseView, Was};
+use hapax_operators::{
+    Became, CallerView, Decided as Note, Described, KeyState, KeyView, Listed, ResponseView, Was,
+};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -40,6 +42,12 @@ fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
         let KeyView { id, attempt, began, keep_until, .. } = key;
         let (state, expires) = (key.state.as_str(), keep_until.as_deref().unwrap_or("never"));
         writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
+        if let Some(described) = &key.described {
+            writeln!(out, "          {}", described_line(described))?;
+        }
+    }
+    if let Some(as_of) = &listed.as_of {
+        writeln!(out, "as of {as_of}, and what the gateway saw since")?;
     }
     for (id, reason) in &listed.damaged {
         writeln!(out, "{:<9} {reason}: {id}", "damaged")?;
@@ -48,6 +56,19 @@ fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
         writeln!(out, "there are more: --after {next}")?;
     }
     Ok(())
+}
+
+/// An operation in one line: request, key, caller.
+fn described_line(described: &Described) -> String {
+    let Described { key, function, method, target, caller, .. } = described;
+    let request = [method, target, function].into_iter().flatten();
+    let mut words: Vec<String> = request.cloned().collect();
+    words.push(format!("key {key}"));
+    words.extend(caller.iter().map(|CallerView { header, value, hash }| match (value, hash) {
+        (Some(value), _) => format!("{header}: {value}"),
+        (None, hash) => format!("{header} #{}", hash.as_deref().unwrap_or_default()),
+    }));
+    words.join("  ")
 }
 
 pub(super) fn show(view: &KeyView) -> String {
@@ -74,6 +95,17 @@ fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
         ("scheme", &view.scheme),
     ] {
         writeln!(out, "{name:<12} {value}")?;
+    }
+    if let Some(described) = &view.described {
+        writeln!(out, "{:<12} {}", "operation", described_line(described))?;
+    }
+    if let Some(decided) = &view.decision {
+        let Note { at, who, from, outcome, why, .. } = decided;
+        let outcome = match outcome {
+            Became::Happened => "happened",
+            Became::DidNotHappen => "did not happen",
+        };
+        writeln!(out, "{:<12} {outcome}, says {who} from {from} at {at}: {why}", "decision")?;
     }
     match &view.response {
         None => Ok(()),
@@ -162,6 +194,7 @@ fn although(was: &Was) -> String {
 pub(super) fn all_the_same(code: &str, wanted: Became) -> &'static str {
     match (code, wanted) {
         ("in-flight", _) => " (--force)",
+        ("other-kind", _) => " (--any-kind)",
         ("done", Became::DidNotHappen) => " (--forget)",
         _ => "",
     }

@@ -56,6 +56,7 @@ fn what_is_done_is_forgotten_only_when_told_through_the_gateway_and_on_the_file(
     upstream.next().answer("201 Created", "hello");
     receive(&asked).unwrap();
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
+    let at = [&at[..], &["--reason", "it was refunded"]].concat();
     let release = [&["keys", "release", "done"], &at[..]].concat();
     let resolve = [&["keys", "resolve", "done", "--outcome", "did-not-happen"], &at[..]].concat();
     let forgetting = [&release[..], &["--forget"]].concat();
@@ -105,7 +106,8 @@ fn a_body_may_come_from_a_file_or_standard_input() {
     std::fs::write(&file, b"{\"id\":7}").unwrap();
     let body = format!("@{}", file.display());
     let store = store(folder.path());
-    let resolve = ["keys", "resolve", "unknown", "--scope", "authorization: Bearer a"];
+    let resolve =
+        ["keys", "resolve", "unknown", "--scope", "authorization: Bearer a", "--reason", "r"];
     let how = ["--store", &store, "--outcome", "happened", "--status", "202"];
     let with = ["--header", "Content-Type: application/json", "--body", &body];
     ok(&[&resolve[..], &how, &with].concat());
@@ -120,7 +122,7 @@ fn what_no_replay_can_carry_is_64() {
     let gateway = filled(&upstream, folder.path(), &[]);
     let store = store(folder.path());
     let at = ["keys", "resolve", "unknown", "--scope", "Bearer a", "--store", &store];
-    let resolve = [&at[..], &["--outcome", "happened"]].concat();
+    let resolve = [&at[..], &["--outcome", "happened", "--reason", "r"]].concat();
     let bad: [&[&str]; 3] = [
         &["--header", "Content-Length: 5"],
         &["--header", "idempotency-replayed: true"],
@@ -146,18 +148,19 @@ fn decisions_are_told_as_json_too() {
         serde_json::from_str(&ok(&[&["keys"], words, &at[..]].concat())).unwrap()
     };
     let id = read(&["show", "unknown"])["id"].clone();
-    let resolved = read(&["resolve", "unknown", "--outcome", "happened"]);
+    let resolved = read(&["resolve", "unknown", "--outcome", "happened", "--reason", "r"]);
     assert_eq!(
         (&resolved["id"], &resolved["outcome"], &resolved["was"]["state"]),
         (&id, &"happened".into(), &"unknown".into())
     );
     gateway.kill();
-    let released = read(&["release", "done", "--forget"]);
+    let released = read(&["release", "done", "--forget", "--reason", "r"]);
     assert_eq!(
         (&released["outcome"], &released["was"]["state"], &released["was"]["status"]),
         (&"did-not-happen".into(), &"done".into(), &201.into())
     );
-    let (code, error) = refused_as_json(&[&["keys", "release", "done"], &at[..]].concat());
+    let (code, error) =
+        refused_as_json(&[&["keys", "release", "done", "--reason", "r"], &at[..]].concat());
     assert_eq!((code, &error["code"]), (1, &"released".into()));
     assert!(error["message"].as_str().unwrap().contains("was released"), "{error}");
 }
@@ -180,8 +183,13 @@ fn failures_are_told_as_json_too() {
     let _waiting = upstream.next();
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a", "--json"];
     for (words, exit, code) in [
-        (&["release", "k"][..], 1, "in-flight"),
-        (&["resolve", "k", "--outcome", "happened", "--status", "99"], 64, "bad-request"),
+        (&["release", "k", "--reason", "r"][..], 1, "in-flight"),
+        (&["release", "k"], 64, "usage"),
+        (
+            &["resolve", "k", "--outcome", "happened", "--status", "99", "--reason", "r"],
+            64,
+            "bad-request",
+        ),
         (&["show", "nobody's"], 1, "not-found"),
         (&["show", ""], 64, "usage"),
         (&["show", "k", "--limit"], 64, "usage"),
@@ -259,7 +267,7 @@ fn what_is_in_flight_needs_force() {
     let asked = send(gateway.address, "k", "x");
     let waiting = upstream.next();
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a"];
-    let release = [&["keys", "release", "k"], &at[..]].concat();
+    let release = [&["keys", "release", "k", "--reason", "r"], &at[..]].concat();
     let (code, line) = refused(&release);
     assert!(code == 1 && line.ends_with("(--force)"), "{code} {line}");
     let (code, _) = refused(&[&release[..], &["--force", "--fence", "1"]].concat());
@@ -328,4 +336,79 @@ fn what_has_expired_is_purged() {
     }
     assert_eq!((removed, ok(&expired).as_str()), (2, "no records\n"));
     assert_eq!(json(ok(&in_json)), json!({ "removed": 0, "by_gateway": false }));
+}
+
+#[test]
+fn a_decision_needs_a_reason_and_leaves_two_lines_through_the_gateway_and_on_the_file() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    let at = ["--store", &store, "--scope", "Bearer a"];
+    let audit = || -> Vec<Value> {
+        let text = std::fs::read_to_string(folder.path().join("hapax.db.audit.jsonl"));
+        text.unwrap_or_default().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let resolve = ["keys", "resolve", "unknown", "--outcome", "happened"];
+    for reason in [&[][..], &["--reason", " "]] {
+        let (code, line) = refused(&[&resolve[..], &at, reason].concat());
+        assert!(code == 64 && line.contains("reason"), "{code} {line}");
+    }
+    assert!(audit().is_empty());
+    let why = "the bank's statement of 3 May has it";
+    ok(&[&resolve[..], &at, &["--reason", why]].concat());
+    let lines = audit();
+    let stages: Vec<_> = lines.iter().map(|line| &line["stage"]).collect();
+    assert_eq!(stages, ["intended", "done"]);
+    for line in &lines {
+        assert_eq!((&line["why"], &line["by"]), (&why.into(), &"api".into()), "{line}");
+        assert!(line["who"].as_str().unwrap().contains("uid "), "{line}");
+        assert!(line["from"].as_str().unwrap().starts_with("127.0.0.1:"), "{line}");
+        assert_eq!((&line["before"]["state"], &line["status"]), (&"unknown".into(), &200.into()));
+        assert_eq!(line["decision"], lines[0]["decision"]);
+    }
+    let shown = ok(&[&["keys", "show", "unknown"], &at[..]].concat());
+    assert!(shown.contains("decision     happened, says ") && shown.contains(why), "{shown}");
+    gateway.kill();
+    // The record has it still, and so has a decision that no gateway takes.
+    let shown = ok(&[&["keys", "show", "unknown"], &at[..]].concat());
+    assert!(shown.contains(why), "{shown}");
+    let release = ["keys", "release", "done", "--reason", "a test charge"];
+    let (code, _) = refused(&[&release[..], &at].concat());
+    assert_eq!(code, 1);
+    ok(&[&release[..], &at, &["--forget"]].concat());
+    let lines = audit();
+    let seen: Vec<_> = lines[2..].iter().map(|line| (&line["stage"], &line["code"])).collect();
+    let null = Value::Null;
+    let (intended, done) = (Value::from("intended"), Value::from("done"));
+    let rejected = Value::from("rejected");
+    assert_eq!(seen, [(&intended, &null), (&rejected, &done), (&intended, &null), (&done, &null)]);
+    assert_eq!((&lines[5]["by"], &lines[5]["forget"]), (&"cli".into(), &true.into()));
+    let shown = ok(&[&["keys", "show", "done"], &at[..]].concat());
+    assert!(shown.contains("did not happen, says ") && shown.contains("a test charge"), "{shown}");
+}
+
+#[test]
+fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_can_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    gateway.kill();
+    let doctor = ["doctor", "--store", &store];
+    let said = ok(&doctor);
+    assert!(said.contains("fine     records: all of the 2 "), "{said}");
+    assert!(said.contains("fine     admin token: "), "{said}");
+    let token = folder.path().join("hapax.db.admin-token");
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(ok(&doctor).contains("risk     admin token: others on this machine can read"));
+    let secret = folder.path().join("hapax.db.secret");
+    let first = std::fs::read_to_string(&secret).unwrap();
+    let ring = format!("name {first}seal {}\n", "22".repeat(32));
+    std::fs::write(&secret, &ring).unwrap();
+    let found = run(&doctor);
+    let said = String::from_utf8(found.stdout).unwrap();
+    assert_eq!(found.status.code(), Some(1), "{said}");
+    assert!(said.contains("broken   records: 2 of the 2 "), "{said}");
+    std::fs::write(&secret, format!("{ring}open {first}")).unwrap();
+    assert!(ok(&doctor).contains("fine     records: all of the 2 "));
 }

@@ -17,6 +17,7 @@ mod help;
 mod keys;
 mod load;
 mod reload;
+mod service;
 mod session;
 mod shared;
 mod tls;

@@ -385,8 +385,17 @@ fn operators_see_and_decide(server: &impl Server) {
     let shown = keys(&["show", "done"]);
     assert!(shown.contains("201") && shown.contains("hello"), "{shown}");
     let resolve = ["resolve", "unknown", "--outcome", "happened", "--status", "202"];
-    keys(&resolve);
+    let audit = folder.path().join("audit.jsonl");
+    let why = ["--reason", "the service has it", "--audit-file", audit.to_str().unwrap()];
+    keys(&[&resolve[..], &why].concat());
     assert_eq!(post(gateway.address, "unknown", "x").status, 202);
+    assert!(keys(&["show", "unknown"]).contains("the service has it"));
+    let audit = std::fs::read_to_string(audit).unwrap();
+    let stages: Vec<Value> =
+        audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let stages: Vec<_> = stages.iter().map(|line| (&line["stage"], &line["by"])).collect();
+    let by = Value::from("cli");
+    assert_eq!(stages, [(&"intended".into(), &by), (&"done".into(), &by)], "{audit}");
     let listed = ok(&["keys", "list", "--store", &store, "--secret-file", secret, "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["keys"].as_array().unwrap().len(), 2);
@@ -395,6 +404,16 @@ fn operators_see_and_decide(server: &impl Server) {
         format!("name {}\nseal {}\nopen {}\n", "11".repeat(32), "22".repeat(32), "11".repeat(32));
     std::fs::write(secret, ring).unwrap();
     assert!(keys(&["show", "done"]).contains("hello"));
+    // Without the secret that they were sealed under, records cannot be opened.
+    let doctor = ["doctor", "--store", &store, "--secret-file", secret];
+    let text = String::from_utf8(run(&doctor).stdout).unwrap();
+    assert!(text.contains("fine     records: all of the 2 "), "{text}");
+    let ring = format!("name {}\nseal {}\n", "11".repeat(32), "22".repeat(32));
+    std::fs::write(secret, ring).unwrap();
+    let found = run(&doctor);
+    let text = String::from_utf8(found.stdout).unwrap();
+    assert_eq!(found.status.code(), Some(1), "{text}");
+    assert!(text.contains("broken   records: 2 of the 2 ") && text.contains("another secret"));
     // Another one names other keys: that is refused, not taken for an empty store.
     std::fs::write(secret, "33".repeat(32)).unwrap();
     let other = run(&["keys", "list", "--store", &store, "--secret-file", secret]);

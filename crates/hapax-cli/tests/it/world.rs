@@ -151,9 +151,11 @@ impl Starting {
         // Beside its file, where it makes one by itself.
         let token = folder.join("hapax.db.admin-token");
         let token_file = token.display().to_string();
+        let audit_file = folder.join("hapax.db.audit.jsonl").display().to_string();
         let named = ["--config", "--admin-token-file"].iter().any(|flag| more.contains(flag));
         if more.contains(&"--store") && !named {
             arguments.extend(["--admin-token-file", &token_file]);
+            arguments.extend(["--audit-file", &audit_file]);
         }
         arguments.extend(more);
         let mut child = hapax(&arguments).stdout(Stdio::piped()).stderr(err).spawn().unwrap();

@@ -232,6 +232,7 @@ async fn takes_over(
         hook: None,
         may_ask: true,
         local: &[],
+        description: None,
     };
     match step(&snapshot, &Event::Claim(asked)) {
         Step::Execute(draft) => Some(hapax::store::Swap {

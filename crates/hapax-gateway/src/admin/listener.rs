@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{ConnectInfo, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
 use hyper::body::Incoming;
@@ -73,7 +73,7 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, w
                     let idle = Idle::enter(places.sheddable(), peer);
                     let shared = (app.clone(), Arc::clone(&requests), work.clone());
                     connections.spawn(async move {
-                        connection(stream, idle, shared).await;
+                        connection(stream, peer, idle, shared).await;
                         drop(place);
                     });
                 }
@@ -144,7 +144,12 @@ impl Drop for Busy {
 /// What all connections share: what is served, places for requests that are no probes, and the phase.
 type Shared = (watch::Receiver<Router>, Arc<Semaphore>, Work);
 
-async fn connection(stream: TcpStream, idle: Idle, (app, requests, work): Shared) {
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    idle: Idle,
+    (app, requests, work): Shared,
+) {
     let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
     let service = service_fn(|request| {
@@ -152,7 +157,7 @@ async fn connection(stream: TcpStream, idle: Idle, (app, requests, work): Shared
         let app = app.borrow().clone();
         let (busy, heads, requests) = (idle.begin(), Arc::clone(&heads), Arc::clone(&requests));
         async move {
-            let response = answer(app, heads, requests, request).await?;
+            let response = answer(app, heads, requests, request, peer).await?;
             Ok::<_, Infallible>(response.map(|body| Body::new(UntilSent::new(body, busy))))
         }
     });
@@ -184,7 +189,8 @@ async fn answer(
     mut app: Router,
     heads: Arc<Heads>,
     requests: Arc<Semaphore>,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
+    peer: SocketAddr,
 ) -> Result<Response, Infallible> {
     if let Some(refusal) = heads.refusal() {
         return Ok(hapax_operators::error(
@@ -205,6 +211,7 @@ async fn answer(
             ));
         }
     };
+    request.extensions_mut().insert(ConnectInfo(peer));
     // A router has nothing to wait for before it is called.
     let response = app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await?;
     Ok(response.map(|body| Body::new(UntilSent::new(body, place))))

@@ -1,7 +1,9 @@
 //! What would silently break a store's promise.
 
+use std::error::Error;
 use std::fmt;
 use std::fs::File;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use hapax::SystemClock;
@@ -9,7 +11,7 @@ use hapax_embedded::{EmbeddedStore, OpenError};
 use hapax_operators::{AdminToken, is_open_to_others};
 
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
-use super::{Opening, StoreOpenError, read_ring, server};
+use super::{Opened, Opening, StoreOpenError, read_ring, server};
 
 /// How much of a promise is at stake.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
@@ -203,8 +205,9 @@ impl Opening {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
         let error = match opened {
             Ok(opened) => {
+                let finding = unreadable(&opened).await;
                 opened.close().await;
-                return None;
+                return Some(finding);
             }
             Err(error) => error,
         };
@@ -304,6 +307,7 @@ impl Opening {
         match (Self { cache: None, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
+                findings.push(unreadable(&opened).await);
                 opened.close().await;
             }
             // Whoever has it open could.
@@ -325,6 +329,35 @@ impl Opening {
         }
         Ok(findings)
     }
+}
+
+/// Records that are looked at. Ids are hashes, so that the first ones are as good as any.
+const SAMPLE: u32 = 10_000;
+
+/// Returns whether the secrets open what is in the store: an operator may have replaced one in the
+/// ring that records were sealed under.
+async fn unreadable(opened: &Opened) -> Finding {
+    let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => return Finding::new(Severity::Unknown, "records", error.to_string(), ""),
+    };
+    let all = page.cells.len();
+    let failed: Vec<_> = page.cells.iter().filter_map(|(_, cell)| cell.as_ref().err()).collect();
+    let Some(first) = failed.first() else {
+        let found = format!("all of the {all} that were looked at can be opened");
+        return Finding::new(Severity::Fine, "records", found, "");
+    };
+    let reason = first.source().map_or_else(|| first.to_string(), ToString::to_string);
+    Finding::new(
+        Severity::Broken,
+        "records",
+        format!(
+            "{} of the {all} that were looked at cannot be opened, the first since {reason}",
+            failed.len()
+        ),
+        "put the secret that they were sealed under into the ring, as one that opens",
+    )
 }
 
 /// Whether a file can be made in `folder`.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use hapax_operators::AdminToken;
+use hapax_operators::{AdminToken, Audit};
 
 /// Where records are kept. As text, what is secret in it is left out.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +28,16 @@ impl StoreUrl {
         match self {
             Self::File(path) => AdminToken::default_path(Some(path)),
             Self::Memory | Self::Redis(_) | Self::Postgres(_) => AdminToken::default_path(None),
+        }
+    }
+
+    /// Returns the file of operators' decisions where none is named: beside a `file:` store, else in
+    /// the working directory.
+    #[must_use]
+    pub fn audit_file(&self) -> PathBuf {
+        match self {
+            Self::File(path) => Audit::default_path(Some(path)),
+            Self::Memory | Self::Redis(_) | Self::Postgres(_) => Audit::default_path(None),
         }
     }
 

@@ -12,14 +12,19 @@ use hapax::{
     StoreKey, SystemClock,
 };
 use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
-use hapax_operators::{Decision, Keys, KeysError};
+use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError};
 use http::HeaderName;
 use serde_json::{Value, json};
 
 use crate::world::{Answer, Raw, Upstream, config, get, post, post_with, send, start, text, token};
 
+/// Sends JSON; a decision without a reason gets one.
 async fn tell(admin: SocketAddr, path: &str, body: &Value) -> Answer {
     let json = [("content-type", "application/json")];
+    let mut body = body.clone();
+    if body["fence"].is_number() && body["reason"].is_null() {
+        body["reason"] = "a test".into();
+    }
     send(admin, "POST", path, &json, &body.to_string()).await
 }
 
@@ -152,10 +157,12 @@ async fn the_api_says_what_is_there() {
 
 /// A response is nothing that a function could read.
 #[tokio::test]
-async fn a_record_of_a_function_is_released_here_and_not_resolved() {
+async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_resolved() {
     let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
     let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build();
-    let keys = Keys::new(engine.clone(), store, Duration::from_secs(10));
+    let folder = tempfile::tempdir().unwrap();
+    let audit = Audit::new(folder.path().join("audit"), "a test");
+    let keys = Keys::new(engine.clone(), store, audit, Duration::from_secs(10));
     let (scope, key) = (Scope::shared(), "of-a-function".parse().unwrap());
     let call = async || {
         engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await
@@ -163,14 +170,23 @@ async fn a_record_of_a_function_is_released_here_and_not_resolved() {
     call().await.unwrap_err();
     let id = engine.store_key(&scope, &key);
     let fence = keys.show(&id).await.unwrap().fence;
-    let happened: Decision =
-        serde_json::from_value(json!({"fence": fence, "outcome": "happened"})).unwrap();
-    let refused = keys.resolve(&id, happened).await.unwrap_err();
-    assert!(matches!(&refused, KeysError::NotHttp { scheme } if scheme.starts_with("function/")));
-    assert_eq!(refused.code(), "bad-request");
-    let released: Decision =
-        serde_json::from_value(json!({"fence": fence, "outcome": "did-not-happen"})).unwrap();
-    keys.resolve(&id, released).await.unwrap();
+    let by = || Decider { who: "a test".into(), by: Channel::Cli, from: "here".into() };
+    let decision = |outcome: &str, any_kind: bool| -> Decision {
+        let decision =
+            json!({"fence": fence, "reason": "r", "outcome": outcome, "any_kind": any_kind});
+        serde_json::from_value(decision).unwrap()
+    };
+    for any_kind in [false, true] {
+        let refused = keys.resolve(&id, decision("happened", any_kind), by()).await.unwrap_err();
+        assert!(
+            matches!(&refused, KeysError::NotHttp { scheme } if scheme.starts_with("function/"))
+        );
+        assert_eq!(refused.code(), "bad-request");
+    }
+    let refused = keys.resolve(&id, decision("did-not-happen", false), by()).await.unwrap_err();
+    assert!(matches!(&refused, KeysError::OtherKind { .. }), "{refused:?}");
+    assert_eq!(refused.code(), "other-kind");
+    keys.resolve(&id, decision("did-not-happen", true), by()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use hapax::{
     SystemClock,
 };
 use hapax_gateway::{Gateway, Opened};
-use hapax_operators::{Keys, KeysError, List};
+use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError, List};
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -29,6 +30,8 @@ enum Call {
 struct Stopped {
     store: MemoryStore,
     at: Mutex<Option<Call>>,
+    /// Calls to let pass before one is stopped.
+    skip: AtomicUsize,
     waiting: watch::Sender<usize>,
     passes: Semaphore,
     /// Records of a page, at most.
@@ -46,6 +49,7 @@ impl Stopped {
         Arc::new(Self {
             store: MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()),
             at: Mutex::new(None),
+            skip: AtomicUsize::new(0),
             waiting: watch::Sender::new(0),
             passes: Semaphore::new(0),
             page,
@@ -57,7 +61,8 @@ impl Stopped {
     }
 
     async fn pass(&self, call: Call) {
-        if *self.at.lock().unwrap() == Some(call) {
+        let skips = || self.skip.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        if *self.at.lock().unwrap() == Some(call) && !skips() {
             self.waiting.send_modify(|waiting| *waiting += 1);
             self.passes.acquire().await.unwrap().forget();
             self.waiting.send_modify(|waiting| *waiting -= 1);
@@ -131,6 +136,11 @@ async fn in_flight(
     };
     let opened = Opened::new(Arc::clone(store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
+    // A later read is none of the census.
+    let admin = gateway.admin_addr().unwrap();
+    while get(admin, "/metrics").await.text().contains("hapax_census_age_seconds -1") {
+        tokio::task::yield_now().await;
+    }
     (answer, upstream, gateway)
 }
 
@@ -149,7 +159,10 @@ async fn ends_meanwhile(call: Call, status: u16, force: bool) -> (u16, serde_jso
     };
     let (id, fence) = (listed["keys"][0]["id"].as_str().unwrap(), &listed["keys"][0]["fence"]);
     let path = format!("/api/keys/{id}/release");
-    let decision = json!({"fence": fence, "force": force, "forget": force}).to_string();
+    let decision = json!({"fence": fence, "force": force, "forget": force, "reason": "r"});
+    let decision = decision.to_string();
+    // The first read of a decision is for the audit file, the second one is decided about.
+    store.skip.store(usize::from(call == Call::Read), SeqCst);
     store.stop_at(Some(call));
     let deciding = tokio::spawn(async move {
         let json = [("content-type", "application/json")];
@@ -180,7 +193,8 @@ async fn who_is_refused_is_told_what_it_was_refused_for() {
 
 fn keys(store: &Arc<Stopped>) -> Keys {
     let engine = Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).build();
-    Keys::new(engine, Arc::clone(store) as Arc<dyn Inspect>, Duration::from_secs(3600))
+    let audit = Audit::new("/nowhere", "a test");
+    Keys::new(engine, Arc::clone(store) as Arc<dyn Inspect>, audit, Duration::from_secs(3600))
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,4 +242,75 @@ async fn a_page_is_filled_from_short_pages_of_the_store() {
     let listed = get(gateway.admin_addr().unwrap(), "/api/keys").await.json();
     assert_eq!(listed["keys"].as_array().unwrap().len(), 50);
     assert!(listed["next"].is_null(), "{listed}");
+}
+
+fn lines(audit: &std::path::Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(audit).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A store that stops before it writes stands for a process that is killed there: what is on the disk
+/// by then is all that is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_intention_is_on_the_disk_before_the_record_is_written() {
+    let store = Stopped::new(100);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("audit.jsonl");
+    let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+        .store_timeout(Duration::from_secs(3600))
+        .build();
+    let inspect = Arc::clone(&store) as Arc<dyn Inspect>;
+    let keys = Keys::new(engine, inspect, Audit::new(&path, "a test"), Duration::from_secs(3600));
+    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let upstream = Upstream::counting().await;
+    let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
+    assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
+    let id = StoreKey::from_hex(keys.list(List::default()).await.unwrap().keys[0].id.as_str());
+    let id = id.unwrap();
+    let fence = keys.show(&id).await.unwrap().fence;
+    let decide = || {
+        let decision = json!({
+            "fence": fence, "forget": true, "outcome": "did-not-happen", "reason": "a test charge",
+        });
+        let decision: Decision = serde_json::from_value(decision).unwrap();
+        let by = Decider { who: "op".into(), by: Channel::Cli, from: "here".into() };
+        let keys = keys.clone();
+        async move { keys.resolve(&id, decision, by).await }
+    };
+    store.stop_at(Some(Call::Release));
+    let deciding = tokio::spawn(decide());
+    store.until_waiting().await;
+    let seen = lines(&path);
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert_eq!(seen[0]["stage"], "intended");
+    assert_eq!(keys.show(&id).await.unwrap().state.as_str(), "done", "nothing is written yet");
+    // The operator hangs up; the decision goes on to its second line all the same.
+    deciding.abort();
+    store.go_on();
+    while lines(&path).len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(lines(&path)[1]["stage"], "done");
+    let shown = keys.show(&id).await.unwrap();
+    assert_eq!(shown.state.as_str(), "released");
+    assert_eq!(shown.decision.unwrap().why, "a test charge");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_decided_where_the_audit_file_cannot_be_written() {
+    let store = Stopped::new(100);
+    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.audit_file = Some("/nowhere/audit.jsonl".into());
+    let gateway = Gateway::start_on(config, opened).await.unwrap();
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    assert_eq!(post(address, "/", "k", "x").await.status, 201);
+    let seen = get(admin, "/api/keys").await.json()["keys"][0].clone();
+    let path = format!("/api/keys/{}/release", seen["id"].as_str().unwrap());
+    let json = [("content-type", "application/json")];
+    let decision = json!({"fence": seen["fence"], "forget": true, "reason": "r"}).to_string();
+    let answer = send(admin, "POST", &path, &json, &decision).await;
+    assert_eq!((answer.status, answer.code().as_str()), (503, "audit"), "{}", answer.text());
+    assert_eq!(get(admin, "/api/keys").await.json()["keys"][0]["state"], "done");
 }

@@ -207,6 +207,7 @@ pub(crate) fn config(upstream: Uri) -> Config {
     config.admin = Some("127.0.0.1:0".parse().unwrap());
     config.store = StoreUrl::Memory;
     config.admin_token_file = Some(token_file());
+    config.audit_file = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("audit.jsonl"));
     config
 }
 

@@ -18,6 +18,7 @@ use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
 
+use super::describe::Described;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
@@ -84,7 +85,10 @@ where
                 body: &body,
             };
             let engine = &layer.engine;
-            let mut claim = engine.claim(&scope, &key, &asked, &policy.options.policy).await;
+            let names = policy.scope.names();
+            let described =
+                Described { asked: &asked, engine, key: &key, parts: &parts, scope: names };
+            let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Ask(question)) = claim {
                 layer.observe(&policy, Event::Asked);
                 let fence = question.fence();

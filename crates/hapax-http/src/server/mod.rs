@@ -61,6 +61,7 @@
 //! # }
 //! ```
 
+mod describe;
 mod execution;
 mod future;
 mod gate;

@@ -351,7 +351,17 @@ impl Work {
         took: Duration,
     ) -> (Recorded, Option<Timestamp>) {
         let Ending { class, retention, kept, .. } = ending;
+        let reason = match &kept {
+            Some(_) => "the response says so, by its status or its fields",
+            None => "there was no whole response",
+        };
         let attempt = lease.attempt();
+        if class == Class::Unknown {
+            tracing::warn!(
+                operation = %self.named.id, route = &*self.policy.options.name, attempt, reason,
+                "an execution ended and its outcome is unknown"
+            );
+        }
         let finished = match (class, kept) {
             (Class::Final, Some(outcome)) => lease.complete(outcome, retention).await,
             (Class::Retryable, _) => lease.release().await.map(|()| None),

@@ -3,7 +3,7 @@
 use hapax::Timestamp;
 
 /// RFC 3339 in UTC, to the millisecond.
-pub(super) fn rfc3339(moment: Timestamp) -> String {
+pub(crate) fn rfc3339(moment: Timestamp) -> String {
     let millis = moment.as_micros() / 1000;
     let (seconds, millis) = (millis / 1000, millis % 1000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);

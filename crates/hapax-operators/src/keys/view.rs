@@ -5,11 +5,12 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::Cell;
-use hapax::{Outcome, State, StoreKey, Timestamp};
+use hapax::{Outcome, Record, State, StoreKey, Timestamp};
 use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::time::rfc3339;
+use crate::audit::Decided;
 
 /// How much of a body is shown, and may be given, in bytes.
 pub(super) const MAX_BODY: usize = 1 << 20;
@@ -79,9 +80,51 @@ pub struct KeyView {
     pub lease_until: String,
     /// When it expires; `None` for never.
     pub keep_until: Option<String>,
+    /// The operation as it was described at its claim; only where there is a secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub described: Option<Described>,
+    /// The last decision of an operator about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<Decided>,
     /// What it is answered with; of an unknown outcome, what was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ResponseView>,
+}
+
+/// An operation as its record describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Described {
+    /// The idempotency key.
+    #[serde(default)]
+    pub key: String,
+    /// The name of a function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The method of an HTTP request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Its path, without the query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The headers of its scope.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caller: Vec<CallerView>,
+    /// Its trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+}
+
+/// A header of a request's scope: its value, or a short keyed hash of one that may be a credential.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CallerView {
+    /// The name of the header.
+    pub header: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The hash of its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
 }
 
 /// What a record was before it was decided about.
@@ -134,7 +177,7 @@ impl KeyView {
     }
 
     /// Without it: nothing that is large is copied.
-    pub(super) fn named(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
+    pub(crate) fn named(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
         let record = &cell.record;
         Self {
             id: id.to_string(),
@@ -143,12 +186,14 @@ impl KeyView {
             attempt: record.attempt,
             on_unknown: record.terms.on_unknown.as_str().to_owned(),
             scheme: record.scheme.as_str().to_owned(),
-            fingerprint: hex(&record.fingerprint.as_bytes()[..4]),
+            fingerprint: crate::hex(&record.fingerprint.as_bytes()[..4]),
             now: rfc3339(now),
             began: rfc3339(cell.fence.issued_at()),
             ended: ended(cell).map(rfc3339),
             lease_until: rfc3339(cell.lease_until),
             keep_until: cell.keep_until.map(rfc3339),
+            described: described(record),
+            decision: decided(record),
             response: None,
         }
     }
@@ -188,6 +233,16 @@ impl ResponseView {
     }
 }
 
+/// Returns the description; `None` also for one that this version cannot read.
+fn described(record: &Record) -> Option<Described> {
+    serde_json::from_slice(record.notes.description.as_ref()?).ok()
+}
+
+/// Returns the last decision; `None` also for one that this version cannot read.
+fn decided(record: &Record) -> Option<Decided> {
+    serde_json::from_slice(record.notes.decision.as_ref()?).ok()
+}
+
 fn state(cell: &Cell, now: Timestamp) -> KeyState {
     match &cell.record.state {
         _ if cell.keep_until.is_some_and(|until| until <= now) => KeyState::Expired,
@@ -225,13 +280,4 @@ pub(super) fn id_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<St
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
     let id = StoreKey::from_hex(&text);
     id.map(Some).ok_or_else(|| serde::de::Error::custom("an id has 64 hexadecimal digits"))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

@@ -63,6 +63,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         attempt: 1,
         terms,
         checkpoint: None,
+        notes: hapax::Notes::default(),
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: KEEP, keep: Some(KEEP) };

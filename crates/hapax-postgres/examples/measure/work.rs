@@ -51,6 +51,7 @@ impl Requests {
             attempt: 1,
             terms: self.terms,
             checkpoint: None,
+            notes: hapax::Notes::default(),
             state: State::InFlight,
         };
         let keep = Some(self.terms.retention);

@@ -71,6 +71,7 @@ impl World {
             hook: None,
             may_ask: true,
             executions: Default::default(),
+            description: None,
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;

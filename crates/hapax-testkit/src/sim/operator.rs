@@ -51,7 +51,8 @@ impl World {
             Some(outcome) => Resolution::Happened(plan::outcome(outcome)),
             None => Resolution::DidNotHappen,
         };
-        let resolve = Resolve { expected: FencingToken::new(fence), force, forget, resolution };
+        let resolve =
+            Resolve { expected: FencingToken::new(fence), force, forget, resolution, note: None };
         let name = plan::key(usize::from(key));
         let Ok((writing, next)) = Writing::resolve(name, seen, resolve, &self.ids.0) else {
             return self.no_entropy();

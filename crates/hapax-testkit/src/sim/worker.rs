@@ -75,6 +75,7 @@ impl World {
             hook,
             may_ask: true,
             executions,
+            description: None,
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = Claiming::start_at(name, claim, seen, &self.ids.0) else {

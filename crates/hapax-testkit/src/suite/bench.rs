@@ -77,6 +77,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
             attempt: 1,
             terms,
             checkpoint: None,
+            notes: hapax::Notes::default(),
             state: State::InFlight,
         };
         Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }

@@ -150,7 +150,8 @@ impl World {
             true => Resolution::Happened(Outcome::new("operator", "yes")),
             false => Resolution::DidNotHappen,
         };
-        let resolve = Resolve { expected: cell.fence, force: true, forget: true, resolution };
+        let resolve =
+            Resolve { expected: cell.fence, force: true, forget: true, resolution, note: None };
         let seen = self.database.snapshot();
         let begun = Writing::resolve(KEY, seen, resolve, &self.dice).unwrap();
         if let (_, Next::Send(swap)) = begun
@@ -192,6 +193,7 @@ impl World {
                     hook: None,
                     may_ask: true,
                     executions: Default::default(),
+                    description: None,
                 };
                 let (claiming, next) = Claiming::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)

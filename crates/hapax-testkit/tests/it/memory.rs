@@ -55,6 +55,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
         attempt: 1,
         terms,
         checkpoint: None,
+        notes: hapax::Notes::default(),
         state: State::InFlight,
     };
     let mut key = [0; 32];

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -11,6 +12,7 @@ use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
 use super::waiters::{Waiter, is_live};
+use crate::codec;
 use crate::entropy::EntropyError;
 use crate::exchange::{self, Claimed, Claiming, Next, Replay};
 use crate::fingerprint::{Fingerprint, Scheme};
@@ -29,6 +31,13 @@ pub trait Request: Send + Sync {
     /// The fingerprint by `scheme`, which may be one that a record was written with earlier;
     /// `None` if it is not known here.
     fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint>;
+
+    /// Returns the operation as operators are to see it, at most
+    /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not kept. It must hold
+    /// no credential. The engine asks for it, and keeps it, only where it has a secret.
+    fn description(&self) -> Option<Bytes> {
+        None
+    }
 }
 
 /// A request as records have it: with a key its fingerprints are keyed, unless the record's scheme says
@@ -134,12 +143,17 @@ impl Idempotency {
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
         let key = self.store_key(scope, key);
+        let described = self.inner.secret.is_some().then(|| request.description()).flatten();
         let request = &Keyed { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let Policy { terms, hook, .. } = *policy;
         let executions = self.inner.executions.clone();
-        let claim = exchange::Claim { scheme, fingerprint, terms, hook, may_ask: true, executions };
+        // A record that cannot be encoded would be no record at all.
+        let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
+        let may_ask = true;
+        let claim =
+            exchange::Claim { scheme, fingerprint, terms, hook, may_ask, executions, description };
         let deadline = match policy.in_flight {
             InFlight::Wait(patience) => Some(after(patience)),
             InFlight::Reject => None,

@@ -78,7 +78,7 @@ pub(super) struct Inner {
     pub(super) store: Arc<dyn Store>,
     pub(super) notify: Option<Arc<dyn Notify>>,
     pub(super) entropy: Arc<dyn Entropy>,
-    secret: Option<Secret>,
+    pub(super) secret: Option<Secret>,
     /// The key of fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) patience: Duration,
@@ -141,6 +141,12 @@ impl Idempotency {
     #[must_use]
     pub fn store_key(&self, scope: &Scope, key: &Key) -> StoreKey {
         StoreKey::derive(self.inner.secret.as_ref(), scope, key)
+    }
+
+    /// Returns a short keyed hash of a caller's credential, for operators; `None` without a secret.
+    #[must_use]
+    pub fn pseudonym(&self, value: &[u8]) -> Option<String> {
+        self.inner.secret.as_ref().map(|secret| secret.pseudonym(value))
     }
 
     /// Which candidate of `key` to call with: the earlier one if there is a record of it that a

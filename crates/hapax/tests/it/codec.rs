@@ -43,7 +43,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..512),
         headed: bool,
     ) {
-        let bytes = if headed { [b"hxr\x01".as_slice(), &bytes].concat() } else { bytes };
+        let bytes = if headed { [b"hxr\x02".as_slice(), &bytes].concat() } else { bytes };
         if let Ok(read) = codec::decode(&bytes.clone().into()) {
             prop_assert_eq!(codec::encode(&read).unwrap(), bytes);
         }
@@ -53,8 +53,8 @@ proptest! {
 #[test]
 fn foreign_bytes_and_unknown_versions_are_told_apart() {
     let mut bytes = codec::encode(&sample()).unwrap();
-    bytes[3] = 2;
-    assert_eq!(codec::decode(&bytes.clone().into()), Err(DecodeError::Version { found: 2 }));
+    bytes[3] = 3;
+    assert_eq!(codec::decode(&bytes.clone().into()), Err(DecodeError::Version { found: 3 }));
     bytes[0] = b'H';
     assert_eq!(codec::decode(&bytes.into()), Err(DecodeError::NotARecord));
     assert_eq!(codec::decode(&Bytes::new()), Err(DecodeError::Truncated));

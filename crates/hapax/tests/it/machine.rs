@@ -51,6 +51,7 @@ fn cell(state: State, lease_secs: i64, on_unknown: OnUnknown) -> Cell {
             attempt: 3,
             terms: terms(on_unknown),
             checkpoint: Some(Bytes::from_static(b"half way")),
+            notes: hapax::Notes::default(),
             state,
         },
     }
@@ -131,6 +132,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &st
         hook,
         may_ask: true,
         local: &[],
+        description: None,
     };
     check("claim", &Event::Claim(asked), expected);
 }
@@ -202,6 +204,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         hook: None,
         may_ask: true,
         local: &[],
+        description: None,
     };
     let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
@@ -225,6 +228,7 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
         hook: None,
         may_ask: true,
         local: &[],
+        description: None,
     };
     let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
                     lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
@@ -246,6 +250,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         hook: HOOK,
         may_ask: true,
         local,
+        description: None,
     };
     let others = "expired:busy released:execute#4 live:busy lapsed:busy lapsed-block:busy \
                   lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
@@ -371,7 +376,7 @@ fn an_answer_counts_only_for_the_write_that_asked() {
 fn an_operator_decides() {
     let fence = FencingToken::new(at(-10).as_micros());
     let resolve = |expected, force, resolution| {
-        Event::Resolve(Resolve { expected, force, forget: false, resolution })
+        Event::Resolve(Resolve { expected, force, forget: false, resolution, note: None })
     };
     let nothing = "absent:not-found expired:not-found released:not-found";
     let rest = |word: &str| {
@@ -395,7 +400,7 @@ fn an_operator_decides() {
     let expected = format!("{nothing} live:released {} done:refused", rest("released"));
     check("forced release", &forced, &expected);
     let resolution = Resolution::DidNotHappen;
-    let forget = Resolve { expected: fence, force: false, forget: true, resolution };
+    let forget = Resolve { expected: fence, force: false, forget: true, resolution, note: None };
     let expected = format!("{nothing} live:refused {} done:released", rest("released"));
     check("forget", &Event::Resolve(forget), &expected);
     let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
@@ -430,6 +435,7 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
             terms: terms(Reconcile),
             hook,
             may_ask,
+            description: None,
         };
         let seen = Snapshot { now: at(0), cell: Some(cell) };
         assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { ask_in });
@@ -471,6 +477,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         hook: None,
         may_ask: true,
         local: &[],
+        description: None,
     };
     let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
     assert_eq!((draft.record.grant, draft.record.life), (NEW, LIFE));
@@ -486,4 +493,41 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }
+}
+
+#[test]
+fn an_operators_note_stays_in_the_record_until_another_decision() {
+    let note = Some(Bytes::from_static(b"by an operator"));
+    let expected = FencingToken::new(at(-10).as_micros());
+    let resolve = |resolution| {
+        let note = note.clone();
+        Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
+    };
+    let seen = |cell| Snapshot { now: at(0), cell: Some(cell) };
+    let unknown = State::Unknown { seen: None, asking: false };
+    let before = cell(unknown, 10, OnUnknown::Block);
+    for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
+        let step = step(&seen(before.clone()), &resolve(resolution));
+        let Step::Write(draft) = step else { panic!("{step:?}") };
+        assert_eq!(draft.record.notes.decision, note);
+    }
+    let mut released = cell(State::Released, 10, OnUnknown::Block);
+    released.record.notes.decision.clone_from(&note);
+    released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
+    let described = Bytes::from_static(b"POST /payments");
+    let asked = Asked {
+        grant: NEW,
+        mine: &[],
+        scheme: &released.record.scheme.clone(),
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Block),
+        hook: None,
+        may_ask: true,
+        local: &[],
+        description: Some(&described),
+    };
+    let step = step(&seen(released), &Event::Claim(asked));
+    let Step::Execute(draft) = step else { panic!("{step:?}") };
+    assert_eq!(draft.record.notes.decision, note);
+    assert_eq!(draft.record.notes.description, Some(described));
 }

@@ -52,6 +52,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         attempt: 1,
         terms,
         checkpoint: None,
+        notes: hapax::Notes::default(),
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };

@@ -72,7 +72,7 @@ pub struct Function<T, E> {
 
 pub(super) struct Declared<E> {
     pub(super) engine: Idempotency,
-    name: Option<Box<str>>,
+    pub(super) name: Option<Box<str>>,
     pub(super) policy: Policy,
     pub(super) errors: Option<Errors<E>>,
     pub(super) hook: Option<Asked>,

@@ -22,7 +22,7 @@ use super::Answer;
 use super::declared::{Declared, Doubt, Function};
 use super::error::{ErrorClass, RunError};
 use super::outcome::{Ending, judge, replayed};
-use super::request::Asked;
+use super::request::{Asked, Named};
 use crate::exchange::Replay;
 use crate::key::Key;
 use crate::machine::Verdict;
@@ -85,12 +85,13 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let Declared { engine, policy, .. } = &*self.declared;
+        let Declared { engine, policy, name, .. } = &*self.declared;
         let scope = self.scope(scope);
+        let named = Named { request, function: name.as_deref(), key };
         // Counted from here to its end: a drain misses it at no moment in between.
         let running = engine.inner.backlog.talking();
         // Boxed: a caller's future holds none of their several kilobytes.
-        let mut claim = Box::pin(engine.claim(&scope, key, request, policy)).await;
+        let mut claim = Box::pin(engine.claim(&scope, key, &named, policy)).await;
         while let Ok(Claim::Ask(question)) = claim {
             claim = Box::pin(self.ask(key, &bytes, question, request)).await;
         }

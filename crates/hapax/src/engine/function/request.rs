@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::super::claim::Request;
 use crate::fingerprint::{Fingerprint, Scheme};
+use crate::key::Key;
 use crate::value::{self, ValueError};
 
 /// A fingerprint of the canonical form of a value.
@@ -32,5 +33,32 @@ impl Request for Asked {
 
     fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
         (scheme.as_str() == SCHEME).then_some(self.fingerprint)
+    }
+}
+
+/// A request to a function, with what operators see of it.
+pub(in crate::engine) struct Named<'a> {
+    pub(in crate::engine) request: &'a dyn Request,
+    pub(in crate::engine) function: Option<&'a str>,
+    pub(in crate::engine) key: &'a Key,
+}
+
+impl Request for Named<'_> {
+    fn scheme(&self) -> Scheme {
+        self.request.scheme()
+    }
+
+    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+        self.request.fingerprint(scheme)
+    }
+
+    fn description(&self) -> Option<Bytes> {
+        self.request.description().or_else(|| {
+            let described = serde_json::json!({
+                "function": self.function,
+                "key": self.key.as_str(),
+            });
+            serde_json::to_vec(&described).ok().map(Bytes::from)
+        })
     }
 }

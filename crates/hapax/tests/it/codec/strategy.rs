@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Terms};
+use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, State, Terms};
 use proptest::prelude::*;
 
 /// A record with something in every field.
@@ -18,6 +18,10 @@ pub(super) fn sample() -> Record {
             on_unknown: OnUnknown::Block,
         },
         checkpoint: Some(Bytes::from_static(b"half way")),
+        notes: Notes {
+            description: Some(Bytes::from_static(b"POST /payments")),
+            decision: Some(Bytes::from_static(b"released")),
+        },
         state: State::Done(Outcome::new("http/1", b"201 created".as_slice())),
     }
 }
@@ -26,8 +30,10 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     let ids = (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<[u8; 32]>(), any::<u32>());
     let terms = (duration(), duration(), on_unknown())
         .prop_map(|(lease, retention, on_unknown)| Terms { lease, retention, on_unknown });
-    (ids, terms, "\\PC{0,40}", prop::option::of(blob()), state()).prop_map(
-        |((grant, life, fingerprint, attempt), terms, scheme, checkpoint, state)| Record {
+    let notes = (prop::option::of(blob()), prop::option::of(blob()))
+        .prop_map(|(description, decision)| Notes { description, decision });
+    (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, state()).prop_map(
+        |((grant, life, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
             scheme: Scheme::new(scheme).unwrap(),
             fingerprint: Fingerprint::from_bytes(fingerprint),
             grant: Grant::from_bytes(grant),
@@ -35,6 +41,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             attempt,
             terms,
             checkpoint,
+            notes,
             state,
         },
     )

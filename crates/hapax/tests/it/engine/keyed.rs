@@ -56,6 +56,7 @@ async fn put(world: &World, id: StoreKey, scheme: &str) {
         attempt: 1,
         terms: reexecute().terms,
         checkpoint: None,
+        notes: hapax::Notes::default(),
         state: State::Done(Outcome::new("text", "of an earlier version")),
     };
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);

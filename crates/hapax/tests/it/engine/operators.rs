@@ -13,7 +13,13 @@ fn store_key(world: &World) -> StoreKey {
 }
 
 const fn whatever_it_is(expected: FencingToken) -> Resolve {
-    Resolve { expected, force: true, forget: true, resolution: Resolution::DidNotHappen }
+    Resolve {
+        expected,
+        force: true,
+        forget: true,
+        resolution: Resolution::DidNotHappen,
+        note: None,
+    }
 }
 
 fn was(resolved: Resolved) -> State {

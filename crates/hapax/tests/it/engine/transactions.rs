@@ -217,7 +217,8 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let process = world.process();
         let database = Database::new(&world, [FailsSilently]);
         let lease = own(&process, &reexecute()).await;
-        let resolve = Resolve { expected: lease.fence(), force: true, forget: false, resolution };
+        let resolve =
+            Resolve { expected: lease.fence(), force: true, forget: false, resolution, note: None };
         let within = InDatabase::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());

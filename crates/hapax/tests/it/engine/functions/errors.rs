@@ -224,7 +224,7 @@ async fn an_operator_may_say_that_it_was_refused() {
     let record = process.store_key(&charge.scope(&Scope::shared()), &key());
     let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
     let resolution = Resolution::Happened(charge.error_outcome(&declined()));
-    let resolve = Resolve { expected, force: false, forget: false, resolution };
+    let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
     process.resolve(record, resolve).await.unwrap();
     let answer = call(&charge, never).await;
     assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, true));

@@ -170,7 +170,7 @@ async fn who_asked_waits_for_who_came_before_the_answer() {
         let record = process.store_key(&charge.scope(&Scope::shared()), &key());
         let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
         let resolution = Resolution::DidNotHappen;
-        let resolve = Resolve { expected, force: false, forget: false, resolution };
+        let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
         process.resolve(record, resolve).await.unwrap();
         call(&charge, Count::default().slowly(Duration::from_secs(10))).await
     };

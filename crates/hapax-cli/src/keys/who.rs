@@ -1,0 +1,23 @@
+//! The user and the machine that a decision is made by.
+
+/// Returns the user's name and number: of `sudo`, the user before it.
+pub(super) fn user() -> String {
+    let named = ["SUDO_USER", "USER", "LOGNAME"]
+        .into_iter()
+        .find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
+    let number = rustix::process::getuid().as_raw();
+    match named {
+        Some(name) => format!("{name} (uid {number})"),
+        None => format!("uid {number}"),
+    }
+}
+
+/// Returns the name of the machine.
+pub(super) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns the name of this process, in place of a gateway's.
+pub(super) fn process() -> String {
+    format!("hapax keys, process {}", std::process::id())
+}

@@ -1,0 +1,318 @@
+//! The census: which records of a store wait for a decision.
+//!
+//! 1. A store has no index on the state of records, which would cost every write. So the census
+//!    walks through all of them, page by page, and pauses four times as long as each page took:
+//!    a million records take some minutes, and claims hardly notice.
+//! 2. Between two walks it knows what this process wrote through [`Census::watch`].
+//! 3. What another process decided since is listed until the next walk; a decision about it is then
+//!    rejected, since it names the fence.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use hapax::store::{BoxFuture, Cell, Reaped, Snapshot, Stamped, Swap, Swapped};
+use hapax::{Inspect, OnUnknown, State, Store, StoreError, StoreKey, Timestamp};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::keys::{KeyState, KeyView, rfc3339};
+
+/// The most records that are listed; further ones are counted by a later walk, once there is room.
+const MOST: usize = 10_000;
+
+/// Records of a page.
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// Pauses after each page, and between two walks.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+const BETWEEN: Duration = Duration::from_secs(60);
+
+/// The time after which a walk is tried again that the store broke off.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// The records of a store that wait for a decision, as far as they are known.
+#[derive(Default)]
+pub struct Census {
+    known: Mutex<Known>,
+    /// How many are known, to be read without the lock.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Known {
+    entries: HashMap<StoreKey, Entry>,
+    /// The number of the walk under way.
+    walk: u64,
+    /// The beginning of the last whole walk.
+    as_of: Option<Timestamp>,
+}
+
+struct Entry {
+    view: KeyView,
+    lapsed: bool,
+    undecided: bool,
+    walk: u64,
+}
+
+/// How many records wait for a decision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Undecided {
+    /// Whose owner said that the outcome is unknown.
+    pub unknown: usize,
+    /// Whose owner's lease lapsed.
+    pub lapsed: usize,
+    /// When the execution of the oldest began.
+    pub oldest: Option<Timestamp>,
+    /// When the last whole walk began; `None` during the first.
+    pub as_of: Option<Timestamp>,
+}
+
+/// What a census has to list.
+#[derive(Debug, Serialize)]
+pub(crate) struct Counted {
+    pub(crate) keys: Vec<KeyView>,
+    pub(crate) more: bool,
+    pub(crate) as_of: Option<String>,
+}
+
+impl Census {
+    /// Returns `store` so that the census knows at once what is written through it.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Watched { store, census: Arc::clone(self) })
+    }
+
+    /// Returns how many records wait for a decision.
+    #[must_use]
+    pub fn undecided(&self) -> Undecided {
+        let known = self.lock();
+        let mut found = Undecided { as_of: known.as_of, ..Undecided::default() };
+        for entry in known.entries.values().filter(|entry| entry.undecided) {
+            if entry.lapsed {
+                found.lapsed += 1;
+            } else {
+                found.unknown += 1;
+            }
+            let began = Timestamp::from_micros(entry.view.fence);
+            found.oldest = Some(found.oldest.map_or(began, |oldest| oldest.min(began)));
+        }
+        found
+    }
+
+    /// Returns the oldest ones.
+    pub(crate) fn oldest(&self, limit: usize) -> Counted {
+        let known = self.lock();
+        let mut keys: Vec<_> = known.entries.values().map(|entry| entry.view.clone()).collect();
+        keys.sort_by(|a, b| (a.fence, &a.id).cmp(&(b.fence, &b.id)));
+        let more = keys.len() > limit;
+        keys.truncate(limit);
+        Counted { keys, more, as_of: known.as_of.map(rfc3339) }
+    }
+
+    /// Walks again and again, until nobody has the census any more.
+    pub(crate) async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
+        loop {
+            let Some(census) = this.upgrade() else { return };
+            let begun = Instant::now();
+            let walked = census.walk(&*store, true).await;
+            drop(census);
+            match walked {
+                Ok(()) => sleep(begun.elapsed().max(BETWEEN)).await,
+                Err(error) => {
+                    tracing::debug!(%error, "the census did not come to its end");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Looks at all records once, with pauses or without.
+    ///
+    /// # Errors
+    /// [`StoreError`]; what was found until then is known.
+    pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
+        let (mut after, mut began) = (None, None);
+        let walk = {
+            let mut known = self.lock();
+            known.walk += 1;
+            known.walk
+        };
+        loop {
+            let asked = Instant::now();
+            let page = store.page(after, PAGE).await?;
+            let took = asked.elapsed();
+            began.get_or_insert(page.now);
+            for (id, cell) in &page.cells {
+                after = Some(*id);
+                if let Ok(cell) = cell {
+                    self.saw(id, cell, page.now);
+                }
+            }
+            if !page.more {
+                break;
+            }
+            if pause {
+                sleep((took * 4).clamp(PAUSE.0, PAUSE.1)).await;
+            }
+        }
+        let mut known = self.lock();
+        known.entries.retain(|_, entry| entry.walk >= walk);
+        known.as_of = began;
+        self.count.store(known.entries.len(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn saw(&self, id: &StoreKey, cell: &Cell, now: Timestamp) {
+        let view = KeyView::named(id, cell, now);
+        let unknown = view.state == KeyState::Unknown;
+        if !unknown && self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut known = self.lock();
+        if unknown && (known.entries.len() < MOST || known.entries.contains_key(id)) {
+            let entry = Entry {
+                view,
+                lapsed: matches!(cell.record.state, State::InFlight),
+                undecided: cell.record.terms.on_unknown != OnUnknown::Reexecute,
+                walk: known.walk,
+            };
+            known.entries.insert(*id, entry);
+        } else if !unknown {
+            known.entries.remove(id);
+        }
+        self.count.store(known.entries.len(), Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Census {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Census").field("undecided", &self.undecided()).finish()
+    }
+}
+
+/// A store whose writes a census sees.
+#[derive(Debug)]
+struct Watched {
+    store: Arc<dyn Store>,
+    census: Arc<Census>,
+}
+
+impl Store for Watched {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        let unknown = matches!(swap.draft.record.state, State::Unknown { .. });
+        if !unknown && self.census.count.load(Ordering::Relaxed) == 0 {
+            return self.store.swap(swap);
+        }
+        Box::pin(async move {
+            let (id, tag, draft) = (swap.key, swap.tag, swap.draft.clone());
+            let swapped = self.store.swap(swap).await?;
+            if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
+                let keep_until = draft.keep.map(|keep| now.after(keep));
+                let cell = Cell { tag, fence, lease_until, keep_until, record: draft.record };
+                self.census.saw(&id, &cell, now);
+            }
+            Ok(swapped)
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store.load(key)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax::{
+        Claim, Fingerprint, Idempotency, Key, MemoryCapacity, MemoryStore, Policy, Request, Scheme,
+        Scope, Secret, SystemClock, Terms,
+    };
+
+    use super::*;
+
+    struct Asked;
+
+    impl Request for Asked {
+        fn scheme(&self) -> Scheme {
+            Scheme::new("http/test").unwrap()
+        }
+
+        fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+            Some(Fingerprint::from_bytes([1; 32]))
+        }
+
+        fn description(&self) -> Option<bytes::Bytes> {
+            Some(r#"{"key":"a key","method":"POST","target":"/pay"}"#.into())
+        }
+    }
+
+    fn engine(store: Arc<dyn Store>) -> Idempotency {
+        Idempotency::builder(store).secret(Secret::new([7; 32])).build()
+    }
+
+    async fn claim(engine: &Idempotency, key: &str, on_unknown: OnUnknown) -> hapax::Lease {
+        let terms = Terms {
+            lease: Duration::from_millis(1),
+            retention: Duration::from_secs(3600),
+            on_unknown,
+        };
+        let policy = Policy { terms, ..Policy::default() };
+        let key = Key::new(key).unwrap();
+        match engine.claim(&Scope::shared(), &key, &Asked, &policy).await.unwrap() {
+            Claim::Execute(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn records_left_by_a_crash_and_unknown_ones_are_counted_oldest_first() {
+        let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+        let census = Arc::new(Census::default());
+        let elsewhere = engine(Arc::clone(&store) as Arc<dyn Store>);
+        let here = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
+        // Dropped leases stand for processes that died.
+        for (key, policy) in [("first", OnUnknown::Block), ("runs-again", OnUnknown::Reexecute)] {
+            drop(claim(&elsewhere, key, policy).await);
+        }
+        for number in 0..600 {
+            let lease = claim(&elsewhere, &format!("done-{number}"), OnUnknown::Block).await;
+            lease.complete(hapax::Outcome::new("http/1", ""), None).await.unwrap();
+        }
+        assert_eq!(census.undecided(), Undecided::default());
+        claim(&here, "second", OnUnknown::Reconcile).await.abandon(None).await.unwrap();
+        assert_eq!(census.undecided().unknown, 1, "known without a walk");
+        census.walk(&*store, false).await.unwrap();
+        let found = census.undecided();
+        assert_eq!((found.unknown, found.lapsed), (1, 1));
+        assert!(found.oldest.is_some() && found.as_of.is_some());
+        let listed = census.oldest(10);
+        assert!(listed.keys.is_sorted_by_key(|key| key.fence) && !listed.more);
+        assert_eq!(listed.keys.len(), 3);
+        let described = listed.keys[0].described.as_ref().unwrap();
+        assert_eq!((described.key.as_str(), described.method.as_deref()), ("a key", Some("POST")));
+        assert_eq!(census.oldest(2).keys.len(), 2);
+        // It is decided here: the census knows without another walk.
+        let id = here.store_key(&Scope::shared(), &Key::new("second").unwrap());
+        let fence = store.load(&id).await.unwrap().cell.unwrap().fence;
+        let resolve = hapax::machine::Resolve {
+            expected: fence,
+            force: false,
+            forget: false,
+            resolution: hapax::machine::Resolution::DidNotHappen,
+            note: None,
+        };
+        here.resolve(id, resolve).await.unwrap();
+        assert_eq!(census.undecided().unknown, 0);
+    }
+}
