@@ -353,7 +353,7 @@ impl http_body::Body for Patient {
         let begin = || (Instant::now(), Box::pin(sleep(silence)));
         let (_, timer) = this.waiting.get_or_insert_with(begin);
         if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(Fault::Slow.into())));
+            return Poll::Ready(Some(Err(Fault::Slow.into_error())));
         }
         Poll::Pending
     }

@@ -25,6 +25,7 @@ use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
+use crate::seldom::Seldom;
 use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
@@ -374,6 +375,7 @@ fn run(
         trusted: config.transport.trusted.clone(),
         places: Places::new(config.limits.connections, "clients", listener::SILENT),
         sources: Sources::new(config.limits.per_peer(), config.transport.trusted.clone()),
+        abuse: Seldom::default(),
     });
     let local_addr = local_addr(&data)?;
     let admin = Arc::new(Admin {

@@ -41,6 +41,8 @@ pub(crate) struct Door {
     /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
     pub(crate) places: Places,
     pub(crate) sources: Sources,
+    /// Log lines about clients that take back their requests.
+    pub(crate) abuse: Seldom,
 }
 
 /// A connection that was accepted.

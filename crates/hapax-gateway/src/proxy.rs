@@ -28,7 +28,7 @@ use http_body::Body as _;
 use tower_service::Service;
 
 use crate::metrics::Counts;
-use crate::upstream::{Failure, Upstream};
+use crate::upstream::{Failure, Fault, Upstream};
 
 /// A request extension: who sent it, and over what.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +131,8 @@ impl Proxy {
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),
             Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
             Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
-            Failure::Upload(_) => (Code::MalformedRequest, Class::Unknown),
+            Failure::Upload(Fault::Slow) => (Code::RequestTimeout, Class::Unknown),
+            Failure::Upload(Fault::Broken) => (Code::MalformedRequest, Class::Unknown),
         };
         self.counts.refused(code);
         let mut problem = Problem::new(code, failure.to_string());

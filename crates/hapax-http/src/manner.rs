@@ -77,6 +77,7 @@ pub const fn class(code: Code) -> Class {
         | Code::UpstreamTimeout
         | Code::HandlerFailed => Class::Unknown,
         Code::MalformedRequest
+        | Code::RequestTimeout
         | Code::InFlight
         | Code::BodyTooLarge
         | Code::KeyReused
@@ -97,7 +98,7 @@ pub const fn class(code: Code) -> Class {
 /// | 8 resource exhausted | `body-too-large`, `too-many-in-flight` |
 /// | 9 failed precondition | `key-reused`, `outcome-unknown`, `response-not-retained` |
 /// | 10 aborted | `in-flight`, `superseded` |
-/// | 14 unavailable | `store-unavailable`, whatever else is 503, `upstream-unreachable` |
+/// | 14 unavailable | `request-timeout`, `store-unavailable`, whatever else is 503, `upstream-unreachable` |
 /// | 4 deadline exceeded, 2 unknown, 13 internal | `upstream-timeout`, `upstream-broken`, `handler-failed` |
 #[must_use]
 pub const fn grpc_status(code: Code) -> u8 {
@@ -110,7 +111,8 @@ pub const fn grpc_status(code: Code) -> u8 {
         Code::BodyTooLarge | Code::TooManyInFlight => 8,
         Code::KeyReused | Code::OutcomeUnknown | Code::ResponseNotRetained => 9,
         Code::InFlight | Code::Superseded => 10,
-        Code::StoreUnavailable
+        Code::RequestTimeout
+        | Code::StoreUnavailable
         | Code::AuthUnavailable
         | Code::OutcomePending
         | Code::Draining

@@ -31,6 +31,8 @@ pub enum Code {
     UnstableScope,
     /// `malformed-request`, 400: the body broke off, or a header is abused.
     MalformedRequest,
+    /// `request-timeout`, 408: the request's body came too slowly.
+    RequestTimeout,
     /// `in-flight`, 409: the first request with this key is still running.
     InFlight,
     /// `outcome-unknown`, 409: it may have happened, and must not run again by itself.
@@ -69,12 +71,13 @@ pub enum Code {
 
 impl Code {
     /// All of them, in the order of their documentation.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::InvalidKey,
         Self::MissingKey,
         Self::MissingScope,
         Self::UnstableScope,
         Self::MalformedRequest,
+        Self::RequestTimeout,
         Self::InFlight,
         Self::OutcomeUnknown,
         Self::Superseded,
@@ -114,6 +117,7 @@ impl Code {
             | Self::MissingScope
             | Self::UnstableScope
             | Self::MalformedRequest => StatusCode::BAD_REQUEST,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::InFlight
             | Self::OutcomeUnknown
             | Self::Superseded
@@ -149,6 +153,7 @@ impl Code {
             Self::MissingScope => ("missing-scope", "The caller cannot be told"),
             Self::UnstableScope => ("unstable-scope", "The caller's credentials change by request"),
             Self::MalformedRequest => ("malformed-request", "The request is malformed"),
+            Self::RequestTimeout => ("request-timeout", "The request came too slowly"),
             Self::InFlight => ("in-flight", "A request with this key is still running"),
             Self::OutcomeUnknown => {
                 ("outcome-unknown", "Whether this request took effect is not known")

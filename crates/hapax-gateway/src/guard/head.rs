@@ -34,7 +34,7 @@ pub(crate) enum Refusal {
     Connect,
     #[error("there is more than one Content-Length")]
     TwoLengths,
-    #[error("the Content-Length is not a number")]
+    #[error("the Content-Length is not a number up to 2^63 - 1")]
     Length,
     #[error("there are both a Content-Length and a Transfer-Encoding")]
     LengthWithCoding,
@@ -207,12 +207,15 @@ fn is_token(bytes: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
-/// Digits only: no sign, no list, no white space within.
+/// The largest length of a body: others take it for a signed number of 64 bits.
+const MAX_LENGTH: u64 = i64::MAX as u64;
+
+/// A length, of digits only: no sign, no list, no white space within.
 pub(super) fn number(value: &[u8]) -> Option<u64> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    std::str::from_utf8(value).ok()?.parse().ok()
+    std::str::from_utf8(value).ok()?.parse().ok().filter(|length| *length <= MAX_LENGTH)
 }
 
 fn trim(mut value: &[u8]) -> &[u8] {
@@ -254,7 +257,11 @@ mod tests {
         assert_eq!(of("content-length: 1\r\ncontent-length: 1\r\n"), Err(Refusal::TwoLengths));
         assert_eq!(of("content-length: 1, 1\r\n"), Err(Refusal::Length));
         assert_eq!(of("content-length: +1\r\n"), Err(Refusal::Length));
-        assert_eq!(of("content-length: 18446744073709551616\r\n"), Err(Refusal::Length));
+        for huge in ["9223372036854775808", "18446744073709551615", "18446744073709551616"] {
+            assert_eq!(of(&format!("content-length: {huge}\r\n")), Err(Refusal::Length));
+        }
+        let largest = of("content-length: 9223372036854775807\r\n");
+        assert_eq!(largest, Ok(Framing::Length(i64::MAX as u64)));
         let both = "content-length: 1\r\ntransfer-encoding: chunked\r\n";
         assert_eq!(of(both), Err(Refusal::LengthWithCoding));
         let both = "transfer-encoding: chunked\r\ncontent-length: 1\r\n";

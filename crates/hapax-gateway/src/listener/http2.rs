@@ -119,7 +119,10 @@ pub(super) async fn serve(
                 connection.as_mut().graceful_shutdown();
             }
             () = activity.abused() => {
-                tracing::info!(peer = %peer.addr, "a client takes back most of what it asks for");
+                if let Some(left_out) = door.abuse.due() {
+                    let peer = peer.addr;
+                    tracing::info!(%peer, left_out, "a client takes back most of what it asks for");
+                }
                 break;
             }
             () = sleep_until(look) => match activity.state(idle, door.limits.stall) {

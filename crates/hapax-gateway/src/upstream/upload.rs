@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use hapax_http::{Body, BoxError};
@@ -29,6 +30,22 @@ impl fmt::Display for Fault {
 
 impl Error for Fault {}
 
+impl Fault {
+    /// The error that a body fails with. One that comes too slowly has timed out, whoever reads it.
+    pub(crate) fn into_error(self) -> BoxError {
+        match self {
+            Self::Slow => io::Error::new(io::ErrorKind::TimedOut, self).into(),
+            Self::Broken => self.into(),
+        }
+    }
+
+    fn of(error: &BoxError) -> Self {
+        let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let of_io = io.and_then(|inner| inner.downcast_ref::<Self>());
+        error.downcast_ref().or(of_io).copied().unwrap_or(Self::Broken)
+    }
+}
+
 /// What became of an upload: of its errors a connection in HTTP/2 says nothing, and one in HTTP/1 no
 /// more than that there was one.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +57,7 @@ impl Upload {
         let upload = Self::default();
         let watched = upload.clone();
         let note = move |error: BoxError| {
-            let fault = error.downcast_ref().copied().unwrap_or(Fault::Broken);
+            let fault = Fault::of(&error);
             // The first one counts.
             let _ = watched.0.set(fault);
             error

@@ -3,7 +3,7 @@
 use crate::world::{Raw, Upstream, config, post, request, start};
 
 /// What each of these says in its head, after the request line.
-const HEADS: [(&str, &str); 58] = [
+const HEADS: [(&str, &str); 60] = [
     ("two lengths that agree", "host: a\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\nx"),
     ("two lengths that do not", "host: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx"),
     ("a list of lengths", "host: a\r\ncontent-length: 1, 1\r\n\r\nx"),
@@ -48,6 +48,8 @@ const HEADS: [(&str, &str); 58] = [
     ("an empty length", "host: a\r\ncontent-length:\r\n\r\nx"),
     ("a length in quotes", "host: a\r\ncontent-length: \"1\"\r\n\r\nx"),
     ("a length beyond all", "host: a\r\ncontent-length: 18446744073709551616\r\n\r\nx"),
+    ("a length beyond a signed number", "host: a\r\ncontent-length: 9223372036854775808\r\n\r\nx"),
+    ("the largest number", "host: a\r\ncontent-length: 18446744073709551615\r\n\r\nx"),
     ("a length and an empty one", "host: a\r\ncontent-length: 1\r\ncontent-length:\r\n\r\nx"),
     ("lengths in other letters", "host: a\r\nContent-Length: 1\r\nCONTENT-LENGTH: 0\r\n\r\nx"),
     ("a length with a tab before its colon", "host: a\r\ncontent-length\t: 1\r\n\r\nx"),

@@ -255,7 +255,7 @@ async fn slow_clients_are_given_up() {
         .send("POST / HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\ncontent-length: 9\r\n\r\nab")
         .await;
     let answer = in_body.answer().await;
-    assert_eq!((answer.status, answer.code().as_str()), (400, "malformed-request"));
+    assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
     assert_eq!(in_body.rest().await, b"");
     assert_eq!(upstream.seen().len(), 0);
     // The key was never claimed.

@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::two::{Two, frame, is_refused, read};
-use crate::world::{PATIENCE, Upstream, config, post, start, text, until};
+use crate::two::{Two, fields, frame, is_refused, read};
+use crate::world::{PATIENCE, Raw, Upstream, config, post, start, text, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_22_the_same_request_in_http_1_and_2() {
@@ -351,4 +351,42 @@ async fn wire_10_what_was_claimed_and_taken_back_is_recorded() {
     let again = two.post("/", "k", "x").await;
     assert_eq!((again.status, again.header("idempotency-replayed")), (201, "true"));
     assert_eq!(upstream.seen().len(), 1);
+}
+
+/// The library takes both off before anything else sees them, so that they can evade nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fragment_and_pseudo_fields_in_trailers_count_nowhere() {
+    let upstream = Upstream::counting().await;
+    let gateway = start(config(upstream.url())).await;
+    let head = fields(&[
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", "a"),
+        (":path", "/pay#/other"),
+        ("authorization", "Bearer a"),
+        ("idempotency-key", "k"),
+        ("trailer", "x-end"),
+    ]);
+    let trailers = fields(&[(":path", "/other"), ("x-end", "1")]);
+    let sent = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &head),
+        frame(0, 0, 1, b"x"),
+        frame(1, 5, 1, &trailers),
+    ];
+    let mut raw = Raw::connect(gateway.local_addr()).await;
+    raw.send(sent.concat()).await;
+    until("it is forwarded", || !upstream.seen().is_empty()).await;
+    let seen = upstream.seen();
+    assert_eq!(seen[0].uri, "/pay");
+    let trailers = seen[0].trailers.clone().unwrap_or_default();
+    let names: Vec<_> = trailers.keys().map(http::HeaderName::as_str).collect();
+    assert_eq!(names, ["x-end"]);
+    // Another fragment makes no other request.
+    let again = Two::connect(gateway.local_addr()).await;
+    let request =
+        Two::request("POST", "/pay", &[("authorization", "Bearer a"), ("idempotency-key", "k")]);
+    let copy = again.ask(request, "x").await;
+    assert_eq!((copy.status, copy.header("idempotency-replayed")), (201, "true"));
 }

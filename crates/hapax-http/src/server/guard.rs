@@ -4,6 +4,8 @@
 //! claim there is nothing to undo. While claiming, the engine releases what was claimed for
 //! nobody. From the moment a lease is held, the work is on a task of its own.
 
+use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -176,11 +178,29 @@ where
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
+        Gathered::Broken(error) if is_timed_out(&*error) => {
+            let detail = format!("The request body came too slowly. {NOTHING}");
+            Err(Problem::new(Code::RequestTimeout, detail))
+        }
         Gathered::Broken(error) => {
             tracing::debug!(error, "a request body broke off");
             Err(Problem::new(Code::MalformedRequest, "The request body broke off."))
         }
     }
+}
+
+/// Returns whether a body failed because its client was too slow: with an [`io::Error`] of the kind
+/// [`TimedOut`](io::ErrorKind::TimedOut), or because of one.
+fn is_timed_out(error: &(dyn Error + 'static)) -> bool {
+    let mut error = Some(error);
+    while let Some(cause) = error {
+        let io = cause.downcast_ref::<io::Error>();
+        if io.is_some_and(|io| io.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        error = cause.source();
+    }
+    false
 }
 
 /// Among the keys of this caller in flight; `None` where any number may be.

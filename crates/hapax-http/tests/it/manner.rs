@@ -22,11 +22,11 @@ fn wire_16_a_grpc_refusal_has_a_status_for_every_code() {
         assert_eq!(status, grpc_status(code).to_string());
         // Not ok, and not one that says that the method is missing or the caller unknown.
         assert!(!["0", "1", "5", "7", "12", "16"].contains(&status));
-        // Whatever executed nothing may be retried only where HTTP says 409 or 503 too, or never
-        // reached the upstream.
+        // Whatever executed nothing may be retried only where HTTP says 408, 409 or 503 too, or
+        // never reached the upstream.
         let retry = ["10", "14"].contains(&status);
-        let http = [Code::InFlight, Code::Superseded, Code::UpstreamUnreachable].contains(&code)
-            || code.status() == 503;
+        let conflicts = [Code::InFlight, Code::Superseded, Code::UpstreamUnreachable];
+        let http = conflicts.contains(&code) || [408, 503].contains(&code.status().as_u16());
         assert_eq!(retry, http, "{code:?}");
         assert!(response.body().is_empty());
     }

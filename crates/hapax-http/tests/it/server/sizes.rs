@@ -46,6 +46,18 @@ async fn wire_19_a_request_over_its_limit_claims_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn wire_19_a_request_that_comes_too_slowly_claims_nothing() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
+    let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
+    let frames = [Ok(Frame::data(Bytes::from_static(b"{"))), Err(slow)];
+    let answer = send(&app, pay("k", "").map(|_| Body::new(Frames::new(frames)))).await;
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (408, "request-timeout"));
+    assert_eq!(world.store.len(), 0);
+    assert_eq!(send(&app, pay("k", "{}")).await.status, 201);
+}
+
+#[tokio::test(start_paused = true)]
 async fn wire_19_a_request_that_breaks_off_claims_nothing() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
