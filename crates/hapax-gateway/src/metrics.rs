@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hapax::{Clock, SystemClock};
+use hapax::{Clock, SystemClock, Timestamp};
 use hapax_operators::Undecided;
 
 use crate::store::{Calls, Opened};
@@ -46,13 +46,13 @@ pub(crate) enum Authorised {
 }
 
 /// Counts of one gateway since it was started.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Metrics {
+    started: Timestamp,
     by_route: ByRoute,
     authorised: [AtomicU64; AUTHORISED.len()],
     auth_silent: AtomicBool,
     auth_took: Histogram<{ AUTH_MS.len() }>,
-    took: Histogram<{ TOOK_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
     /// What the store was asked.
@@ -71,7 +71,16 @@ pub(crate) struct Gauges {
 impl Metrics {
     /// Nothing counted.
     pub(crate) fn new() -> Self {
-        let metrics = Self::default();
+        let metrics = Self {
+            started: SystemClock.now(),
+            by_route: ByRoute::default(),
+            authorised: Default::default(),
+            auth_silent: AtomicBool::default(),
+            auth_took: Histogram::default(),
+            age: Histogram::default(),
+            reaped: AtomicU64::default(),
+            calls: Arc::default(),
+        };
         // So that what happens under no route is shown from the beginning.
         metrics.route("");
         metrics
@@ -163,17 +172,14 @@ impl Metrics {
             head(out, name, "gauge", help)?;
             writeln!(out, "{name} {value}")?;
         }
-        process::write(out)?;
+        process::write(out, self.started)?;
         undecided(out, &gauges.undecided)?;
-        let name = "hapax_execution_seconds";
-        head(out, name, "histogram", "How long executions take.")?;
-        self.took.write(out, name, &TOOK_MS, 1000)?;
         let name = "hapax_auth_seconds";
         head(out, name, "histogram", "How long auth answers take.")?;
-        self.auth_took.write(out, name, &AUTH_MS, 1000)?;
+        self.auth_took.write(out, name, "", &AUTH_MS, 1000)?;
         let name = "hapax_replay_age_ratio";
         head(out, name, "histogram", "Part of the retention that had passed at a replay.")?;
-        self.age.write(out, name, &AGE_PERCENT, 100)
+        self.age.write(out, name, "", &AGE_PERCENT, 100)
     }
 }
 
@@ -238,25 +244,33 @@ impl<const N: usize> Histogram<N> {
         self.sum.fetch_add(value, Relaxed);
     }
 
-    /// With units of a `per`-th.
+    /// Returns whether nothing was counted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
+    /// Writes it with these labels, in units of a `per`-th.
     pub(crate) fn write(
         &self,
         out: &mut String,
         name: &str,
+        labels: &str,
         bounds: &[u64; N],
         per: u64,
     ) -> fmt::Result {
         let mut below = 0;
+        let comma = if labels.is_empty() { "" } else { "," };
+        let braced = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
         for (bound, count) in bounds.iter().zip(&self.within) {
             below += count.load(Relaxed);
             let bound = *bound as f64 / per as f64;
-            writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {below}")?;
+            writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}")?;
         }
         // Read once, and never below a bucket: others count on meanwhile.
         let count = self.count.load(Relaxed).max(below);
-        writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
-        writeln!(out, "{name}_sum {}", self.sum.load(Relaxed) as f64 / per as f64)?;
-        writeln!(out, "{name}_count {count}")
+        writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}")?;
+        writeln!(out, "{name}_sum{braced} {}", self.sum.load(Relaxed) as f64 / per as f64)?;
+        writeln!(out, "{name}_count{braced} {count}")
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Cell, Reaped, Snapshot, Stamped, Swap, Swapped};
+use hapax::store::{BoxFuture, Cell, Place, Reaped, Scanned, Snapshot, Stamped, Swap, Swapped};
 use hapax::{Inspect, OnUnknown, State, Store, StoreError, StoreKey, Timestamp};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -135,7 +135,7 @@ impl Census {
     /// # Errors
     /// [`StoreError`]; what was found until then is known.
     pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
-        let (mut after, mut began) = (None, None);
+        let (mut place, mut began) = (Place::default(), None);
         let walk = {
             let mut known = self.lock();
             known.walk += 1;
@@ -143,18 +143,16 @@ impl Census {
         };
         loop {
             let asked = Instant::now();
-            let page = store.page(after, PAGE).await?;
-            let took = asked.elapsed();
-            began.get_or_insert(page.now);
-            for (id, cell) in &page.cells {
-                after = Some(*id);
+            let mut visit = |id: &StoreKey, cell: &Result<Cell, StoreError>, now: Timestamp| {
                 if let Ok(cell) = cell {
-                    self.saw(id, cell, page.now);
+                    self.saw(id, cell, now);
                 }
-            }
-            if !page.more {
-                break;
-            }
+            };
+            let Scanned { now, next } = store.scan(place, PAGE, &mut visit).await?;
+            let took = asked.elapsed();
+            began.get_or_insert(now);
+            let Some(next) = next else { break };
+            place = next;
             if pause {
                 sleep((took * 4).clamp(PAUSE.0, PAUSE.1)).await;
             }

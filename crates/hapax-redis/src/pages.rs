@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
+use hapax::store::Place;
 use hapax::{StoreError, StoreKey};
 use redis::Value;
 use tokio::time::timeout;
@@ -20,6 +21,9 @@ use crate::names::Names;
 
 /// Keys the server looks at in one step: less than a millisecond.
 const STEP: u32 = 1_000;
+
+/// The cursor at which a walk begins, and which ends it.
+const START: &[u8] = b"0";
 
 /// More cells than this are never on a page: they are held in memory.
 const MOST: usize = 10_000;
@@ -85,25 +89,72 @@ async fn walk(
     names: &Names,
     lowest: &mut Lowest,
 ) -> Result<(), StoreError> {
-    let mut cursor = b"0".to_vec();
+    let mut cursor = START.to_vec();
     loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(names.pattern()).arg("COUNT").arg(STEP);
-        let step = timeout(link.timeout(), connection.query_on(node, &scan)).await;
-        let step = step
-            .map_err(|_| Failure::Nothing(RedisStoreError::TimedOut(link.timeout())))
-            .and_then(|step| step.map_err(classify))
-            .map_err(Failure::of_read)?;
-        let (next, keys) =
-            parse(step).ok_or_else(|| StoreError::unavailable(RedisStoreError::Unreadable))?;
-        for key in keys.iter().filter_map(|name| names.key(name)) {
+        let (next, keys) = scan(link, connection, node, names, (&cursor, STEP)).await?;
+        for key in keys {
             lowest.offer(key);
         }
-        if next == b"0" {
+        if next == START {
             return Ok(());
         }
         cursor = next;
     }
+}
+
+async fn scan(
+    link: &Link,
+    connection: &mut Connection,
+    node: Option<&Node>,
+    names: &Names,
+    (cursor, count): (&[u8], u32),
+) -> Result<(Vec<u8>, Vec<StoreKey>), StoreError> {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(names.pattern()).arg("COUNT").arg(count);
+    let step = timeout(link.timeout(), connection.query_on(node, &scan)).await;
+    let step = step
+        .map_err(|_| Failure::Nothing(RedisStoreError::TimedOut(link.timeout())))
+        .and_then(|step| step.map_err(classify))
+        .map_err(Failure::of_read)?;
+    let (next, keys) =
+        parse(step).ok_or_else(|| StoreError::unavailable(RedisStoreError::Unreadable))?;
+    Ok((next, keys.iter().filter_map(|name| names.key(name)).collect()))
+}
+
+/// The keys of a step of a walk in the server's order.
+pub(crate) struct Stepped {
+    pub(crate) keys: Vec<StoreKey>,
+    pub(crate) next: Option<Place>,
+}
+
+/// Takes one step. A place is the number of a master and the cursor there. Where masters come and go
+/// during a walk, it may miss keys, which the next walk finds.
+pub(crate) async fn step(
+    link: &Link,
+    names: &Names,
+    from: &Place,
+    limit: NonZeroU32,
+) -> Result<Stepped, StoreError> {
+    let (number, cursor) = match from.as_bytes() {
+        [high, low, cursor @ ..] => (u16::from_be_bytes([*high, *low]), cursor),
+        _ => (0, START),
+    };
+    let mut connection = link.wire().await.map_err(Failure::of_read)?.connection();
+    let masters = masters(link, &mut connection).await?;
+    let Some(node) = masters.get(usize::from(number)) else {
+        return Ok(Stepped { keys: Vec::new(), next: None });
+    };
+    let at = (cursor, limit.get().min(STEP));
+    let (next, keys) = scan(link, &mut connection, node.as_ref(), names, at).await?;
+    let place =
+        |number: u16, cursor: &[u8]| Place::new([&number.to_be_bytes()[..], cursor].concat());
+    let next = match number.checked_add(1) {
+        _ if next != START => Some(place(number, &next)),
+        // No further master owns a slot.
+        Some(number) if usize::from(number) < masters.len() => Some(place(number, START)),
+        _ => None,
+    };
+    Ok(Stepped { keys, next })
 }
 
 fn parse(step: Value) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
+use futures_util::future::join_all;
+use hapax::store::{
+    BoxFuture, Cell, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
+};
 use hapax::{Entropy, Inspect, Notify, Sealer, Secret, State, Store, StoreError, StoreKey};
 use redis::Value;
 
@@ -296,6 +299,38 @@ impl Inspect for RedisStore {
             Ok(Page { now, cells, more: found.more })
         })
     }
+
+    /// Takes one step of `SCAN`, so that a whole walk costs the server one look at each key.
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        Box::pin(async move {
+            let step = pages::step(&self.link, &self.names, &from, limit).await?;
+            let mut now = self.load_cell(&NOBODY).await?.now;
+            // A few at a time, so that a slow network does not make the walk long, and a few cells
+            // alone are in memory.
+            for keys in step.keys.chunks(AT_ONCE) {
+                let loads = keys.iter().map(|key| async move { (key, self.load_cell(key).await) });
+                for (key, loaded) in join_all(loads).await {
+                    let cell = match loaded {
+                        // Removed since it was found.
+                        Ok(Snapshot { cell: None, .. }) => continue,
+                        Ok(Snapshot { now: later, cell: Some(cell) }) => {
+                            now = now.max(later);
+                            Ok(cell)
+                        }
+                        Err(error @ StoreError::Corrupt(_)) => Err(error),
+                        Err(error) => return Err(error),
+                    };
+                    visit(key, &cell, now);
+                }
+            }
+            Ok(Scanned { now, next: step.next })
+        })
+    }
 }
 
 impl Notify for RedisStore {
@@ -305,6 +340,9 @@ impl Notify for RedisStore {
         Box::pin(watching.written())
     }
 }
+
+/// Cells that a step of a walk reads at once.
+const AT_ONCE: usize = 8;
 
 /// Bytes of outcomes and checkpoints after which a page ends early.
 const PAGE_BYTES: usize = 8 << 20;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
 use hapax::{Inspect, Notify, Store, StoreError, StoreKey};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -339,6 +339,15 @@ impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.authority.page(after, limit)
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        self.authority.scan(from, limit, visit)
     }
 }
 

@@ -150,7 +150,40 @@ pub trait Inspect: Store {
         after: Option<StoreKey>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
+
+    /// Visits some cells, about `limit`, in the order that costs the store least: a step of a walk
+    /// over all cells. The walk begins at `Place::default()`, goes on at the place that a step
+    /// returns, and ends where there is none.
+    ///
+    /// Every cell that is there during the whole walk is visited at least once.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; some cells of the step may have been visited.
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        Box::pin(async move {
+            let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(StoreKey::from_bytes);
+            let Page { now, cells, more } = self.page(after, limit).await?;
+            let next = match cells.last() {
+                _ if !more => None,
+                Some((key, _)) => Some(Place::new(*key.as_bytes())),
+                None => Some(from),
+            };
+            for (key, cell) in &cells {
+                visit(key, cell, now);
+            }
+            Ok(Scanned { now, next })
+        })
+    }
 }
+
+/// A function that a walk calls with each cell and the store's clock.
+pub type Visit<'a> =
+    &'a mut (dyn FnMut(&StoreKey, &Result<Cell, StoreError>, Timestamp) + Send + 'a);
 
 /// A store that tells when a cell was written, by whichever process: copies that wait for the
 /// first then need not wait for the next look.
@@ -195,6 +228,32 @@ pub struct Page {
     pub cells: Vec<(StoreKey, Result<Cell, StoreError>)>,
     /// Whether there are keys after the last one.
     pub more: bool,
+}
+
+/// A place in a walk over the cells of a store, in the store's own words; by default its beginning.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Place(Vec<u8>);
+
+impl Place {
+    /// Returns the place that these bytes name to the store.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// Returns its bytes; none for the beginning.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A step of a walk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scanned {
+    /// The store's clock.
+    pub now: Timestamp,
+    /// The place where the walk goes on; `None` at its end.
+    pub next: Option<Place>,
 }
 
 type Source = Box<dyn Error + Send + Sync>;

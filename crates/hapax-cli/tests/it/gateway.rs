@@ -212,6 +212,9 @@ fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
     let id = failed["id"].as_str().unwrap();
     let shown = ok(&["keys", "show", "--id", id, "--store", &store(folder.path())]);
     assert!(shown.contains("state        unknown\n"), "{shown}");
+    let unknown = log_line(folder.path(), "an execution ended and its outcome is unknown");
+    assert!(unknown["operation"] == id && unknown["attempt"] == 1, "{unknown}");
+    assert!(unknown["route"].is_string() && unknown["reason"].is_string(), "{unknown}");
 }
 
 /// A gateway, killed while the upstream works on a request, and started again.

@@ -384,6 +384,20 @@ fn operators_see_and_decide(server: &impl Server) {
     let keys = |words: &[&str]| ok(&[&["keys"], words, &at].concat());
     let shown = keys(&["show", "done"]);
     assert!(shown.contains("201") && shown.contains("hello"), "{shown}");
+    // One call lists what waits for a decision and no more, by the gateway and without it.
+    let direct = ["--store", &store, "--secret-file", secret];
+    let admin = gateway.admin.to_string();
+    let token = folder.path().join("hapax.db.admin-token").display().to_string();
+    let through = ["--admin", &admin, "--admin-token-file", &token];
+    for at in [&direct, &through] {
+        let list = ["keys", "list", "--state", "unknown", "--json"];
+        let listed: Value = serde_json::from_str(&ok(&[&list[..], at].concat())).unwrap();
+        let keys = listed["keys"].as_array().unwrap();
+        assert_eq!(keys.len(), 1, "{listed}");
+        let described = &keys[0]["described"];
+        assert_eq!((&described["key"], &described["method"]), (&"unknown".into(), &"POST".into()));
+        assert!(!listed.to_string().contains("Bearer a"), "{listed}");
+    }
     let resolve = ["resolve", "unknown", "--outcome", "happened", "--status", "202"];
     let audit = folder.path().join("audit.jsonl");
     let why = ["--reason", "the service has it", "--audit-file", audit.to_str().unwrap()];

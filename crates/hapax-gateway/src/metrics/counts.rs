@@ -14,7 +14,7 @@ use hapax_http::classify::Class;
 use hapax_http::problem::Code;
 use hapax_http::server::{Event, Observer, Recorded};
 
-use super::{Metrics, add, head, millis};
+use super::{Histogram, Metrics, TOOK_MS, add, head, millis};
 
 /// The most names that are told apart.
 const MOST_ROUTES: usize = 1_000;
@@ -27,6 +27,7 @@ const RECORDED: [(Recorded, &str); 3] =
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     executed: [[AtomicU64; 3]; 3],
+    took: Histogram<{ TOOK_MS.len() }>,
     retried: AtomicU64,
     replayed: AtomicU64,
     refused: [AtomicU64; Code::ALL.len()],
@@ -209,7 +210,17 @@ impl ByRoute {
             Would::ALL.iter().zip(&it.would).map(count).collect()
         })?;
         let help = "Requests on observed routes that protection would have refused.";
-        family("hapax_would_refuse_total", help, &|it| by_code(&it.would_refuse))
+        family("hapax_would_refuse_total", help, &|it| by_code(&it.would_refuse))?;
+        let name = "hapax_execution_seconds";
+        head(out, name, "histogram", "How long executions take.")?;
+        for (route, counts) in &*all {
+            if route.is_empty() {
+                counts.took.write(out, name, "", &TOOK_MS, 1000)?;
+            } else if !counts.took.is_empty() {
+                counts.took.write(out, name, &label(route), &TOOK_MS, 1000)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -251,11 +262,16 @@ fn write_one(out: &mut String, name: &str, route: &str, labels: &str, count: u64
         ("", labels) => writeln!(out, "{name}{{{labels}}} {count}"),
         _ if count == 0 => Ok(()),
         (route, labels) => {
-            let route = route.replace('\\', "\\\\").replace('"', "\\\"");
-            let comma = if labels.is_empty() { "" } else { "," };
-            writeln!(out, "{name}{{route=\"{route}\"{comma}{labels}}} {count}")
+            let (route, comma) = (label(route), if labels.is_empty() { "" } else { "," });
+            writeln!(out, "{name}{{{route}{comma}{labels}}} {count}")
         }
     }
+}
+
+/// Returns the label of a route.
+fn label(route: &str) -> String {
+    let route = route.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("route=\"{route}\"")
 }
 
 /// Counts what happens on a route.
@@ -278,7 +294,7 @@ impl Observer for Seen {
                 if attempt > 1 {
                     add(&counts.retried);
                 }
-                self.metrics.took(took);
+                counts.took.observe(&TOOK_MS, millis(took));
             }
             Event::Replayed { expires_in } => {
                 add(&counts.replayed);
@@ -298,10 +314,6 @@ impl Observer for Seen {
 }
 
 impl Metrics {
-    fn took(&self, took: Duration) {
-        self.took.observe(&super::TOOK_MS, millis(took));
-    }
-
     fn replayed(&self, retention: Duration, left: Duration) {
         let age = retention.saturating_sub(left).as_secs_f64();
         let percent = 100.0 * age / retention.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -320,6 +332,7 @@ mod tests {
         by_route.of("/a\"b").would(Would::Replay);
         by_route.of("pay").reconciled(Verdict::NotFound);
         by_route.of("/a\"b").would_refuse(Code::KeyReused);
+        by_route.of("/a\"b").took.observe(&TOOK_MS, 30);
         let mut text = String::new();
         by_route.write(&mut text).unwrap();
         for line in [
@@ -329,10 +342,15 @@ mod tests {
             "hapax_reconcile_total{route=\"pay\",answer=\"not-found\"} 1",
             "hapax_would_total{route=\"/a\\\"b\",outcome=\"replay\"} 1",
             "hapax_would_refuse_total{route=\"/a\\\"b\",code=\"key-reused\"} 1",
+            "hapax_execution_seconds_bucket{route=\"/a\\\"b\",le=\"0.025\"} 0",
+            "hapax_execution_seconds_bucket{route=\"/a\\\"b\",le=\"0.05\"} 1",
+            "hapax_execution_seconds_count{route=\"/a\\\"b\"} 1",
+            "hapax_execution_seconds_count 0",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }
         assert!(!text.contains("hapax_replays_total{route"), "{text}");
+        assert!(!text.contains("hapax_execution_seconds_count{route=\"pay"), "{text}");
         assert_eq!(by_route.totals()["would"]["refuse"]["key-reused"], 1);
         for route in 0..2 * MOST_ROUTES {
             add(&by_route.of(&format!("/{route}")).replayed);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
 use hapax::{Inspect, Store, StoreError, StoreKey};
 use tokio::time::Instant;
 
@@ -62,7 +62,7 @@ impl Calls {
             ("hapax_store_load_seconds", "How long answered loads take.", &self.load_took),
         ] {
             head(out, name, "histogram", help)?;
-            took.write(out, name, &TOOK_US, 1_000_000)?;
+            took.write(out, name, "", &TOOK_US, 1_000_000)?;
         }
         Ok(())
     }
@@ -176,6 +176,15 @@ impl Inspect for Measured {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.store.page(after, limit)
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        self.store.scan(from, limit, visit)
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
 use hapax::{Inspect, Store, StoreError, StoreKey};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -198,6 +198,18 @@ impl<S: Inspect> Inspect for FaultyStore<S> {
         Box::pin(async move {
             self.enter(&self.rates()).await?;
             self.inner.page(after, limit).await
+        })
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.scan(from, limit, visit).await
         })
     }
 }

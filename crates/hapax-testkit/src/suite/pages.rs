@@ -1,9 +1,10 @@
 //! Rules about paging through a store.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax::store::{Cell, Draft};
+use hapax::store::{Cell, Draft, Place};
 use hapax::{Inspect, StoreKey};
 
 use super::{Bench, Fixture};
@@ -81,6 +82,40 @@ where
     let (key, cell) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
     bench.pass(KEEP).await;
     assert_eq!(page(&bench, None, 10).await, (vec![(key, cell)], false));
+}
+
+/// A walk in steps of any size visits every cell.
+pub async fn a_walk_visits_every_cell<F: Fixture>(fixture: &F)
+where
+    F::Store: Inspect,
+{
+    let bench = Bench::open(fixture).await;
+    let mut all = Vec::new();
+    for _ in 0..60 {
+        all.push(bench.put(bench.draft()).await);
+    }
+    all.sort_by_key(|(key, _)| *key);
+    for limit in [1, 7, 1_000] {
+        let mut found = BTreeMap::new();
+        let mut place = Some(Place::default());
+        let mut steps = 0;
+        while let Some(from) = place {
+            steps += 1;
+            assert!(steps < 10_000, "a walk in steps of {limit} does not end");
+            let mut visit = |key: &StoreKey, cell: &Result<Cell, _>, _| {
+                if let Ok(cell) = cell {
+                    found.insert(*key, cell.clone());
+                }
+            };
+            let limit = NonZeroU32::new(limit).unwrap();
+            place = match bench.store.scan(from.clone(), limit, &mut visit).await {
+                Ok(scanned) => scanned.next,
+                // A store with faults; the step is taken again.
+                Err(_) => Some(from),
+            };
+        }
+        assert!(found.into_iter().eq(all.iter().cloned()), "a walk in steps of {limit}");
+    }
 }
 
 async fn page<F: Fixture>(
