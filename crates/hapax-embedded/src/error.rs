@@ -43,7 +43,10 @@ pub enum OpenError {
     },
     /// The database was written under another secret, or under none while one is given, or the
     /// other way round.
-    #[error("the database was written under another secret than was given, or none was")]
+    #[error(
+        "the database was written under another secret than was given, or none was: put its own secret \
+         back; to begin with another, move the database away, and confirm the new one"
+    )]
     OtherSecret,
     /// A format that this build does not know.
     #[error("the database has format {found}; this build reads format {known}")]
@@ -125,6 +128,13 @@ pub enum EmbeddedError {
     /// The disk is full, and the reserve is used up: nothing is recorded until there is room.
     #[error("the disk is full: make room")]
     NoRoom,
+    /// The file is not the one that was used before: new keys are rejected under `block` and
+    /// `reconcile`. See [`EmbeddedStore::expect`](crate::EmbeddedStore::expect).
+    #[error(
+        "the file is another one than was used before, so that what that one held would execute again: \
+         put it back, or accept this one with `hapax store confirm`"
+    )]
+    Replaced,
     /// A write failed, and the database is not open again yet.
     #[error("a write failed and the database is being reopened")]
     Reopening,

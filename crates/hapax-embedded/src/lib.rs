@@ -27,6 +27,8 @@
 //! shows in the log and in [`EmbeddedStats::damaged`] before a request needs it. A file that is
 //! damaged where all of it hangs, or anywhere when a crash makes opening walk it, does not open:
 //! [`OpenError::Damaged`]. [`salvage`] writes what is whole to a new file.
+//! A new file in place of a lost one knows nothing of what that held. A process that remembers the
+//! identity of the file notices it ([`EmbeddedStore::expect`]).
 //! A copy of the file taken while a process has it open is not a backup: close the store, or
 //! snapshot the file system.
 //!

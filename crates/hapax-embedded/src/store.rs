@@ -7,13 +7,14 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Entropy, Inspect, Key, KeyRing, Scope, Sealer, Secret, Store, StoreError, StoreKey, Timestamp,
+    Entropy, Inspect, Key, KeyRing, OnUnknown, Scope, Sealer, Secret, Store, StoreError, StoreKey,
+    Timestamp,
 };
 
 use crate::backing::{Backing, FileBacking, sync_directory};
@@ -53,6 +54,8 @@ pub struct EmbeddedStore {
     path: PathBuf,
     /// When it was made.
     made: u64,
+    /// It is not the database that was expected, and no operator confirmed it.
+    replaced: AtomicBool,
 }
 
 /// What a store did since it was opened, and what it holds up.
@@ -125,6 +128,47 @@ impl EmbeddedStore {
     #[must_use]
     pub fn identity(&self) -> String {
         self.made.to_string()
+    }
+
+    /// Compares the [`identity`](Self::identity) with `known`, that of the database that was used
+    /// before. If it is another one, what that one held would execute again: new keys are then
+    /// rejected under `block` and `reconcile` ([`EmbeddedError::Replaced`]), with an error in the log,
+    /// until [`confirm`](Self::confirm). Returns whether it is the same.
+    ///
+    /// Call it before the first claim. A file cannot be emptied while it is open: the store goes on
+    /// with the one that it opened, and opens none in its place that is empty.
+    pub fn expect(&self, known: &str) -> bool {
+        let same = known == self.identity();
+        if !same && !self.replaced.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                path = %self.path.display(),
+                "the file is another one than was used before: what that one held executes again under \
+                 reexecute; under block and reconcile new keys are rejected until an operator runs \
+                 `hapax store confirm`"
+            );
+        }
+        same
+    }
+
+    /// Returns whether the file is another one than was [expected](Self::expect), and no operator
+    /// confirmed it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Accepts the file as it is: what the one before held may execute again. This holds for this
+    /// process; later ones [expect](Self::expect) the identity of this file.
+    pub fn confirm(&self) {
+        self.replaced.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether a swap needs the file to be the expected one: a new key that must not execute
+    /// twice.
+    fn rejects(&self, swap: &Swap) -> bool {
+        swap.expected.is_none()
+            && swap.draft.record.terms.on_unknown != OnUnknown::Reexecute
+            && self.is_replaced()
     }
 
     /// Where the database is.
@@ -252,6 +296,7 @@ impl EmbeddedStore {
             lock,
             path: options.path.clone(),
             made: adopted.made,
+            replaced: AtomicBool::new(false),
         };
         let mut readers = (0..READERS)
             .map(|_| store.spawn("hapax-embedded-read", |shared| reader::run(&shared)))
@@ -348,6 +393,15 @@ impl fmt::Debug for EmbeddedStore {
 impl Store for EmbeddedStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
+            if self.rejects(&swap) {
+                // A record that is there is answered from. One that is written meanwhile by another
+                // claim is not seen, and this one is rejected: nothing executes.
+                let seen = self.load(&swap.key).await?;
+                return match seen.cell {
+                    Some(_) => Ok(Swapped::Conflict(seen)),
+                    None => Err(StoreError::unavailable(EmbeddedError::Replaced)),
+                };
+            }
             let Swap { key, expected, tag, draft } = swap;
             // Here and not on the writer's thread: sealing goes on for many at once.
             let sealed = self

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, Sealer, State, StoreError, StoreKey, Tag, Timestamp};
+use hapax::{FencingToken, OnUnknown, Sealer, State, StoreError, StoreKey, Tag, Timestamp};
 use tokio_postgres::Row;
 
 /// A swap, its record sealed.
@@ -21,6 +21,10 @@ pub(crate) struct Write {
     /// After how long a sweep may look at a row that is kept for ever.
     pub(crate) hint: i64,
     pub(crate) next_fence: bool,
+    /// Whether it is for a new key.
+    pub(crate) is_new: bool,
+    /// Whether it needs the tables to be those that are expected: a new key that must not run twice.
+    pub(crate) strict: bool,
 }
 
 impl Write {
@@ -38,6 +42,8 @@ impl Write {
             grace: micros(terms.lease),
             hint: micros(terms.retention.saturating_add(terms.lease)),
             next_fence: draft.stamp == Stamp::NextFence,
+            is_new: expected.is_none(),
+            strict: expected.is_none() && terms.on_unknown != OnUnknown::Reexecute,
         }
     }
 

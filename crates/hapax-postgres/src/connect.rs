@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::error::ConnectError;
+use crate::identity::recognise;
 use crate::link::{Link, Setup};
 use crate::look;
 use crate::schema::{self, VERSION};
@@ -40,6 +41,7 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
         }
         let purpose = if options.migrate { Purpose::Write } else { Purpose::Look };
         let entered = agree(link.client(), setup, purpose).await?;
+        recognise(link.client(), setup, purpose).await?;
         link.prepare(setup).await?;
         let made = look::made(link.client(), options).await?;
         Ok((entered, made))

@@ -69,7 +69,10 @@ pub enum ConnectError {
     /// Other processes write under another secret, or under none while one is given here, or the
     /// other way round: their keys would be other keys, and nothing would protect one from the
     /// other.
-    #[error("the database is used with another secret than was given, or none was")]
+    #[error(
+        "the database is used with another secret than was given, or none was: give the secret of the \
+         other processes; to begin with another, empty hapax_secrets and hapax_cells, and confirm that"
+    )]
     OtherSecret,
     /// A query failed while the server was looked at.
     #[error("the server cannot be looked at: {0}")]
@@ -86,7 +89,8 @@ impl ConnectError {
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         match self {
-            Self::TimedOut => true,
+            // A standby may be on its way, like a server.
+            Self::TimedOut | Self::Unconfirmed => true,
             Self::Connect(error) | Self::Query(error) | Self::Migration(error) => is_away(error),
             _ => false,
         }
@@ -145,6 +149,13 @@ pub enum PostgresError {
     /// The store was closed, or its runtime is shutting down.
     #[error("the store is closed")]
     Closed,
+    /// The tables are not those that were used before: new keys are rejected under `block` and
+    /// `reconcile`. See [`PostgresStore::confirm`](crate::PostgresStore::confirm).
+    #[error(
+        "the store was emptied or replaced since it was last used, so that what it held would execute \
+         again: `hapax store confirm` accepts that"
+    )]
+    Replaced,
     /// The server did not answer in time.
     #[error("the database gave no answer in time")]
     TimedOut,

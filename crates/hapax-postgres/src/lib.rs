@@ -62,7 +62,7 @@
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
 //! refused ([`ConnectError::OtherSecret`]), on every connection that is made. The secret that seals
 //! can be replaced ([`Options::key_ring`]), the one that names cannot; to begin with another, empty
-//! `hapax_secrets` and `hapax_cells`.
+//! `hapax_secrets` and `hapax_cells`, and confirm that.
 //!
 //! # Failover
 //! With `synchronous_standby_names` set, what was acknowledged is on a standby, and survives its
@@ -86,6 +86,13 @@
 //!   own before a standby has them on disk. The store's transactions and [`PgTransactions`] use `on`;
 //!   a caller's own with [`Transactional`](hapax::Transactional) do not.
 //!
+//! # Emptied tables
+//! The tables have an identity of their own. When they are truncated, dropped or replaced by others,
+//! what they held would execute again: new keys are rejected then under `block` and `reconcile`
+//! ([`PostgresError::Replaced`]), with an error in the log under `reexecute`, until
+//! [`PostgresStore::confirm`] says that it was meant. Without [`Options::identity`] that is noticed by
+//! processes that had the tables open. `DELETE` is not noticed: purging deletes as well.
+//!
 //! # The clock
 //! Leases, retention and fences go by the server's clock. A step forward lapses leases and ends
 //! retentions early. A step back makes both last longer, and fences of a key grow regardless; only
@@ -107,6 +114,7 @@ mod connect;
 mod diagnose;
 mod error;
 mod hosts;
+mod identity;
 mod link;
 mod listen;
 mod look;

@@ -47,6 +47,7 @@ use tokio_postgres::{Client, Config, Error, Row, Statement};
 
 use crate::error::{ConnectError, Failure};
 use crate::hosts::Hosts;
+use crate::identity::{Known, recognise};
 use crate::look;
 use crate::options::Options;
 use crate::secret::{Purpose, agree};
@@ -71,6 +72,7 @@ pub(crate) struct Setup {
     /// Everybody was found to use our secret.
     pub(crate) agreed: AtomicBool,
     pub(crate) hosts: Arc<Hosts>,
+    pub(crate) known: Known,
     /// Replies lost so far to transactions that may have been committed.
     doubts: AtomicU64,
 }
@@ -120,6 +122,7 @@ impl Setup {
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
         let hosts = Arc::new(Hosts::of(&options.config));
+        let known = Known::new(options.identity.clone());
         let unconfirmed = format!("current_setting('{CONFIRMED}', true) IS DISTINCT FROM 'yes'");
         Self {
             options,
@@ -130,6 +133,7 @@ impl Setup {
             confirm: confirm("true"),
             agreed: AtomicBool::default(),
             hosts,
+            known,
             doubts: AtomicU64::default(),
         }
     }
@@ -180,6 +184,7 @@ impl Link {
         let mut link = Self::reach(setup).await?;
         let opened = async {
             agree(&link.client, setup, purpose).await?;
+            recognise(&link.client, setup, purpose).await?;
             link.prepare(setup).await
         };
         timeout(setup.answer, opened).await.unwrap_or(Err(ConnectError::TimedOut))?;

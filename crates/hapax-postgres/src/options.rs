@@ -34,6 +34,7 @@ pub struct Options {
     pub(crate) migrate: bool,
     pub(crate) allow_forgetting: bool,
     pub(crate) listen: bool,
+    pub(crate) identity: Option<String>,
 }
 
 impl Options {
@@ -56,6 +57,7 @@ impl Options {
             migrate: true,
             allow_forgetting: false,
             listen: false,
+            identity: None,
         }
     }
 
@@ -164,6 +166,16 @@ impl Options {
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.listen = listen;
+        self
+    }
+
+    /// The identity that the tables are known to have: [`PostgresStore::known_identity`] of an earlier
+    /// process. With it, tables that were emptied while no process had them open are noticed.
+    ///
+    /// [`PostgresStore::known_identity`]: crate::PostgresStore::known_identity
+    #[must_use]
+    pub fn identity(mut self, known: impl Into<String>) -> Self {
+        self.identity = Some(known.into());
         self
     }
 

@@ -55,7 +55,7 @@ pub(crate) async fn agree(
     client.batch_execute(&begin).await.map_err(ConnectError::Query)?;
     let enter = format!(
         "WITH entered AS (
-            INSERT INTO {secrets} (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM {secrets})
+            INSERT INTO {secrets} (name, identity) SELECT $1, gen_random_uuid()::text WHERE NOT EXISTS (SELECT FROM {secrets})
             RETURNING 1
         )
         SELECT EXISTS (SELECT FROM entered), EXISTS (SELECT FROM {secrets} WHERE name = $1)"

@@ -13,6 +13,8 @@ const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 pub(crate) enum Verb {
     /// Swaps of distinct keys.
     Swap,
+    /// The same where the tables have the identity that is expected; else nothing, and no rows.
+    SwapKnown,
     /// What some cells hold.
     Load,
     /// Cells in order of key.
@@ -21,7 +23,8 @@ pub(crate) enum Verb {
     Reap,
 }
 
-pub(crate) const VERBS: [Verb; 4] = [Verb::Swap, Verb::Load, Verb::Page, Verb::Reap];
+pub(crate) const VERBS: [Verb; 5] =
+    [Verb::Swap, Verb::SwapKnown, Verb::Load, Verb::Page, Verb::Reap];
 
 /// The statements, for one schema.
 #[derive(Debug)]
@@ -51,8 +54,10 @@ pub(crate) const NOT_MARKED: &str = "22012";
 impl Statements {
     pub(crate) fn new(schema: Option<&str>, allow_forgetting: bool) -> Self {
         let cells = qualified(schema, "hapax_cells");
+        let secrets = qualified(schema, "hapax_secrets");
         let texts = VERBS.map(|verb| match verb {
             Verb::Swap => call(&qualified(schema, "hapax_swap_1"), types(verb).len()),
+            Verb::SwapKnown => swap_known(&qualified(schema, "hapax_swap_1"), &secrets),
             Verb::Load => load(&cells),
             Verb::Page => page(&cells),
             Verb::Reap => reap(&cells),
@@ -79,7 +84,8 @@ pub(crate) fn qualified(schema: Option<&str>, name: &str) -> String {
 /// Types of a statement's parameters.
 pub(crate) const fn types(verb: Verb) -> &'static [Type] {
     match verb {
-        Verb::Swap => &SWAP_TYPES,
+        Verb::Swap => SWAP_KNOWN_TYPES.split_at(11).0,
+        Verb::SwapKnown => &SWAP_KNOWN_TYPES,
         Verb::Load => &[Type::BYTEA_ARRAY],
         Verb::Page => &[Type::BYTEA, Type::INT8],
         Verb::Reap => &[Type::INT8],
@@ -87,8 +93,8 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
 }
 
 /// key, tag, state, sealed, lease, keep, grace, hint, expected, whether a new fence is issued; and
-/// whether to wait for locks
-const SWAP_TYPES: [Type; 11] = [
+/// whether to wait for locks; and the identity of the tables
+const SWAP_KNOWN_TYPES: [Type; 12] = [
     Type::BYTEA_ARRAY,
     Type::BYTEA_ARRAY,
     Type::TEXT_ARRAY,
@@ -100,10 +106,11 @@ const SWAP_TYPES: [Type; 11] = [
     Type::BYTEA_ARRAY,
     Type::BOOL_ARRAY,
     Type::BOOL,
+    Type::TEXT,
 ];
 
-/// The same without the last.
-pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_TYPES.split_at(10).0;
+/// The same without the last two.
+pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_KNOWN_TYPES.split_at(10).0;
 
 // Swap, load and page answer with: now, whether it was written by this statement, key, and what is
 // there: tag, fence, lease_until, keep_until, state, sealed; all of these null where nothing is
@@ -112,6 +119,15 @@ pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_TYPES.split_at(10).0;
 fn call(function: &str, parameters: usize) -> String {
     let parameters: Vec<_> = (1..=parameters).map(|number| format!("${number}")).collect();
     format!("SELECT * FROM {function}({})", parameters.join(", "))
+}
+
+fn swap_known(function: &str, secrets: &str) -> String {
+    // The function is called for each row of what it takes an argument from: not at all without one.
+    format!(
+        "SELECT s.* FROM (SELECT identity IS NOT NULL AS known FROM {secrets} \
+         WHERE identity = $12 LIMIT 1) it, \
+         LATERAL {function}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND it.known) s"
+    )
 }
 
 fn swap_marked(function: &str, allow_forgetting: bool) -> String {

@@ -15,11 +15,13 @@ use tokio_postgres::Row;
 use crate::cell::{Said, Write};
 use crate::connect::{self, Prepared};
 use crate::error::{ConnectError, PostgresError};
+use crate::identity;
 use crate::link::{Link, Setup};
 use crate::listen::Listener;
 use crate::options::Options;
 use crate::queue::{Item, Queue, Share, Ticket};
 use crate::reader;
+use crate::secret::Purpose;
 use crate::shared::{LoadJob, Shared, SwapJob};
 use crate::sql::Verb;
 use crate::upkeep::Upkeep;
@@ -98,6 +100,32 @@ impl PostgresStore {
     #[must_use]
     pub fn identity(&self) -> String {
         self.made.to_string()
+    }
+
+    /// The identity of the tables that this store claims in, for [`Options::identity`] of later
+    /// processes; `None` before the first write.
+    #[must_use]
+    pub fn known_identity(&self) -> Option<String> {
+        self.shared.setup.known.expected()
+    }
+
+    /// Whether the tables were emptied or replaced, and no operator confirmed it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.shared.setup.known.is_replaced()
+    }
+
+    /// Accepts the tables as they are, for every process that uses them: what was in those before may
+    /// execute again.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing is confirmed, or nobody knows.
+    pub async fn confirm(&self) -> Result<(), ConnectError> {
+        let setup = &self.shared.setup;
+        let link = Link::open(setup, Purpose::Write).await?;
+        let confirmed = timeout(setup.answer, identity::confirm(link.client(), setup)).await;
+        link.close().await;
+        confirmed.unwrap_or(Err(ConnectError::TimedOut))
     }
 
     /// The secret that names keys: give it to the engine.
@@ -227,6 +255,11 @@ impl fmt::Debug for PostgresStore {
     }
 }
 
+fn is_replaced(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else { return false };
+    matches!(source.downcast_ref(), Some(PostgresError::Replaced))
+}
+
 // Cancellation: each method queues a job and awaits the answer. Dropped before the first, nothing
 // happened; dropped after it, the job is withdrawn, unless a task has sent it, which then does the
 // whole of it and drops the answer.
@@ -240,7 +273,14 @@ impl Store for PostgresStore {
             let lane = self.shared.lane(&key);
             let deadline = Instant::now() + self.shared.setup.answer;
             let job = |ticket, reply| SwapJob { write, ticket, deadline, reply };
-            self.ask(lane, share, job).await?.open(&key, &self.sealer)
+            match self.ask(lane, share, job).await {
+                // A record that is there is answered from.
+                Err(error) if is_replaced(&error) => {
+                    let seen = self.load(&key).await?;
+                    if seen.cell.is_some() { Ok(Swapped::Conflict(seen)) } else { Err(error) }
+                }
+                answer => answer?.open(&key, &self.sealer),
+            }
         })
     }
 

@@ -22,6 +22,7 @@ use tokio_postgres::Row;
 
 use crate::cell::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
+use crate::identity::recognise;
 use crate::link::{Call, Link, Parameter, Setup};
 use crate::queue::Queue;
 use crate::secret::Purpose;
@@ -140,12 +141,27 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
     };
     let mut parameters = columns.parameters();
     parameters.push(&patient);
-    let call = Call { verb: Verb::Swap, parameters };
+    // What may execute again compares as well until that is known, so that it is in the log.
+    let unaware = !shared.setup.known.is_replaced();
+    let compares = jobs.iter().any(|job| job.write.strict || (job.write.is_new && unaware));
+    let known = compares.then(|| shared.setup.known.expected()).flatten();
+    let verb = match &known {
+        Some(known) => {
+            parameters.push(known);
+            Verb::SwapKnown
+        }
+        None => Verb::Swap,
+    };
+    let call = Call { verb, parameters };
     let sent = link.transact(&shared.setup, &begin, call);
     count(&shared.counters.batches, 1);
     // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
     let outcome = timeout(shared.setup.answer, sent).await;
     let failure = match outcome {
+        // Without the identity that was expected nothing was written.
+        Ok(Ok(rows)) if rows.is_empty() && known.is_some() => {
+            return replaced(shared, way, link, jobs).await;
+        }
         Ok(Ok(rows)) => match said(&rows) {
             Some(said) => {
                 settle(shared, way, jobs, said);
@@ -165,6 +181,24 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
     }
     fail(shared, jobs, &failure);
     good
+}
+
+/// Rejects what needs the tables that were expected, unless an operator confirmed those that are
+/// there; the others are sent again. Whether the connection is still good.
+async fn replaced(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
+    let looking = recognise(link.client(), &shared.setup, Purpose::Look);
+    let recognised = timeout(shared.setup.answer, looking).await;
+    let accepted = matches!(recognised, Ok(Ok(true)));
+    // In the order in which they came.
+    for job in jobs.into_iter().rev() {
+        if accepted || !job.write.strict {
+            job.ticket.wait_again();
+            shared.queue_of(way, &job).put_back(job);
+        } else {
+            job.reply.send(Err(StoreError::unavailable(PostgresError::Replaced))).ok();
+        }
+    }
+    matches!(recognised, Ok(Ok(_)))
 }
 
 /// A lock is waited for no longer than half of the time, and so that the caller still hears of it.

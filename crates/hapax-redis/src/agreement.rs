@@ -30,7 +30,7 @@ impl Agreement {
     pub(crate) async fn check(&self, connection: &mut Connection) -> Result<bool, ConnectError> {
         let make: &[u8] = if self.make { b"1" } else { b"0" };
         // By its text: it is asked once for each connection.
-        let asked = self.script.by_text(&self.place, &[self.name.as_bytes(), make]);
+        let asked = self.script.by_text(&[&self.place], &[self.name.as_bytes(), make]);
         match connection.query(&asked).await {
             Ok(Value::Int(found @ (1 | 2))) => Ok(found == 2),
             // What is there is not ours to overwrite.

@@ -51,6 +51,13 @@ pub(crate) fn swapped(
     }
 }
 
+/// Whether `swap.lua` answers that the store has another identity than is expected.
+pub(crate) fn is_replaced(tag: Tag, value: &Value) -> bool {
+    let Value::Array(answer) = value else { return false };
+    let [kind, asked] = &answer[..] else { return false };
+    bytes(kind) == Some(b"R") && bytes(asked) == Some(&tag.as_bytes()[..])
+}
+
 /// Reads the answer of `load.lua` for this key, which has that name on the server.
 pub(crate) fn loaded(
     (key, name): (&StoreKey, &str),

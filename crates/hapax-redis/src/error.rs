@@ -40,7 +40,10 @@ pub enum ConnectError {
     /// Other processes write under another secret, or under none while one is given here, or the
     /// other way round: their keys would be other keys, and nothing would protect one from the
     /// other.
-    #[error("the server is used with another secret than was given, or none was")]
+    #[error(
+        "the server is used with another secret than was given, or none was: give the secret of the \
+         other processes; to begin with another, empty the store, and confirm that"
+    )]
     OtherSecret,
 }
 
@@ -98,6 +101,13 @@ pub enum RedisStoreError {
     /// A new key, in a store that was opened to look ([`Options::make`](crate::Options::make)).
     #[error("the store was opened to look: it claims no new keys")]
     OnlyLooks,
+    /// The store is not the one that was used before: new keys are rejected under `block` and
+    /// `reconcile`. See [`RedisStore::confirm`](crate::RedisStore::confirm).
+    #[error(
+        "the store was emptied or replaced since it was last used, so that what it held would execute \
+         again: `hapax store confirm` accepts that"
+    )]
+    Replaced,
     /// The key holds something that no store of ours wrote.
     #[error("the key holds something that is no cell")]
     NoCell,
@@ -119,6 +129,14 @@ impl Failure {
     pub(crate) fn is_unknown_script(&self) -> bool {
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
         matches!(self, Self::Nothing(RedisStoreError::Redis(error)) if error.kind() == unknown)
+    }
+
+    /// Of a request after which nothing else was sent, and which changes nothing.
+    pub(crate) fn did_nothing(self) -> Self {
+        match self {
+            Self::Unknown(source) => Self::Nothing(source),
+            other => other,
+        }
     }
 
     /// For a swap.

@@ -75,9 +75,15 @@
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
 //! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
 //! ([`Options::key_ring`]), the one that names cannot; to begin with another, delete
-//! `hapax:secret` and every record.
+//! `hapax:secret`, `hapax:identity` and every record.
 //!
-//! Whether that is still so is looked at on each new connection, and every thirty time-outs (a
+//! A store has an identity (`hapax:identity`), which goes with its records when the server is emptied.
+//! Processes that used the store, or remember it ([`Options::identity`]), then claim no new key under
+//! `block` or `reconcile` ([`RedisStoreError::Replaced`]) until [`RedisStore::confirm`] says that it
+//! was meant; under `reexecute` the log has an error. A claim compares the identity in its own script,
+//! but in a cluster only when the store is opened.
+//!
+//! Whether the secret is still the same is looked at on each new connection, and every thirty time-outs (a
 //! minute by default). Within such a time others may have emptied the server and begun with another
 //! secret, unnoticed. Whoever only looks ([`Options::make`]) does not choose the secret for others.
 //!
@@ -123,6 +129,7 @@ mod diagnose;
 mod door;
 mod error;
 mod facts;
+mod identity;
 mod keeper;
 mod link;
 mod names;

@@ -24,6 +24,7 @@ pub(crate) struct Link {
     timeout: Duration,
     keeper: AbortHandle,
     connections: Arc<AtomicU64>,
+    one: bool,
 }
 
 #[derive(Clone)]
@@ -110,9 +111,10 @@ impl Link {
         let timeout = keeper.options.timeout;
         let connections = Arc::clone(&keeper.made);
         let wire = Arc::new(keeper.connect(false).await?);
+        let one = wire.connection.is_one();
         let (state, receiver) = watch::channel(State::Up(Arc::clone(&wire)));
         let keeper = tokio::spawn(keeper.keep(wire, state)).abort_handle();
-        Ok(Self { state: receiver, timeout, keeper, connections })
+        Ok(Self { state: receiver, timeout, keeper, connections, one })
     }
 
     /// Sends a command and waits for its answer. Dropped before the answer, the command may still
@@ -158,6 +160,11 @@ impl Link {
         };
         let waited = timeout(patience, waiting).await;
         waited.unwrap_or(Err(RedisStoreError::Connecting(patience))).map_err(Failure::Nothing)
+    }
+
+    /// Whether it leads to one server, and not to a cluster.
+    pub(crate) const fn is_one(&self) -> bool {
+        self.one
     }
 
     /// Connections made so far.

@@ -22,6 +22,11 @@ impl Names {
         format!("{}secret", self.0)
     }
 
+    /// Where the identity of the store is. No cell's either.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}identity", self.0)
+    }
+
     /// What has such a name; `None` for a name that is not ours.
     pub(crate) fn key(&self, name: &[u8]) -> Option<StoreKey> {
         let digits = name.strip_prefix(self.0.as_bytes())?;

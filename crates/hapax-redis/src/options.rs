@@ -38,6 +38,7 @@ pub struct Options {
     pub(crate) timeout: Duration,
     pub(crate) allow_eviction: bool,
     pub(crate) make: bool,
+    pub(crate) identity: Option<String>,
     pub(crate) queue_items: usize,
     pub(crate) queue_bytes: usize,
     #[cfg(feature = "tls")]
@@ -56,6 +57,16 @@ impl Options {
     /// The longest prefix, in bytes.
     pub const MAX_PREFIX: usize = 64;
 
+    /// The identity that the store is known to have: [`RedisStore::known_identity`] of an earlier
+    /// process. With it, a store that was emptied while no process used it is noticed.
+    ///
+    /// [`RedisStore::known_identity`]: crate::RedisStore::known_identity
+    #[must_use]
+    pub fn identity(mut self, known: impl Into<String>) -> Self {
+        self.identity = Some(known.into());
+        self
+    }
+
     /// The store at `url`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
@@ -67,6 +78,7 @@ impl Options {
             timeout: Duration::from_secs(2),
             allow_eviction: false,
             make: true,
+            identity: None,
             queue_items: 4096,
             queue_bytes: 64 << 20,
             #[cfg(feature = "tls")]

@@ -10,13 +10,16 @@ use futures_util::future::join_all;
 use hapax::store::{
     BoxFuture, Cell, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
 };
-use hapax::{Entropy, Inspect, Notify, Sealer, Secret, State, Store, StoreError, StoreKey};
+use hapax::{
+    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, State, Store, StoreError, StoreKey, Tag,
+};
 use redis::Value;
 
 use crate::agreement::Agreement;
 use crate::cell::{self, Answer, micros};
 use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
+use crate::identity::{Known, identity};
 use crate::keeper::Keeper;
 use crate::link::Link;
 use crate::names::Names;
@@ -38,6 +41,8 @@ pub struct RedisStore {
     door: Door,
     swap: Lua,
     load: Lua,
+    identity: Lua,
+    known: Known,
     counters: Counters,
     /// Whether new keys may be claimed.
     make: bool,
@@ -107,10 +112,11 @@ impl RedisStore {
         let entropy = Arc::clone(&options.entropy);
         let door = Door::new(options.queue_items, options.queue_bytes);
         let secret = options.naming_secret().cloned();
+        let known = Known::new(options.identity.clone());
         let (make, agreement) = (options.make, Some(Agreement::new(&options, &names)));
         let link = Link::open(Keeper::new(target, options, names.clone(), &watches, agreement));
         let link = link.await?;
-        let (swap, load) = (Lua::swap(), Lua::load());
+        let (swap, load, identity) = (Lua::swap(), Lua::load(), Lua::identity());
         let counters = Counters::default();
         let store = Self {
             link,
@@ -122,10 +128,13 @@ impl RedisStore {
             door,
             swap,
             load,
+            identity,
+            known,
             counters,
             make,
         };
         store.probe().await?;
+        store.open_identity().await?;
         Ok(store)
     }
 
@@ -159,7 +168,7 @@ impl RedisStore {
         let nowhere = self.names.name(&NOBODY);
         let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
         for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
-            match self.run(script, &nowhere, arguments).await {
+            match self.run(script, &[&nowhere], arguments).await {
                 Ok(_) | Err(Failure::Foreign) => {}
                 Err(Failure::Nothing(error) | Failure::Unknown(error)) => {
                     return Err(self.refused(error));
@@ -178,12 +187,72 @@ impl RedisStore {
 
     /// Runs a script: by its name, and by its text where the server does not know the name and so
     /// did nothing.
-    async fn run(&self, script: &Lua, name: &str, arguments: &[&[u8]]) -> Result<Value, Failure> {
-        let by_name = self.link.send(&script.by_name(name, arguments)).await;
+    async fn run(
+        &self,
+        script: &Lua,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<Value, Failure> {
+        let by_name = self.link.send(&script.by_name(keys, arguments)).await;
         if !by_name.as_ref().is_err_and(Failure::is_unknown_script) {
             return by_name;
         }
-        self.link.send(&script.by_text(name, arguments)).await
+        self.link.send(&script.by_text(keys, arguments)).await
+    }
+
+    /// Compares the identity of the store with the one that is expected. Returns whether claims may go
+    /// on. `leave` is left where there is none; with `confirm`, an operator confirms what is there.
+    async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, Failure> {
+        let confirm: &[u8] = if confirm { b"1" } else { b"0" };
+        let arguments = [leave.as_bytes(), confirm];
+        match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
+            Value::BulkString(found) => Ok(self.known.recognise(&String::from_utf8_lossy(&found))),
+            _ => Err(Failure::Nothing(RedisStoreError::Unreadable)),
+        }
+    }
+
+    async fn open_identity(&self) -> Result<(), ConnectError> {
+        let new = match self.make && self.known.expected().is_none() {
+            true => self.new_identity(),
+            false => String::new(),
+        };
+        match self.recognise(&new, false).await {
+            Ok(_) | Err(Failure::Foreign) => Ok(()),
+            Err(Failure::Nothing(error) | Failure::Unknown(error)) => Err(self.refused(error)),
+        }
+    }
+
+    /// Empty, and so never left, where there is no randomness.
+    fn new_identity(&self) -> String {
+        let mut random = [0; 16];
+        match self.entropy.fill(&mut random) {
+            Ok(()) => identity(random),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// The identity of the store that this one claims in, for [`Options::identity`] of later
+    /// processes; `None` where it has none yet.
+    #[must_use]
+    pub fn known_identity(&self) -> Option<String> {
+        self.known.expected()
+    }
+
+    /// Whether the store was emptied or replaced, and no operator confirmed it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.known.is_replaced()
+    }
+
+    /// Accepts the store as it is, for every process that uses it: what was in the one before may
+    /// execute again.
+    ///
+    /// # Errors
+    /// [`StoreError`]; it is not confirmed, or nobody knows.
+    pub async fn confirm(&self) -> Result<(), StoreError> {
+        let confirmed = self.recognise(&self.new_identity(), true).await;
+        confirmed.map_err(Failure::of_write)?;
+        Ok(())
     }
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
@@ -201,6 +270,12 @@ impl RedisStore {
         let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };
         let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
         let keep = draft.keep.map(micros).unwrap_or_default();
+        let name = self.names.name(&key);
+        let is_new = expected.is_none();
+        let strict = is_new && draft.record.terms.on_unknown != OnUnknown::Reexecute;
+        // One that may execute again compares as well until that is known, so that it is in the log.
+        let compares = strict || (is_new && !self.known.is_replaced());
+        let known = (compares && self.link.is_one()).then(|| self.known.expected()).flatten();
         let arguments: [&[u8]; 8] = [
             tag.as_bytes(),
             expected.as_ref().map_or(&[], |tag| tag.as_bytes()),
@@ -212,7 +287,21 @@ impl RedisStore {
             flag(draft.record.state != State::InFlight),
             &sealed,
         ];
-        let answer = self.run(&self.swap, &self.names.name(&key), &arguments).await;
+        let answer = match known {
+            Some(known) => match self.swap_known(&name, &arguments, (tag, known)).await {
+                Err(Failure::Nothing(RedisStoreError::Replaced)) if !strict => {
+                    self.run(&self.swap, &[&name], &arguments).await
+                }
+                answer => answer,
+            },
+            // Of a cluster it was compared when the store was opened.
+            None if strict && self.known.is_replaced() => match self.recognise("", false).await {
+                Ok(true) => self.run(&self.swap, &[&name], &arguments).await,
+                Ok(false) => Err(Failure::Nothing(RedisStoreError::Replaced)),
+                Err(error) => Err(error.did_nothing()),
+            },
+            None => self.run(&self.swap, &[&name], &arguments).await,
+        };
         let answer = answer.map_err(Failure::of_write)?;
         cell::swapped((&key, tag), answer, &self.sealer).map_err(|answer| match answer {
             Answer::Damaged(error) => error,
@@ -220,10 +309,33 @@ impl RedisStore {
         })
     }
 
+    /// Swaps where the store has the identity `known`, or one that an operator confirmed.
+    async fn swap_known(
+        &self,
+        name: &str,
+        arguments: &[&[u8]],
+        (tag, known): (Tag, String),
+    ) -> Result<Value, Failure> {
+        let (place, mut known) = (self.names.identity(), known);
+        loop {
+            let arguments = [arguments, &[known.as_bytes()]].concat();
+            let answer = self.run(&self.swap, &[name, &place], &arguments).await?;
+            if !cell::is_replaced(tag, &answer) {
+                return Ok(answer);
+            }
+            // Nothing was written. Anew, if it was confirmed meanwhile.
+            let accepted = self.recognise("", false).await.map_err(Failure::did_nothing)?;
+            match self.known.expected() {
+                Some(confirmed) if accepted && confirmed != known => known = confirmed,
+                _ => return Err(Failure::Nothing(RedisStoreError::Replaced)),
+            }
+        }
+    }
+
     async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
         let _inside = self.door.enter(0, Share::All)?;
         let name = self.names.name(key);
-        let answer = self.run(&self.load, &name, &[]).await;
+        let answer = self.run(&self.load, &[&name], &[]).await;
         cell::loaded((key, &name), answer.map_err(Failure::of_read)?, &self.sealer).map_err(
             |answer| match answer {
                 Answer::Damaged(error) => error,

@@ -16,6 +16,8 @@
 -- ARGV[6]  how long after that it may be removed, in microseconds
 -- ARGV[7]  1 to tell those who wait
 -- ARGV[8]  the sealed record
+-- KEYS[2], ARGV[9]  both or neither: where the identity of the store is, and the one without which no
+--                   new cell is made
 --
 -- Each answer begins with its kind and the tag it was asked with, so that one that went astray on
 -- its way is found out.
@@ -66,6 +68,13 @@ if tag == ARGV[1] then
 end
 if tag ~= ARGV[2] then
   return {'C', ARGV[1], digits(now), tag ~= '' and redis.call('GET', KEYS[1])}
+end
+
+if ARGV[9] and tag == '' then
+  local identity = redis.pcall('GET', KEYS[2])
+  if type(identity) ~= 'string' or string.sub(identity, 1, 32) ~= ARGV[9] then
+    return {'R', ARGV[1]}
+  end
 end
 
 if ARGV[3] == '1' or tag == '' then

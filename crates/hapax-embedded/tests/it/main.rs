@@ -7,6 +7,7 @@
 )]
 
 mod backups;
+mod emptied;
 mod faults;
 mod files;
 mod flips;

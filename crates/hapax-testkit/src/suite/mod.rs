@@ -49,6 +49,7 @@
 
 mod bench;
 mod clocks;
+mod emptied;
 mod pages;
 mod races;
 mod swaps;
@@ -62,6 +63,7 @@ use hapax::{Inspect, Store, StoreKey};
 
 use bench::Bench;
 pub use clocks::*;
+pub use emptied::*;
 pub use pages::*;
 pub use races::*;
 pub use swaps::*;

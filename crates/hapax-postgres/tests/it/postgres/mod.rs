@@ -1,4 +1,5 @@
 mod connecting;
+mod emptied;
 mod faults;
 mod functions;
 mod halves;

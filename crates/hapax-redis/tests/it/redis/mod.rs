@@ -2,6 +2,7 @@
 mod cluster;
 mod connecting;
 mod doctor;
+mod emptied;
 mod faults;
 mod functions;
 mod histories;

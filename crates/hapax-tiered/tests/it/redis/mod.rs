@@ -1,5 +1,6 @@
 //! The cache that processes share.
 
+mod emptied;
 mod postgres;
 
 use std::sync::Arc;

@@ -1,0 +1,120 @@
+//! The identity of the tables: a random text, made with the row of `hapax_secrets`.
+//!
+//! A store that was emptied would execute again what it held. So the tables have an identity, which
+//! goes when they are dropped, when `hapax_secrets` is emptied, and, by a trigger, when `hapax_cells`
+//! is truncated. Whoever had the tables open, or remembers their identity
+//! ([`Options::identity`](crate::Options::identity)), then claims no new key under `block` or
+//! `reconcile` until an operator confirms: [`PostgresStore::confirm`](crate::PostgresStore::confirm)
+//! marks the identity that is there now, and every process accepts one that is marked.
+//!
+//! The claim's own statement compares the identity, and writes nothing if it is another one. It reads
+//! the identity in the transaction that writes: TRUNCATE and DROP wait for that one to end.
+
+use std::sync::{PoisonError, RwLock};
+
+use tokio_postgres::Client;
+
+use crate::error::ConnectError;
+use crate::link::Setup;
+use crate::secret::Purpose;
+use crate::sql::qualified;
+
+/// The identity that claims expect; `None` before one was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Known(RwLock<Identity>);
+
+#[derive(Clone, Debug, Default)]
+struct Identity {
+    expected: Option<String>,
+    /// The tables have another one, or none.
+    replaced: bool,
+}
+
+impl Known {
+    pub(crate) fn new(expected: Option<String>) -> Self {
+        Self(RwLock::new(Identity { expected, replaced: false }))
+    }
+
+    pub(crate) fn expected(&self) -> Option<String> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).expected.clone()
+    }
+
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).replaced
+    }
+
+    fn accept(&self, found: String) {
+        let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *identity = Identity { expected: Some(found), replaced: false };
+    }
+
+    /// Returns whether that is news.
+    fn refuse(&self) -> bool {
+        let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        !std::mem::replace(&mut identity.replaced, true)
+    }
+}
+
+/// Compares the identity of the tables with the one that is expected, and takes it for that one if
+/// none is. Where the tables have none and none is expected, makes one if it may write. Returns
+/// whether claims may go on.
+pub(crate) async fn recognise(
+    client: &Client,
+    setup: &Setup,
+    purpose: Purpose,
+) -> Result<bool, ConnectError> {
+    let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
+    let expected = setup.known.expected();
+    if expected.is_none() && purpose == Purpose::Write {
+        let make = format!(
+            "UPDATE {secrets} SET identity = gen_random_uuid()::text WHERE identity IS NULL"
+        );
+        client.batch_execute(&make).await.map_err(ConnectError::Query)?;
+    }
+    let text = format!("SELECT identity, confirmed FROM {secrets} WHERE identity IS NOT NULL");
+    let rows = client.query_typed(&text, &[]).await.map_err(ConnectError::Query)?;
+    let found = match rows.first() {
+        Some(row) => Some((
+            row.try_get::<_, String>(0).map_err(ConnectError::Query)?,
+            row.try_get::<_, bool>(1).map_err(ConnectError::Query)?,
+        )),
+        None => None,
+    };
+    match (expected, found) {
+        (None, None) => Ok(true),
+        (None, Some((found, _))) => {
+            setup.known.accept(found);
+            Ok(true)
+        }
+        (Some(expected), Some((found, _))) if expected == found => {
+            setup.known.accept(found);
+            Ok(true)
+        }
+        (Some(_), Some((found, true))) => {
+            tracing::warn!("an operator confirmed the store that replaced the one before");
+            setup.known.accept(found);
+            Ok(true)
+        }
+        (Some(_), _) => {
+            if setup.known.refuse() {
+                tracing::error!(
+                    "the tables were emptied or replaced: what they held executes again under \
+                     reexecute; under block and reconcile new keys are rejected until an operator \
+                     runs `hapax store confirm`"
+                );
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// Marks the identity that is there, or a new one, as confirmed by an operator.
+pub(crate) async fn confirm(client: &Client, setup: &Setup) -> Result<(), ConnectError> {
+    let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
+    let mark = format!(
+        "UPDATE {secrets} SET confirmed = true, identity = coalesce(identity, \
+         gen_random_uuid()::text)"
+    );
+    client.batch_execute(&mark).await.map_err(ConnectError::Query)?;
+    recognise(client, setup, Purpose::Look).await.map(drop)
+}

@@ -1,0 +1,90 @@
+//! The identity of a store: a random text beside its records.
+//!
+//! A store that was emptied would execute again what it held. So each store has an identity, which
+//! goes with its records (FLUSHALL). Whoever used the store, or remembers its identity
+//! ([`Options::identity`](crate::Options::identity)), then claims no new key under `block` or
+//! `reconcile` until an operator confirms: [`RedisStore::confirm`](crate::RedisStore::confirm) marks
+//! the identity that is there, and every process accepts one that is marked.
+//!
+//! The script that claims compares the identity, in the same step. In a cluster it cannot, because the
+//! identity is in a slot of its own: there it is compared when the store is opened.
+
+use std::sync::{PoisonError, RwLock};
+
+/// Characters of an identity.
+const LENGTH: usize = 32;
+
+/// The identity that claims expect; `None` before one was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Known(RwLock<Identity>);
+
+#[derive(Debug, Default)]
+struct Identity {
+    expected: Option<String>,
+    /// The store has another one, or none.
+    replaced: bool,
+}
+
+impl Known {
+    pub(crate) fn new(expected: Option<String>) -> Self {
+        Self(RwLock::new(Identity { expected, replaced: false }))
+    }
+
+    pub(crate) fn expected(&self) -> Option<String> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).expected.clone()
+    }
+
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).replaced
+    }
+
+    /// Compares what is there with what is expected, and takes it for that if nothing is. Returns
+    /// whether claims may go on.
+    pub(crate) fn recognise(&self, found: &str) -> bool {
+        let (found, confirmed) = match found.strip_suffix('+') {
+            Some(found) => (found, true),
+            None => (found, false),
+        };
+        let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let ours = match &identity.expected {
+            None => true,
+            Some(expected) => expected == found || (confirmed && !found.is_empty()),
+        };
+        if ours {
+            let expected = (!found.is_empty()).then(|| found.to_owned());
+            *identity = Identity { expected, replaced: false };
+        } else if !std::mem::replace(&mut identity.replaced, true) {
+            tracing::error!(
+                "the store was emptied or replaced: what it held executes again under reexecute; \
+                 under block and reconcile new keys are rejected until an operator runs `hapax store \
+                 confirm`"
+            );
+        }
+        ours
+    }
+}
+
+/// A new identity from 16 random bytes.
+pub(crate) fn identity(random: [u8; LENGTH / 2]) -> String {
+    format!("{:032x}", u128::from_be_bytes(random))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_expected_until_another_one_is_confirmed() {
+        let [first, second] = [1, 2].map(|byte| identity([byte; 16]));
+        let known = Known::new(None);
+        assert!(known.recognise(""));
+        assert!(known.recognise(&first) && known.recognise(&first));
+        for other in ["", "+", &second] {
+            assert!(!known.recognise(other) && known.is_replaced(), "{other}");
+        }
+        assert_eq!(known.expected(), Some(first));
+        assert!(known.recognise(&format!("{second}+")) && !known.is_replaced());
+        assert!(known.recognise(&second));
+        assert_eq!(known.expected(), Some(second));
+    }
+}

@@ -1,0 +1,75 @@
+//! A cache in front of a server that is emptied.
+
+use std::sync::Arc;
+
+use hapax::Secret;
+use hapax_redis::{Options, RedisStore};
+use hapax_testkit::servers::RedisServer;
+use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
+use hapax_tiered::{MemoryCache, Tiered};
+
+/// A store and the one within.
+#[derive(Debug)]
+struct Both {
+    tiered: Tiered<RedisStore>,
+    within: Arc<RedisStore>,
+}
+
+impl hapax::Store for Both {
+    fn swap(
+        &self,
+        swap: hapax::store::Swap,
+    ) -> hapax::store::BoxFuture<'_, Result<hapax::store::Swapped, hapax::StoreError>> {
+        self.tiered.swap(swap)
+    }
+
+    fn load<'a>(
+        &'a self,
+        key: &'a hapax::StoreKey,
+    ) -> hapax::store::BoxFuture<'a, Result<hapax::store::Snapshot, hapax::StoreError>> {
+        self.tiered.load(key)
+    }
+
+    fn reap(
+        &self,
+        limit: std::num::NonZeroU32,
+    ) -> hapax::store::BoxFuture<'_, Result<hapax::store::Reaped, hapax::StoreError>> {
+        self.tiered.reap(limit)
+    }
+}
+
+struct Emptied(RedisServer);
+
+impl EmptiedFixture for Emptied {
+    type Store = Both;
+
+    async fn open(&self, known: Option<String>) -> Arc<Both> {
+        let options = Options::new(format!("redis://127.0.0.1:{}", self.0.port()));
+        let options = known.into_iter().fold(options, Options::identity);
+        let within = Arc::new(RedisStore::connect(options).await.unwrap());
+        let options = hapax_tiered::Options::default().secret(&Secret::new([3; 32]));
+        let cache = Arc::new(MemoryCache::default());
+        Arc::new(Both { tiered: Tiered::with(Arc::clone(&within), cache, options), within })
+    }
+
+    fn known(&self, store: &Both) -> Option<String> {
+        store.within.known_identity()
+    }
+
+    fn is_replaced(&self, store: &Both) -> bool {
+        store.within.is_replaced()
+    }
+
+    async fn empty(&self, _: u32) {
+        self.0.command("FLUSHALL").await;
+    }
+
+    async fn confirm(&self, store: &Both) {
+        store.within.confirm().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn emptied_stores_behind_a_cache_execute_nothing_again_before_an_operator_confirms() {
+    emptied_rules(&Emptied(RedisServer::start().await)).await;
+}
