@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
 use hapax_embedded::OpenError;
-use hapax_gateway::{Opening, StoreOpenError, StoreUrl};
+use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
     Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
 };
@@ -21,7 +21,8 @@ use indicatif::ProgressBar;
 
 use crate::exit::Failure;
 pub(crate) use args::KeysArgs;
-use args::{KeysCommand, Outcome, Place, Target, Where};
+pub(crate) use args::Where;
+use args::{KeysCommand, Outcome, Place, Target};
 use gateway::Remote;
 use render::{Decided, Purged};
 
@@ -100,13 +101,33 @@ enum Records {
     There(Remote),
 }
 
-impl Records {
-    async fn find(at: &Where) -> Result<Self, Failure> {
-        let place = at.place()?;
+/// A store that is open here, or the gateway that has it open.
+enum Reached {
+    Here(Opened),
+    There(Remote),
+}
+
+/// Accepts the store as it is. Returns whether it had been emptied or replaced.
+pub(crate) async fn confirm(at: &Where) -> Result<bool, Failure> {
+    match Reached::find(&at.place()?, true).await? {
+        Reached::Here(opened) => {
+            let replaced = opened.is_replaced();
+            let confirmed = opened.confirm().await;
+            opened.close().await;
+            confirmed.map(|()| replaced).map_err(Failure::unavailable)
+        }
+        Reached::There(remote) => remote.confirm().await,
+    }
+}
+
+impl Reached {
+    /// Opens the store, or finds the gateway that has it open. With `make`, what is missing on a server
+    /// is made.
+    async fn find(place: &Place, make: bool) -> Result<Self, Failure> {
         if let Some(admin) = place.admin {
             return Ok(Self::There(Remote::new(admin, place.token()?)));
         }
-        let Place { store, secret_file, audit_file, .. } = place.clone();
+        let Place { store, secret_file, .. } = place.clone();
         match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
@@ -115,23 +136,18 @@ impl Records {
             }
             // To look at a store is no reason to make one.
             StoreUrl::File(path) if !path.exists() => {
-                let none = format!("there is no store at {}", path.display());
+                let none = match make {
+                    true => ": start the gateway, which makes one, and confirm that",
+                    false => "",
+                };
+                let none = format!("there is no store at {}{none}", path.display());
                 return Err(Failure::unavailable(none));
             }
             _ => {}
         }
-        let opening =
-            Opening { secret_file, timeout: PATIENCE, make: false, ..Opening::new(store) };
+        let opening = Opening { secret_file, timeout: PATIENCE, make, ..Opening::new(store) };
         match opening.open().await {
-            Ok(opened) => {
-                let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-                let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);
-                if let Some(secret) = opened.secret.clone() {
-                    engine = engine.secret(secret);
-                }
-                let audit = Audit::new(audit_file, who::process());
-                Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
-            }
+            Ok(opened) => Ok(Self::Here(opened)),
             Err(StoreOpenError::File {
                 source: OpenError::InUse { admin: Some(admin), .. },
                 ..
@@ -151,6 +167,23 @@ impl Records {
             }
             Err(error) => Err(Failure::unavailable(error)),
         }
+    }
+}
+
+impl Records {
+    async fn find(at: &Where) -> Result<Self, Failure> {
+        let place = at.place()?;
+        let opened = match Reached::find(&place, false).await? {
+            Reached::Here(opened) => opened,
+            Reached::There(remote) => return Ok(Self::There(remote)),
+        };
+        let store = Arc::clone(&opened.store) as Arc<dyn Store>;
+        let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);
+        if let Some(secret) = opened.secret.clone() {
+            engine = engine.secret(secret);
+        }
+        let audit = Audit::new(place.audit_file, who::process());
+        Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
     }
 
     async fn list(&self, list: List) -> Result<Listed, Failure> {

@@ -6,6 +6,7 @@ mod exit;
 mod gateway;
 mod keys;
 mod logging;
+mod store;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ enum Command {
     Gateway(Box<gateway::GatewayArgs>),
     Keys(keys::KeysArgs),
     Doctor(doctor::DoctorArgs),
+    Store(store::StoreArgs),
     /// See it work: a flaky payments service, clients that retry, and four set-ups between them
     Demo(demo::DemoArgs),
 }
@@ -59,6 +61,7 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
         Command::Keys(args) => Box::pin(keys::run(args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
+        Command::Store(args) => Box::pin(store::run(args)).await,
         Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
     }
 }

@@ -9,16 +9,18 @@ mod listener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::Router;
 use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
 use axum::http::StatusCode;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use hapax_operators::Operators;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hapax_operators::{Operators, error};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -34,6 +36,13 @@ const PROBES: [(&str, &str, &str); 3] = [
     ("GET", "/readyz", "whether its store answers and it is not draining"),
     ("GET", "/metrics", "for Prometheus"),
 ];
+
+/// The path of the store as a whole.
+const STORE: (&str, &str, &str) = (
+    "POST",
+    "/api/store/confirm",
+    r#"{"confirm": true}: the store was emptied or replaced on purpose, and new keys may execute"#,
+);
 
 /// State of the admin listener.
 #[derive(Debug)]
@@ -85,7 +94,11 @@ fn before_the_store() -> Router {
 
 /// The routes of a gateway whose store is open.
 fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
-    let guarded = operators.guarded(Router::new().route("/", get(|| async { index() })));
+    let guarded = Router::new()
+        .route("/", get(|| async { index() }))
+        .route(STORE.1, post(confirm))
+        .with_state(Arc::clone(&admin));
+    let guarded = operators.guarded(guarded);
     let probes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -105,7 +118,7 @@ fn secured(mut response: Response) -> Response {
 }
 
 fn index() -> String {
-    let lines = PROBES.iter().chain(Operators::index());
+    let lines = PROBES.iter().chain(Operators::index()).chain([&STORE]);
     lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
         text + &format!("{method:<4} {path:<24} {about}\n")
     })
@@ -121,6 +134,33 @@ impl Admin {
     }
 }
 
+/// The body of a confirmation: an empty request confirms nothing.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Confirm {
+    confirm: bool,
+}
+
+/// Accepts an emptied or replaced store. The answer has whether it was one.
+async fn confirm(
+    State(admin): State<Arc<Admin>>,
+    body: Result<Json<Confirm>, JsonRejection>,
+) -> Response {
+    let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
+    match body {
+        Ok(Json(Confirm { confirm: true })) => {}
+        Ok(Json(Confirm { confirm: false })) => return bad("`confirm` has to be true"),
+        Err(rejected) => return bad(&rejected.body_text()),
+    }
+    let replaced = admin.opened.is_replaced();
+    match admin.opened.confirm().await {
+        Ok(()) => Json(json!({ "replaced": replaced })).into_response(),
+        Err(failed) => {
+            error(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", &failed.to_string())
+        }
+    }
+}
+
 type Probed = State<(Arc<Admin>, Operators)>;
 
 async fn ready(State((admin, operators)): Probed) -> Response {
@@ -131,6 +171,9 @@ async fn ready(State((admin, operators)): Probed) -> Response {
     admin.store_up.store(up, Ordering::Relaxed);
     if !up {
         (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
+    } else if admin.opened.is_replaced() {
+        // Another gateway would reject the same keys, and what has none is still served.
+        "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
     } else if !admin.metrics.calls.are_written() {
         // Nor would it take them from another gateway, and what has no key is still served.
         "ready, but the store did not take what was last written\n".into_response()

@@ -1,6 +1,7 @@
 //! Opening a store by its URL.
 
 mod doctor;
+mod identity;
 mod late;
 mod measured;
 mod url;
@@ -22,6 +23,7 @@ use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
 use crate::memory::StoreShares;
 pub use doctor::{Finding, Severity};
+use identity::Remembered;
 use late::LateCache;
 pub(crate) use measured::{Calls, Measured};
 pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, Written};
@@ -67,6 +69,8 @@ pub struct Opened {
     cache: Option<Tiers>,
     /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
     told: Option<usize>,
+    /// The line with the identity of the store, if there is one.
+    remembered: Option<Remembered>,
 }
 
 #[derive(Clone, Debug)]
@@ -169,6 +173,26 @@ impl Opening {
     /// # Errors
     /// [`StoreOpenError`].
     pub async fn open(&self) -> Result<Opened, StoreOpenError> {
+        let opened = self.open_store().await?;
+        let opened = Opened { remembered: self.remembered(opened.secret.as_ref()), ..opened };
+        // Before the first claim: a store that is emptied after it is known to be another one. What only
+        // looks at a store does not decide which one a gateway used.
+        if self.make && !opened.is_replaced() {
+            opened.remember();
+        }
+        Ok(opened)
+    }
+
+    fn remembered(&self, secret: Option<&Secret>) -> Option<Remembered> {
+        Remembered::of(&self.store, self.secret_file.as_deref(), secret)
+    }
+
+    /// The identity that the store is remembered to have.
+    fn known(&self, ring: Option<&KeyRing>) -> Option<String> {
+        self.remembered(ring.map(KeyRing::naming))?.read()
+    }
+
+    async fn open_store(&self) -> Result<Opened, StoreOpenError> {
         let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
         let memory = self.shares().store;
         match &self.store {
@@ -181,17 +205,28 @@ impl Opening {
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
                 let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
+                let known = self.remembered(secret.as_ref()).and_then(|line| line.read());
+                if let Some(known) = known {
+                    store.expect(&known);
+                }
                 self.tiered(store, None, secret, ring, kind)
             }
             StoreUrl::Redis(url) => {
-                let store = RedisStore::connect(self.redis(url, memory, ring.as_ref())).await;
+                let mut options = self.redis(url, memory, ring.as_ref());
+                if let Some(known) = self.known(ring.as_ref()) {
+                    options = options.identity(known);
+                }
+                let store = RedisStore::connect(options).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
                 let notify = Arc::clone(&store) as Arc<dyn Notify>;
                 self.tiered(store, Some(notify), secret, ring, kind)
             }
             StoreUrl::Postgres(url) => {
-                let options = self.postgres(url, memory, ring.as_ref())?;
+                let mut options = self.postgres(url, memory, ring.as_ref())?;
+                if let Some(known) = self.known(ring.as_ref()) {
+                    options = options.identity(known);
+                }
                 let store = PostgresStore::connect(options).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
@@ -300,7 +335,7 @@ impl Opening {
         let shares = self.shares();
         let told = (shares.told > 0).then_some(shares.told);
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Ok(Opened { store, secret, notify, kind, cache: None, told }),
+            None => return Ok(Opened { notify, kind, told, ..Opened::new(store, secret) }),
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
                 let options = self.redis(url, shares.cache, None);
@@ -326,7 +361,7 @@ impl Opening {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Ok(Opened { store: tiered, secret, notify, kind, cache, told })
+        Ok(Opened { notify, kind, cache, told, ..Opened::new(tiered, secret) })
     }
 }
 
@@ -334,7 +369,59 @@ impl Opened {
     /// Any store, such as one that a test made.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
-        Self { store, secret, notify: None, kind: Kind::Other, cache: None, told: None }
+        Self {
+            store,
+            secret,
+            notify: None,
+            kind: Kind::Other,
+            cache: None,
+            told: None,
+            remembered: None,
+        }
+    }
+
+    /// Returns whether the store was emptied or replaced since it was last used, and no operator
+    /// confirmed it: new keys are rejected then under `block` and `reconcile`.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        match &self.kind {
+            Kind::Redis(store) => store.is_replaced(),
+            Kind::Postgres(store) => store.is_replaced(),
+            Kind::File(store) => store.is_replaced(),
+            Kind::Other => false,
+        }
+    }
+
+    /// Accepts the store as it is: what was in the one before may execute again. On a server every
+    /// gateway then accepts it.
+    ///
+    /// # Errors
+    /// The store's; it may be confirmed all the same.
+    pub async fn confirm(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        match &self.kind {
+            Kind::Redis(store) => store.confirm().await?,
+            Kind::Postgres(store) => store.confirm().await?,
+            Kind::File(store) => store.confirm(),
+            Kind::Other => {}
+        }
+        tracing::warn!(
+            "an operator confirmed the store: what the one before held may execute again"
+        );
+        self.remember();
+        Ok(())
+    }
+
+    /// Remembers the identity that the store has now.
+    fn remember(&self) {
+        let identity = match &self.kind {
+            Kind::File(store) => Some(store.identity()),
+            Kind::Redis(store) => store.known_identity(),
+            Kind::Postgres(store) => store.known_identity(),
+            Kind::Other => None,
+        };
+        if let (Some(remembered), Some(identity)) = (&self.remembered, identity) {
+            remembered.write(&identity);
+        }
     }
 
     /// Bytes for outcomes that claims are told at one time; `None` where the store bounds them.

@@ -104,7 +104,7 @@ pub(super) enum KeysCommand {
 
 /// Which store.
 #[derive(Debug, Args)]
-pub(super) struct Where {
+pub(crate) struct Where {
     /// The gateway's file: for what is not said here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,

@@ -28,6 +28,11 @@ struct Decided {
     was: Was,
 }
 
+#[derive(serde::Deserialize)]
+struct Confirmed {
+    replaced: bool,
+}
+
 /// What it did not do.
 struct Refused {
     failure: Failure,
@@ -102,6 +107,14 @@ impl Remote {
             failure.and(render::all_the_same(&code, decision.outcome))
         })?;
         Ok(was)
+    }
+
+    /// Makes the gateway accept its store. Returns whether that had been emptied or replaced.
+    pub(super) async fn confirm(&self) -> Result<bool, Failure> {
+        let body = json!({ "confirm": true });
+        let confirmed = self.ask(Method::POST, "/api/store/confirm", Some(body)).await;
+        let Confirmed { replaced } = confirmed?;
+        Ok(replaced)
     }
 
     async fn ask<T: DeserializeOwned>(

@@ -16,6 +16,7 @@ fn help_is_as_it_was_written() {
         ("keys-release", &["keys", "release", "--help"]),
         ("keys-resolve", &["keys", "resolve", "--help"]),
         ("doctor", &["doctor", "--help"]),
+        ("store-confirm", &["store", "confirm", "--help"]),
         ("demo", &["demo", "--help"]),
     ] {
         let said = ok(arguments);

@@ -11,6 +11,7 @@ mod check;
 mod config;
 mod demo;
 mod deploy;
+mod emptied;
 mod first;
 mod gateway;
 mod help;

@@ -103,8 +103,7 @@ impl Opening {
         }
         if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
             let opens = self.opens().await;
-            if self.secret_file.is_none() && opens.as_ref().is_some_and(|it| it.subject == "secret")
-            {
+            if self.secret_file.is_none() && opens.iter().any(|it| it.subject == "secret") {
                 // There is one: to make another would be the wrong advice.
                 findings.retain(|finding| finding.subject != "secret");
             }
@@ -201,20 +200,21 @@ impl Opening {
     }
 
     /// What keeps a gateway from starting on a server, if anything does.
-    async fn opens(&self) -> Option<Finding> {
+    async fn opens(&self) -> Vec<Finding> {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
         let error = match opened {
             Ok(opened) => {
-                let finding = unreadable(&opened).await;
+                let mut findings = vec![unreadable(&opened).await];
+                findings.extend(opened.is_replaced().then(unconfirmed));
                 opened.close().await;
-                return Some(finding);
+                return findings;
             }
             Err(error) => error,
         };
         let broken =
-            |subject, found: String, fix| Some(Finding::new(Severity::Broken, subject, found, fix));
+            |subject, found: String, fix| vec![Finding::new(Severity::Broken, subject, found, fix)];
         // The file of the secret has a finding of its own.
-        let StoreOpenError::Server { source, .. } = &error else { return None };
+        let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
         let redis = source.downcast_ref::<hapax_redis::ConnectError>();
         let postgres = source.downcast_ref::<hapax_postgres::ConnectError>();
         match (redis, postgres) {
@@ -241,7 +241,7 @@ impl Opening {
                     | hapax_postgres::ConnectError::Standby
                     | hapax_postgres::ConnectError::Forgetful(_),
                 ),
-            ) => None,
+            ) => Vec::new(),
             _ => broken("start", error.to_string(), "no gateway starts until that is mended"),
         }
     }
@@ -304,10 +304,11 @@ impl Opening {
             Err(_) => {}
         }
         // A cache that is away is another matter.
-        match (Self { cache: None, ..self.clone() }).open().await {
+        match (Self { cache: None, make: false, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
                 findings.push(unreadable(&opened).await);
+                findings.extend(opened.is_replaced().then(unconfirmed));
                 opened.close().await;
             }
             // Whoever has it open could.
@@ -393,4 +394,15 @@ fn disk(path: &Path) -> Finding {
         }
         LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
     }
+}
+
+/// The finding of a store that is another one than the gateway used before.
+fn unconfirmed() -> Finding {
+    Finding::new(
+        Severity::Broken,
+        "unconfirmed store",
+        "it was emptied or replaced since it was last used: what it held would execute again, so that \
+         new keys are rejected under block and reconcile",
+        "put the records back, or accept that with `hapax store confirm`",
+    )
 }

@@ -13,6 +13,7 @@ mod copies;
 mod crowd;
 mod cut;
 mod drain;
+mod emptied;
 mod failures;
 mod feigned;
 mod grpc;

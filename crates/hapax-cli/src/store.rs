@@ -1,0 +1,47 @@
+//! `hapax store`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::Failure;
+use crate::keys::{Where, confirm};
+
+/// The store as a whole
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    #[command(subcommand)]
+    command: StoreCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum StoreCommand {
+    /// Accept a store that was emptied or replaced: new keys execute again under block and reconcile
+    ///
+    /// What the store held before may execute a second time. A file that a gateway has open is
+    /// confirmed through the admin address of that gateway. On a server every gateway accepts the store
+    /// with its next request.
+    Confirm {
+        #[command(flatten)]
+        at: Where,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, Failure> {
+    crate::gateway::environment::warn_of_unknown();
+    let StoreCommand::Confirm { at, json } = args.command;
+    let replaced = confirm(&at).await?;
+    let text = match (json, replaced) {
+        (true, _) => format!("{{\n  \"replaced\": {replaced}\n}}\n"),
+        (false, true) => "confirmed: what the store held before may execute again\n".to_owned(),
+        (false, false) => "confirmed; it had not been found to be another store\n".to_owned(),
+    };
+    // The exit code has it as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(ExitCode::SUCCESS)
+}
