@@ -1,6 +1,7 @@
 //! `hapax keys`.
 
 mod args;
+mod backup;
 mod gateway;
 mod render;
 mod who;
@@ -23,6 +24,7 @@ use crate::exit::Failure;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::Where;
 use args::{KeysCommand, Outcome, Place, Target};
+pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 use gateway::Remote;
 use render::{Decided, Purged};
 

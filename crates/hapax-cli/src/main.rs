@@ -31,6 +31,8 @@ enum Command {
     Keys(keys::KeysArgs),
     Doctor(doctor::DoctorArgs),
     Store(store::StoreArgs),
+    Backup(keys::BackupArgs),
+    Restore(keys::RestoreArgs),
     /// See it work: a flaky payments service, clients that retry, and four set-ups between them
     Demo(demo::DemoArgs),
 }
@@ -62,6 +64,8 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Keys(args) => Box::pin(keys::run(args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Store(args) => Box::pin(store::run(args)).await,
+        Command::Backup(args) => Box::pin(keys::backup(args)).await,
+        Command::Restore(args) => keys::restore(&args),
         Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hapax::machine::{Act, Event, Holder, Step, step};
 use hapax::store::{Cell, Snapshot};
@@ -15,7 +15,7 @@ use crate::batch::entry;
 use crate::blocks::Damages;
 use crate::cell::{Columns, NEVER};
 use crate::database::{self, CELLS, CHECK, DUE, NAMES, NUMBERS, guarded};
-use crate::error::{EmbeddedError, OpenError};
+use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::options::SecretSource;
 use crate::salvage::{Old, Salvaged};
@@ -62,13 +62,27 @@ impl Marks {
 /// A database that is being written. It has its name once it is whole.
 pub(crate) struct Copy<'a> {
     path: &'a Path,
+    // Before the file: it is closed by the time that the file is removed.
     database: Database,
     waiting: Vec<([u8; 32], Vec<u8>)>,
+    unfinished: Unfinished,
+}
+
+/// The file of a copy until it has its name. Dropped, it is removed: a copy that met a full disk
+/// leaves that room to the store.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It is gone where it has its name, and otherwise the next copy removes it.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 impl<'a> Copy<'a> {
     /// Begins a new database, which is to be at `path`.
     pub(crate) fn begin(path: &'a Path) -> Result<Self, OpenError> {
+        check_place(path)?;
         if path.try_exists().map_err(|error| OpenError::io(path, error))? {
             let exists = io::Error::new(
                 io::ErrorKind::AlreadyExists,
@@ -83,9 +97,11 @@ impl<'a> Copy<'a> {
             }
             _ => {}
         }
-        let database = database::open(&FileBacking::new(&unfinished), CACHE, &Damages::default())
-            .map_err(OpenError::database)?;
-        Ok(Self { path, database, waiting: Vec::with_capacity(BATCH) })
+        let unfinished = Unfinished(unfinished);
+        let backing = FileBacking::new(&unfinished.0);
+        let database =
+            database::open(&backing, CACHE, &Damages::default()).map_err(OpenError::database)?;
+        Ok(Self { path, database, waiting: Vec::with_capacity(BATCH), unfinished })
     }
 
     /// Adds a record as it is stored.
@@ -136,13 +152,12 @@ impl<'a> Copy<'a> {
             Ok(())
         })
         .map_err(OpenError::database)?;
-        let Self { path, database, .. } = self;
+        let Self { path, database, unfinished, .. } = self;
         database::close(Some(database));
-        let unfinished = with_suffix(path, ".new");
-        File::open(&unfinished)
+        File::open(&unfinished.0)
             .and_then(|file| file.sync_all())
-            .map_err(|error| OpenError::io(&unfinished, error))?;
-        std::fs::rename(&unfinished, path).map_err(|error| OpenError::io(path, error))?;
+            .map_err(|error| OpenError::io(&unfinished.0, error))?;
+        std::fs::rename(&unfinished.0, path).map_err(|error| OpenError::io(path, error))?;
         sync_directory(path).map_err(|error| OpenError::io(path, error))
     }
 }

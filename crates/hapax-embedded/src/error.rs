@@ -99,6 +99,37 @@ pub(crate) fn is_full(error: &redb::Error) -> bool {
     matches!(error, redb::Error::Io(error) if matches!(error.kind(), StorageFull | QuotaExceeded))
 }
 
+/// Checks that a database can be at `path`: it is no folder, and is in one.
+pub(crate) fn check_place(path: &Path) -> Result<(), OpenError> {
+    let wrong = |kind, what: String| Err(OpenError::io(path, io::Error::new(kind, what)));
+    if path.is_dir() {
+        let file = path.join("hapax.db");
+        let what = format!("this is a folder: name a file in it, such as {}", file.display());
+        return wrong(io::ErrorKind::IsADirectory, what);
+    }
+    let folder = crate::backing::directory(path);
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let what = format!("there is no folder {}: create it, or name another one", folder.display());
+    wrong(io::ErrorKind::NotFound, what)
+}
+
+/// Checks that there is a file at `path`.
+pub(crate) fn check_file(path: &Path) -> Result<(), OpenError> {
+    let wrong = |kind, what| Err(OpenError::io(path, io::Error::new(kind, what)));
+    if path.is_dir() {
+        return wrong(io::ErrorKind::IsADirectory, "this is a folder: name the database in it");
+    }
+    match path.try_exists() {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            wrong(io::ErrorKind::NotFound, "there is no such file: name a database that exists")
+        }
+        Err(error) => Err(OpenError::io(path, error)),
+    }
+}
+
 fn who(pid: Option<u32>, admin: Option<SocketAddr>) -> String {
     match (pid, admin) {
         (Some(pid), Some(admin)) => format!("process {pid}, which answers at {admin}"),

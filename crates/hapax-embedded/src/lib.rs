@@ -29,8 +29,9 @@
 //! [`OpenError::Damaged`]. [`salvage`] writes what is whole to a new file.
 //! A new file in place of a lost one knows nothing of what that held. A process that remembers the
 //! identity of the file notices it ([`EmbeddedStore::expect`]).
-//! A copy of the file taken while a process has it open is not a backup: close the store, or
-//! snapshot the file system.
+//! A copy of the file taken with `cp` while a process has it open does not open. Use
+//! [`EmbeddedStore::backup`], [`backup_closed`] once the store is closed, or a snapshot of the file
+//! system. [`restore`] makes a database of a backup, and forgets what came after it.
 //!
 //! # The clock
 //! Leases, retention and fences go by the clock of the process ([`Options::clock`]). A step

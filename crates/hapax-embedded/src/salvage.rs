@@ -23,7 +23,7 @@ use crate::blocks::{Blocks, Damages, FetchError};
 use crate::cell::Columns;
 use crate::copy::{Copy, Marks};
 use crate::database::FLOOR;
-use crate::error::OpenError;
+use crate::error::{OpenError, check_file};
 use crate::files::with_suffix;
 use crate::lock_file::LockFile;
 
@@ -108,6 +108,7 @@ pub(crate) struct Old {
 
 impl Old {
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        check_file(path)?;
         let failed = |error| OpenError::io(path, error);
         if path.metadata().map_err(failed)?.len() == 0 {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the file is empty")));

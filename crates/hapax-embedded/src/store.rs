@@ -23,7 +23,7 @@ use crate::blocks::Damages;
 use crate::cell::{Epoch, SMALL, Seen};
 use crate::copy;
 use crate::database;
-use crate::error::{EmbeddedError, OpenError};
+use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::lock_file::{self, Holder, LockFile};
 use crate::options::{Options, SecretSource};
@@ -90,6 +90,7 @@ impl EmbeddedStore {
     /// [`OpenError`]; [`OpenError::InUse`] where another process has it open.
     pub fn open(options: Options) -> Result<Self, OpenError> {
         let path = options.path.clone();
+        check_place(&path)?;
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
         let backing = FileBacking::existing(&path);
         let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;

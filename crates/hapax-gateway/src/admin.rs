@@ -4,6 +4,7 @@
 //! 2. The API, and the list of paths at `/`, need the token, on loopback too: any local user could
 //!    act as operator otherwise.
 
+mod backup;
 mod listener;
 
 use std::sync::Arc;
@@ -98,7 +99,7 @@ fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
         .route("/", get(|| async { index() }))
         .route(STORE.1, post(confirm))
         .with_state(Arc::clone(&admin));
-    let guarded = operators.guarded(guarded);
+    let guarded = operators.guarded(guarded.merge(backup::routes(&admin.opened)));
     let probes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -118,7 +119,8 @@ fn secured(mut response: Response) -> Response {
 }
 
 fn index() -> String {
-    let lines = PROBES.iter().chain(Operators::index()).chain([&STORE]);
+    let own = [&STORE, &backup::INDEX];
+    let lines = PROBES.iter().chain(Operators::index()).chain(own);
     lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
         text + &format!("{method:<4} {path:<24} {about}\n")
     })

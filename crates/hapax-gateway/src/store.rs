@@ -104,7 +104,7 @@ pub enum StoreOpenError {
         reason: String,
     },
     /// The file of the store.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", of_file(path, source))]
     File {
         /// Which file.
         path: PathBuf,
@@ -429,6 +429,14 @@ impl Opened {
         self.told
     }
 
+    /// Returns the store if it is a file.
+    pub(crate) fn file(&self) -> Option<Arc<EmbeddedStore>> {
+        match &self.kind {
+            Kind::File(store) => Some(Arc::clone(store)),
+            Kind::Other | Kind::Redis(_) | Kind::Postgres(_) => None,
+        }
+    }
+
     /// What the store counts, by the names of its metrics and what they mean. Those that end in
     /// `_total` only grow.
     pub(crate) fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
@@ -524,6 +532,14 @@ fn chain(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     said
+}
+
+/// Names the file once.
+fn of_file(file: &Path, source: &OpenError) -> String {
+    match source {
+        OpenError::Io { path, .. } if path == file => source.to_string(),
+        _ => format!("{}: {source}", file.display()),
+    }
 }
 
 /// What is wrong with the secret is for whoever configures it to mend.

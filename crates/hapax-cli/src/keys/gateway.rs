@@ -34,7 +34,7 @@ struct Confirmed {
 }
 
 /// What it did not do.
-struct Refused {
+pub(super) struct Refused {
     failure: Failure,
     /// Why, as the API names it; empty if the API did not say.
     code: String,
@@ -123,7 +123,18 @@ impl Remote {
         path: &str,
         body: Option<Value>,
     ) -> Result<T, Refused> {
-        let asked = timeout(PATIENCE, self.send(method, path, body)).await;
+        self.ask_within(PATIENCE, method, path, body).await
+    }
+
+    /// Sends a request and reads the JSON of its answer, which may take this long.
+    pub(super) async fn ask_within<T: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<T, Refused> {
+        let asked = timeout(patience, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
             Failure::unavailable(format!("the gateway at {}: {error}", self.address))
         };

@@ -17,6 +17,8 @@ fn help_is_as_it_was_written() {
         ("keys-resolve", &["keys", "resolve", "--help"]),
         ("doctor", &["doctor", "--help"]),
         ("store-confirm", &["store", "confirm", "--help"]),
+        ("backup", &["backup", "--help"]),
+        ("restore", &["restore", "--help"]),
         ("demo", &["demo", "--help"]),
     ] {
         let said = ok(arguments);

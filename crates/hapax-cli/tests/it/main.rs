@@ -7,6 +7,7 @@
 )]
 
 mod auth;
+mod backup;
 mod check;
 mod config;
 mod demo;

@@ -73,3 +73,53 @@ async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
     let taken = restore(&backup, &other, &secret_of(&path));
     assert!(matches!(taken, Err(OpenError::Io { .. })), "{taken:?}");
 }
+
+#[tokio::test]
+async fn a_backup_that_fails_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
+    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    stored(&store, &claim(1)).await;
+    store.close().await;
+    let whole = std::fs::read(&path).unwrap();
+    let mut failed = 0;
+    for (block, bytes) in whole.chunks_exact(4096).enumerate() {
+        if bytes.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        let mut flipped = whole.clone();
+        flipped[block * 4096 + 100] ^= 1;
+        std::fs::write(&path, flipped).unwrap();
+        let unfinished = directory.path().join("backup.db.new");
+        match hapax_embedded::backup_closed(&path, &backup) {
+            Ok(_) => std::fs::remove_file(&backup).unwrap(),
+            Err(_) => failed += 1,
+        }
+        assert!(!backup.exists() && !unfinished.exists(), "block {block}");
+    }
+    assert!(failed > 0);
+}
+
+#[tokio::test]
+async fn a_wrong_path_of_a_backup_is_an_error_that_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let nowhere = directory.path().join("none").join("backup.db");
+    for (to, advice) in [
+        (directory.path(), "name a file in it"),
+        (&*nowhere, "create it, or name another one"),
+        (&*path, "name one that does not exist"),
+    ] {
+        let error = store.backup(to).await.unwrap_err().to_string();
+        assert!(error.contains(advice), "{error}");
+    }
+    store.close().await;
+    for (from, advice) in
+        [(directory.path(), "name the database in it"), (&*nowhere, "name a database that exists")]
+    {
+        let to = directory.path().join("restored.db");
+        let error = restore(from, &to, &secret_of(&path)).unwrap_err().to_string();
+        assert!(error.contains(advice), "{error}");
+    }
+}

@@ -37,6 +37,20 @@ async fn what_was_written_is_there_after_a_restart() {
 }
 
 #[tokio::test]
+async fn a_wrong_place_or_secret_is_an_error_that_says_what_to_do() {
+    let (directory, path) = temporary();
+    let fails = |opened: Result<EmbeddedStore, OpenError>, advice: &str| {
+        let error = opened.map(drop).unwrap_err().to_string();
+        assert!(error.contains(advice), "{error}");
+    };
+    fails(open(directory.path()), "name a file in it, such as");
+    fails(open(&directory.path().join("none").join("hapax.db")), "create it");
+    open(&path).unwrap().close().await;
+    let other = Options::new(&path).secret(SecretSource::Given(Secret::new([9; 32])));
+    fails(EmbeddedStore::open(other), "give the secret that belongs to it");
+}
+
+#[tokio::test]
 async fn a_store_that_is_dropped_is_finished_in_the_background() {
     let (_directory, path) = temporary();
     let store = open(&path).unwrap();
