@@ -13,11 +13,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hapax_http::seldom::Seldom;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::config::Network;
-use crate::seldom::Seldom;
 
 /// How long a connection that was shed may take to leave its place before the next one is shed.
 const LEAVE: Duration = Duration::from_millis(50);

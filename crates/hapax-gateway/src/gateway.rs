@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store, SystemEntropy};
+use hapax_http::seldom::Seldom;
 use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
@@ -25,7 +26,6 @@ use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
-use crate::seldom::Seldom;
 use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;

@@ -58,7 +58,6 @@ mod observe;
 mod proxy;
 mod reconcile;
 mod routes;
-mod seldom;
 mod store;
 mod tls;
 mod units;

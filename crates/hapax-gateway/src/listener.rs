@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hapax_http::seldom::Seldom;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
@@ -20,7 +21,6 @@ use crate::config::{Limits, Network};
 use crate::crowd::{Counted, Entry, Places, Source, Sources};
 use crate::front::Front;
 use crate::proxy::Peer;
-use crate::seldom::Seldom;
 use crate::tls::ServerTls;
 use crate::work::Phase;
 use io::{Io, Opening};

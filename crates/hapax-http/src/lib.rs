@@ -18,6 +18,8 @@ pub mod header;
 mod length;
 pub mod manner;
 pub mod problem;
+#[doc(hidden)]
+pub mod seldom;
 pub mod server;
 pub mod statuses;
 pub mod stored;

@@ -1,12 +1,14 @@
 //! `hapax gateway` as a process: how it starts, drains, dies and comes back.
 
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::world::{
-    Gateway, Upstream, log_line, ok, post, receive, refused, run, send, store, wait_for_log,
+    Gateway, Upstream, log_line, log_lines, ok, post, receive, refused, run, send, store,
+    wait_for_log,
 };
 
 #[test]
@@ -319,6 +321,34 @@ fn what_a_hook_allows_and_a_failed_probe_are_logged() {
     let failed = log_line(folder.path(), "the reconcile URL failed its probe");
     assert_eq!(failed["level"], "WARN", "{failed}");
     assert_eq!(failed["url"], format!("http://{gone}/outcome"), "{failed}");
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_warned_of_at_start_and_by_the_doctor() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let doctor = || ok(&["doctor", "--store", &store(folder.path())]);
+    let warnings = || log_lines(folder.path(), "other users can read this secret: chmod 600 it");
+    Gateway::logged(upstream.address, folder.path(), &[]).kill();
+    assert_eq!(warnings(), Vec::<serde_json::Value>::new());
+    assert!(!doctor().contains("others on this machine can read"), "{}", doctor());
+
+    for (name, mode) in [("hapax.db.secret", 0o640), ("hapax.db.admin-token", 0o604)] {
+        let path = folder.path().join(name);
+        let set = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set(mode);
+        let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
+        let warned = warnings();
+        assert_eq!(warned.len(), 1, "{name}: {warned:?}");
+        assert_eq!(warned[0]["path"], path.to_str().unwrap());
+        gateway.kill();
+        let found = doctor();
+        let line = found.lines().find(|line| line.contains("others on this machine can read"));
+        let line = line.unwrap_or_else(|| panic!("{name}: {found}"));
+        assert!(line.starts_with("risk") && line.contains(path.to_str().unwrap()), "{line}");
+        set(0o600);
+    }
 }
 
 #[test]

@@ -328,7 +328,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = server.store();
     let more = ["--store", &*store, "--on-unknown", "block", "--store-timeout", "1s"];
-    let gateway = Gateway::start(upstream.address, folder.path(), &more);
+    let gateway = Gateway::logged(upstream.address, folder.path(), &more);
     let key = |at: usize| format!("key-{at}");
     server.freeze();
     let begun = Instant::now();
@@ -345,6 +345,9 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     }
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     assert!(upstream.is_idle(), "something was executed without a record");
+    // One warning a minute stands for all of them.
+    let warnings = log_lines(folder.path(), "no claim could be made").len() as u64;
+    assert!((1..=1 + begun.elapsed().as_secs() / 60).contains(&warnings), "{warnings}");
     server.thaw();
     // Every key is free again, though claims landed: under `block` one that was left behind would be
     // in doubt for ever. What landed and was released counts as an attempt.

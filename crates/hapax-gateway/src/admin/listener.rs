@@ -15,6 +15,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
+use hapax_http::seldom::Seldom;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -28,7 +29,6 @@ use tower_service::Service;
 use crate::crowd::{Entry, Places, Sheddable, Source};
 use crate::front::Patient;
 use crate::guard::{Guarded, Heads, MAX_HEAD};
-use crate::seldom::Seldom;
 use crate::work::{Phase, UntilSent, Work};
 
 /// Connections at once; further ones wait in the kernel's queue.

@@ -315,7 +315,7 @@ fn settle(
             }
         }
         Ok(Claim::Ask(_)) => unknown(),
-        Err(error) => match outage(policy, &error) {
+        Err(error) => match outage(layer, policy, &error) {
             Some(problem) => problem,
             None => return Settled::Unprotected,
         },
@@ -332,13 +332,18 @@ fn unknown() -> Problem {
 /// The refusal, or `None` where the route executes without a record. Only where the store is
 /// away, and was before it said anything: a record that is there but cannot be read, or that
 /// the store told of before it went away, may be that of a first execution.
-fn outage(policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
-    tracing::warn!(error = error as &dyn std::error::Error, "no claim could be made");
+fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     let away = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
     );
+    // While the store is away every request would have its own line, with the same error.
+    let due = if away { layer.away.due() } else { Some(0) };
+    if let Some(left_out) = due {
+        let error = error as &dyn Error;
+        tracing::warn!(error, left_out, "no claim could be made");
+    }
     if away && policy.options.store_outage == StoreOutage::Open {
         return None;
     }

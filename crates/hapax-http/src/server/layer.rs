@@ -19,6 +19,7 @@ use super::service::IdempotencyService;
 use crate::body::Body;
 use crate::manner::Manner;
 use crate::problem::{DocsUrl, Problem};
+use crate::seldom::Seldom;
 
 /// Makes every service it wraps idempotent. See the [module](super) for what that means.
 ///
@@ -32,6 +33,8 @@ pub struct IdempotencyLayer {
     pub(super) memory: Memory,
     pub(super) quotas: Arc<Quotas>,
     pub(super) gate: Arc<Gate>,
+    /// Log lines about a store that is away.
+    pub(super) away: Arc<Seldom>,
 }
 
 impl IdempotencyLayer {
@@ -59,6 +62,7 @@ impl IdempotencyLayer {
             memory: Memory::unbounded(),
             quotas: Arc::default(),
             gate: Gate::new(),
+            away: Arc::default(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Log lines that a client could repeat at will.
+//! Log lines that come with each of many requests.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// Lets one log line through a minute and counts the others.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom(Mutex<Lines>);
+pub struct Seldom(Mutex<Lines>);
 
 #[derive(Debug, Default)]
 struct Lines {
@@ -20,7 +20,8 @@ struct Lines {
 
 impl Seldom {
     /// Returns how many lines were left out since the last one, if another one is due now.
-    pub(crate) fn due(&self) -> Option<u64> {
+    #[must_use]
+    pub fn due(&self) -> Option<u64> {
         // Nothing here panics half way through a change.
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
