@@ -44,8 +44,9 @@ pub enum OpenError {
     /// The database was written under another secret, or under none while one is given, or the
     /// other way round.
     #[error(
-        "the database was written under another secret than was given, or none was: put its own secret \
-         back; to begin with another, move the database away, and confirm the new one"
+        "the database was written under another secret than the one given, or under none: give the \
+         secret that belongs to it; to begin with another, move the database away, after which every \
+         key looks unused, and confirm the new one"
     )]
     OtherSecret,
     /// A format that this build does not know.
