@@ -278,7 +278,8 @@ impl EmbeddedStore {
         if let Err(error) = &reserve {
             tracing::warn!(
                 %error,
-                "no room can be set aside: on a full disk nothing more can be recorded"
+                "the reserve of 16 MiB (PATH.reserve) cannot be made: free disk space, or requests \
+                 under way cannot be recorded when the disk is full"
             );
         }
         let reserve = reserve.is_ok();

@@ -88,7 +88,8 @@ impl Places {
                 places = self.all,
                 may_be_shed = self.sheddable.count(),
                 left_out,
-                "all places for connections are taken: those that do nothing are closed"
+                "all places for connections are taken: the oldest that has sent nothing is closed for \
+                 each new one; raise the limit if clients are turned away"
             );
         }
         loop {
@@ -207,7 +208,8 @@ impl Sources {
                 peer = %source.0,
                 most = self.most,
                 left_out,
-                "a peer has as many connections as it may: further ones are closed"
+                "this peer has reached max_connections_per_peer, new connections are closed: raise \
+                 it, or name a reverse proxy in trust_forwarded"
             );
         }
         None

@@ -230,8 +230,9 @@ impl Reconcile for Asking {
                             route = &*route,
                             url,
                             answer,
-                            "the reconcile URL cannot say what became of a request: its retries get \
-                             409 outcome-unknown"
+                            "the reconcile URL gave no usable answer, so retries get 409 outcome-unknown: \
+                             answer 2xx with the response, or 404 with `Idempotency-Outcome: \
+                             did-not-happen`"
                         );
                     }
                     Reconciled::CannotSay

@@ -94,7 +94,7 @@ impl Table {
     /// rejected, as a sentence.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<Option<usize>, &'static str> {
         if self.resembles_protected(method) {
-            return Err("The method is written in capitals.");
+            return Err("Expected the method in upper case.");
         }
         self.find(path, method).map_err(|Ambiguous| {
             "The path can be read in several ways, for which policies hold that contradict each other."

@@ -160,7 +160,9 @@ pub enum Became {
 #[non_exhaustive]
 pub enum KeysError {
     /// There is no such record, or it has expired.
-    #[error("there is no record of this key for this caller, or it has expired")]
+    #[error(
+        "no record of this key for this caller, or it has expired: check the key and the scope"
+    )]
     NotFound,
     /// It was released before.
     #[error("the key was released at {at} already: the next request with it executes")]

@@ -95,14 +95,14 @@ pub(super) struct GatewayFields {
     #[serde(with = "text")]
     pub(super) max_memory: Option<Size>,
 
-    /// Connections of clients, and requests under way on one of HTTP/2 beyond the first. Beyond that the
-    /// oldest connection that has sent nothing is closed, and without such a one new ones wait
-    /// [default: 1024]
+    /// Connections of clients; each request under way on an HTTP/2 connection after its first counts
+    /// as one more. When all are taken, the oldest connection that has sent nothing is closed for a
+    /// new one; without such a one, new ones wait [default: 1024]
     #[arg(long, env = "HAPAX_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) max_connections: Option<u32>,
 
-    /// Connections of one peer address (IPv6: of its /64); further ones are closed. Addresses of
-    /// --trust-forwarded have no bound [default: three quarters of --max-connections]
+    /// Connections of one peer address (IPv6: of its /64). At the bound its oldest connection that has
+    /// sent nothing is closed, else the new one. Addresses of --trust-forwarded have no bound [default: three quarters of --max-connections]
     #[arg(long, env = "HAPAX_MAX_CONNECTIONS_PER_PEER", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) max_connections_per_peer: Option<u32>,
 
@@ -289,8 +289,8 @@ pub(super) struct PolicyFields {
     #[serde(with = "list")]
     pub(super) scope: Option<Vec<Name>>,
 
-    /// A request in which one of these headers is missing or empty: 400, or a scope that all such
-    /// callers share, in which they get each other's answers [default: reject]
+    /// A request with a key in which a scope header is missing or empty. reject: 400; shared: one
+    /// scope for all such callers, who get each other's answers [default: reject]
     #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
     pub(super) scope_missing: Option<Missing>,
 
@@ -334,16 +334,16 @@ pub(super) struct PolicyFields {
     #[serde(with = "text")]
     pub(super) wait_for: Option<Time>,
 
-    /// A retry of a request that may have happened: it never runs again by itself (at-most-once),
-    /// it runs again (at-least-once, it may take effect twice), or --reconcile-url decides [default:
-    /// block]
+    /// The answer to a retry when the outcome is unknown. block: 409 until an operator resolves it
+    /// (at-most-once); reexecute: it executes again and may take effect twice (at-least-once);
+    /// reconcile: --reconcile-url decides [default: block]
     #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum)]
     pub(super) on_unknown: Option<Unknown>,
 
-    /// With --on-unknown reconcile: where your service says what became of the operation whose
-    /// Idempotency-Operation-Id and Idempotency-Fence a GET brings, by 2xx with the answer that it should have
-    /// got, or by 404 with `Idempotency-Outcome: did-not-happen` if it did not happen and never will
-    /// under that fence; probed at start
+    /// Needed by --on-unknown reconcile: a GET here, with Idempotency-Operation-Id and
+    /// Idempotency-Fence, asks what became of an operation. 2xx: its answer, which is replayed. 404
+    /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
+    /// fence from now on. Anything else: not known yet. Probed at start and on reload
     #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
     pub(super) reconcile_url: Option<Url>,
@@ -372,8 +372,8 @@ pub(super) struct PolicyFields {
     #[serde(with = "statuses")]
     pub(super) unknown_statuses: Option<Vec<Status>>,
 
-    /// While the store is unreachable: 503, or requests run unprotected, for which --on-unknown must
-    /// be reexecute [default: closed]
+    /// While the store is unreachable. closed: 503; open: requests execute unprotected, which needs
+    /// --on-unknown reexecute [default: closed]
     #[arg(long, env = "HAPAX_STORE_OUTAGE", value_enum)]
     pub(super) store_outage: Option<Outage>,
 

@@ -185,7 +185,8 @@ pub(super) struct Target {
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
     /// The caller it belongs to: the value of Authorization, or 'NAME: VALUE' for each header of the
-    /// gateway's --scope or --auth-scope, in its order [default: a caller that sent none]
+    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope
+    /// none or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
     /// The record of this id, instead of a key's

@@ -148,11 +148,11 @@ impl Remote {
         let failure = match status {
             StatusCode::UNAUTHORIZED => {
                 let found = match self.token {
-                    Some(_) => "the token found is another",
-                    None => "none was found",
+                    Some(_) => "a different one",
+                    None => "none",
                 };
                 Failure::usage(format!(
-                    "the gateway at {} needs its admin token, and {found}: name the file by \
+                    "the gateway at {} expects its admin token, found {found}: name its file by \
                      --admin-token-file",
                     self.address
                 ))

@@ -66,7 +66,7 @@ pub(crate) async fn warn_of(asker: Asker) {
 pub(crate) async fn finding(asker: Asker) -> Finding {
     let url = asker.url();
     let (severity, found, fix) = match asker.probe().await {
-        None => (Severity::Fine, format!("{url} answers its probe as it must"), String::new()),
+        None => (Severity::Fine, format!("{url} answers 404 with the marker"), String::new()),
         Some(found) => (
             Severity::Broken,
             format!("{url} {found}"),

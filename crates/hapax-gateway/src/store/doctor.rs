@@ -171,7 +171,7 @@ impl Opening {
             ),
         }];
         if is_open_to_others(&path) {
-            let found = format!("others on this machine can read {}", path.display());
+            let found = format!("users other than its owner can read or write {}", path.display());
             findings.push(Finding::new(Severity::Risk, "secret", found, "chmod 600 it"));
         }
         findings
@@ -188,12 +188,12 @@ impl Opening {
             Err(error) => finding(
                 Severity::Broken,
                 format!("{}: {error}", path.display()),
-                "no gateway with an admin listener starts",
+                "write a token of 16 or more characters there, or remove the file: the gateway makes one",
             ),
             Ok(_) if is_open_to_others(&path) => finding(
                 Severity::Risk,
-                format!("others on this machine can read {}", path.display()),
-                "chmod 600 it; they can decide about keys",
+                format!("users other than its owner can read or write {}", path.display()),
+                "chmod 600 it: with this token anyone can release and resolve keys",
             ),
             Ok(_) => finding(Severity::Fine, "it is readable".to_owned(), ""),
         })

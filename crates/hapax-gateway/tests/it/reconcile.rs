@@ -192,7 +192,7 @@ async fn a_probe_takes_only_the_marked_404() {
     };
     let config = reconciling(&upstream);
     for (said, severity, found) in [
-        (0, Severity::Fine, "answers its probe as it must"),
+        (0, Severity::Fine, "answers 404 with the marker"),
         (404, Severity::Broken, "answered 404 without `Idempotency-Outcome: did-not-happen`"),
         (200, Severity::Broken, "its answer would be replayed"),
         (401, Severity::Broken, "answered 401"),

@@ -56,14 +56,14 @@ async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
     })
     .await;
     let options = by(meddler.port()).timeout(LIMIT);
-    let vanished = PostgresStore::connect(options).await.unwrap();
+    let vanished = connect_within(options).await;
     let claimed = claim(1);
     stored(&vanished, &claimed).await;
     vanishing.store(true, Ordering::Relaxed);
     let swapped = vanished.swap(complete(&claimed, 2, b"never")).await;
     assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
 
-    let other = PostgresStore::connect(at(&server).timeout(LIMIT)).await.unwrap();
+    let other = connect_within(at(&server).timeout(LIMIT)).await;
     let taken = Swap { tag: tag(3), ..complete(&claimed, 3, b"yes") };
     let through = async {
         loop {

@@ -357,17 +357,15 @@ pub enum FunctionError {
     NoName,
     /// Neither at most once, nor at least once, nor reconciled.
     #[error(
-        "what a call gets when an earlier one may have taken effect is not stated: add \
-         `at_most_once()`, `at_least_once()` or `reconciled(hook, ask)`"
+        "expected a guarantee, found none: add `at_most_once()`, `at_least_once()` or \
+         `reconciled(hook, ask)`"
     )]
     NoGuarantee,
     /// There are times to ask at, but nobody to ask.
-    #[error("`policy.hook` needs somebody to ask: `reconciled`")]
+    #[error("`policy.hook` is set, but there is no hook: add `reconciled(hook, ask)`, or clear it")]
     NoReconcile,
     /// What is unknown would be executed again without asking.
-    #[error(
-        "the hook of `reconciled` would never run: at least once executes again without asking"
-    )]
+    #[error("`at_least_once()` and `reconciled(hook, ask)` contradict each other: remove one")]
     NeverAsked,
 }
 
