@@ -47,6 +47,9 @@ pub(crate) struct Terms {
     pub(crate) full: Option<DiskFull>,
     /// Whether nothing can be written.
     pub(crate) no_writes: bool,
+    /// Whether the index of what is due is damaged: then records are written without an entry there,
+    /// and stay until the file is salvaged.
+    pub(crate) no_index: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,7 @@ pub(crate) struct Batch<'t> {
     numbers: Table<'t, &'static str, u64>,
     floor: u64,
     wrote: bool,
+    in_index: bool,
 }
 
 impl<'t> Batch<'t> {
@@ -83,12 +87,18 @@ impl<'t> Batch<'t> {
             numbers: transaction.open_table(NUMBERS)?,
             floor,
             wrote: false,
+            in_index: false,
         })
     }
 
     /// Whether there is anything to commit.
     pub(crate) const fn wrote(&self) -> bool {
         self.wrote
+    }
+
+    /// Returns whether the last error came of the index of what is due, not of a record.
+    pub(crate) const fn in_index(&self) -> bool {
+        self.in_index
     }
 
     /// The floor under new fences, once this is committed.
@@ -124,8 +134,12 @@ impl<'t> Batch<'t> {
         if let (None, Some(DiskFull { free, needed })) = (found, terms.full) {
             return Ok(Err(StoreError::unavailable(EmbeddedError::DiskFull { free, needed })));
         }
-        let columns = self.columns(job, found, now, terms.epoch);
-        self.write(&job.key, found, &columns, &job.sealed)?;
+        let mut columns = self.columns(job, found, now, terms.epoch);
+        let before = found.map_or(NEVER, |columns| columns.indexed);
+        if terms.no_index {
+            columns.indexed = before;
+        }
+        self.write(&job.key, before, &columns, &job.sealed)?;
         Ok(Ok(Answer::Stored(columns.stamped(now, terms.epoch))))
     }
 
@@ -137,11 +151,13 @@ impl<'t> Batch<'t> {
     ) -> Result<Removal, StorageError> {
         let mut removed = 0;
         for _ in 0..limit {
+            self.in_index = true;
             let Some((at, key)) = self.first_due()?.filter(|(at, _)| *at <= now) else {
                 return Ok(Removal { removed, more: false });
             };
             self.wrote = true;
             self.due.remove(&entry(at, &key))?;
+            self.in_index = false;
             let Some((mut columns, sealed)) = self.whole(&key)? else { continue };
             if columns.due <= now {
                 self.cells.remove(key.as_bytes())?;
@@ -193,15 +209,16 @@ impl<'t> Batch<'t> {
     fn write(
         &mut self,
         key: &StoreKey,
-        found: Option<Columns>,
+        before: Timestamp,
         columns: &Columns,
         sealed: &[u8],
     ) -> Result<(), StorageError> {
-        let before = found.map_or(NEVER, |columns| columns.indexed);
         if before != columns.indexed {
+            self.in_index = true;
             if before != NEVER {
                 self.due.remove(&entry(before, key))?;
             }
+            self.in_index = false;
             self.index(columns.indexed, key)?;
         }
         self.put(key, columns, sealed)
@@ -220,7 +237,9 @@ impl<'t> Batch<'t> {
 
     fn index(&mut self, at: Timestamp, key: &StoreKey) -> Result<(), StorageError> {
         if at != NEVER {
+            self.in_index = true;
             self.due.insert(&entry(at, key), ())?;
+            self.in_index = false;
         }
         Ok(())
     }

@@ -23,8 +23,10 @@ use crate::secret_file;
 use crate::shared::Shared;
 use crate::store::check;
 
-/// Records in one transaction.
+/// Records in one transaction, at most.
 const BATCH: usize = 4096;
+/// Bytes of records in one transaction, beyond which no more are added.
+const BATCH_BYTES: usize = 16 << 20;
 /// Memory for pages while a copy is written.
 const CACHE: usize = 32 << 20;
 
@@ -65,6 +67,7 @@ pub(crate) struct Copy<'a> {
     // Before the file: it is closed by the time that the file is removed.
     database: Database,
     waiting: Vec<([u8; 32], Vec<u8>)>,
+    waiting_bytes: usize,
     unfinished: Unfinished,
 }
 
@@ -101,13 +104,16 @@ impl<'a> Copy<'a> {
         let backing = FileBacking::new(&unfinished.0);
         let database =
             database::open(&backing, CACHE, &Damages::default()).map_err(OpenError::database)?;
-        Ok(Self { path, database, waiting: Vec::with_capacity(BATCH), unfinished })
+        let waiting = Vec::with_capacity(BATCH);
+        Ok(Self { path, database, waiting, waiting_bytes: 0, unfinished })
     }
 
     /// Adds a record as it is stored.
     pub(crate) fn add(&mut self, key: &[u8; 32], stored: &[u8]) -> Result<(), OpenError> {
         self.waiting.push((*key, stored.to_vec()));
-        if self.waiting.len() < BATCH { Ok(()) } else { self.flush() }
+        self.waiting_bytes += stored.len();
+        let more = self.waiting.len() < BATCH && self.waiting_bytes < BATCH_BYTES;
+        if more { Ok(()) } else { self.flush() }
     }
 
     fn flush(&mut self) -> Result<(), OpenError> {
@@ -119,6 +125,7 @@ impl<'a> Copy<'a> {
         more: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
         let transaction = database::begin(&self.database, false)?;
+        self.waiting_bytes = 0;
         {
             let mut cells = transaction.open_table(CELLS)?;
             let mut due = transaction.open_table(DUE)?;

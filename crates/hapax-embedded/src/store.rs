@@ -319,6 +319,7 @@ impl EmbeddedStore {
             reaps: Default::default(),
             reserve,
             full_since: None,
+            no_index: false,
         };
         store.spawn("hapax-embedded-write", |shared| writer.run(&End(shared))).map_err(threads)?;
         Ok(store)

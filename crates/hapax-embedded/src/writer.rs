@@ -73,6 +73,9 @@ pub(crate) struct Writer {
     /// Since a write found the disk full and no reserve left: what writes is rejected until the pause
     /// is over, what only reads is answered.
     pub(crate) full_since: Option<Pause>,
+    /// Whether damage was met in the index of what is due. The records themselves are whole: they are
+    /// written without it, and nothing is removed.
+    pub(crate) no_index: bool,
 }
 
 /// A pause after a failure, by the clock and by requests that were rejected meanwhile, because a clock
@@ -198,8 +201,12 @@ impl Writer {
     fn transact(&mut self, database: &Database) -> Ended {
         // No length: somebody took the file away, and what goes into it now is lost.
         let length = self.backing.length().map_err(redb::Error::from);
-        let begun = length
-            .and_then(|length| database::begin(database, length >= self.quick_recovery_above));
+        let begun = length.and_then(|length| {
+            // To open a file again, the engine verifies all of it, and stops at damage, unless
+            // it was written for a quick recovery.
+            let damaged = self.shared.damages.count() > 0;
+            database::begin(database, damaged || length >= self.quick_recovery_above)
+        });
         let transaction = match begun {
             Ok(transaction) => transaction,
             Err(error) => return Ended::Failed { answered: Vec::new(), error },
@@ -236,7 +243,8 @@ impl Writer {
             Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
         let now = self.shared.clock.now();
         let no_writes = self.full_since.is_some_and(|pause| !pause.is_over(now));
-        let terms = Terms { epoch: self.shared.epoch, full: self.full(), no_writes };
+        let no_index = self.no_index;
+        let terms = Terms { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
         let mut bytes = 0;
         while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let Some(job) = self.next() else { break };
@@ -245,6 +253,12 @@ impl Writer {
                 Ok(answer) => {
                     bytes += job.sealed.len() + weight(&answer);
                     answered.push((job, answer));
+                }
+                Err(error @ StorageError::Corrupted(_)) if batch.in_index() => {
+                    // Done again without the index, once: `no_index` stays.
+                    self.leave_index(&error);
+                    let again = rejoin(Some(job), answered);
+                    return Err(Box::new(Ended::Stumbled { over: None, error, again }));
                 }
                 Err(error @ StorageError::Corrupted(_)) => {
                     let (over, again) = (Some(job), answered);
@@ -257,7 +271,11 @@ impl Writer {
             pause.rejected += answered.len();
         }
         let mut removal = None;
-        if let Some(reap) = self.reaps.front()
+        if no_index && !self.reaps.is_empty() {
+            // Nothing is found without the index; each call says so.
+            let damaged = StorageError::Corrupted("the index of what is due is damaged".to_owned());
+            self.end_reap(Err(unchanged(damaged)));
+        } else if let Some(reap) = self.reaps.front()
             && !no_writes
         {
             // As many as the swaps beside it will leave to be reaped one day, two of which make a
@@ -270,6 +288,9 @@ impl Writer {
             match guarded(|| batch.remove_due(now, limit)) {
                 Ok(removed) => removal = Some(removed),
                 Err(error @ StorageError::Corrupted(_)) => {
+                    if batch.in_index() {
+                        self.leave_index(&error);
+                    }
                     let (over, again) = (None, answered);
                     return Err(Box::new(Ended::Stumbled { over, error, again }));
                 }
@@ -277,6 +298,17 @@ impl Writer {
             }
         }
         Ok(Filled { answered, removal, floor: batch.floor(), wrote: batch.wrote() })
+    }
+
+    fn leave_index(&mut self, error: &StorageError) {
+        if !std::mem::replace(&mut self.no_index, true) {
+            tracing::error!(
+                %error,
+                "the index of expiry is damaged: records are kept and written without it, and none \
+                 is removed; stop the process and write what is whole to a new file with `hapax \
+                 doctor --salvage OLD NEW`"
+            );
+        }
     }
 
     /// The next swap. Reaps that come along are put aside.

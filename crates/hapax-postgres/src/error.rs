@@ -82,15 +82,15 @@ pub enum ConnectError {
 impl ConnectError {
     /// Returns whether another attempt may succeed without any change to the server's configuration or
     /// to the options: the server was not reached, did not answer in time, is starting up or shutting
-    /// down, or has no connection to spare; of several hosts, none is the primary now.
+    /// down, or has no connection to spare; it is a standby, or its own standbys did not confirm a write.
     ///
     /// A wrong password, a database that does not exist, a certificate that is not trusted and another
     /// secret are none of these.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         match self {
-            // A standby may be on its way, like a server.
-            Self::TimedOut | Self::Unconfirmed => true,
+            // A failover goes on: a host becomes the primary, or its standby connects.
+            Self::TimedOut | Self::Standby | Self::Unconfirmed => true,
             Self::Connect(error) | Self::Query(error) | Self::Migration(error) => is_away(error),
             _ => false,
         }

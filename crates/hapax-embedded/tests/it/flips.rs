@@ -124,6 +124,37 @@ async fn a_flipped_bit_executes_nothing_again_and_answers_nothing_wrong() {
     assert_eq!(PANICS.load(Ordering::Relaxed), 0);
 }
 
+/// What damage does to a new key, whichever block it is in: the index of expiry is one that a claim
+/// under `block` does not touch and its completion does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_any_block_damaged_what_is_claimed_can_be_completed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    let whole = finished(&path).await;
+    let mut completed = 0;
+    for block in 1..whole.len() / 4096 {
+        let mut damaged = whole.clone();
+        damaged[block * 4096 + 1_000] ^= 1;
+        let path = directory.path().join(format!("{block}.db"));
+        std::fs::write(&path, damaged).unwrap();
+        let Ok(store) = EmbeddedStore::open(options(&path)) else { continue };
+        for of in KEYS..KEYS + 20 {
+            let mut claimed = claim(of);
+            // As under `block`.
+            claimed.draft.keep = None;
+            if let Ok(Swapped::Stored(_)) = store.swap(claimed.clone()).await {
+                let ended = complete(&claimed, of + 10_000, &answer(of));
+                let recorded = store.swap(ended).await;
+                assert!(matches!(recorded, Ok(Swapped::Stored(_))), "block {block}: {recorded:?}");
+                completed += 1;
+            }
+        }
+        store.close().await;
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert!(completed > 0);
+}
+
 /// Flips a bit in the middle of the last of `answer`s in the file.
 fn damage(path: &Path, of: u64) -> PathBuf {
     let mut file = std::fs::read(path).unwrap();

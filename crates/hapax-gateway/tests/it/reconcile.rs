@@ -31,7 +31,7 @@ fn reconciling(upstream: &Upstream) -> Config {
     config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
     config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant, HOST]));
-    config.policy.upstream_timeout = Duration::from_secs(2);
+    config.policy.upstream_timeout = Duration::from_secs(60);
     config
 }
 

@@ -173,9 +173,9 @@ impl RoutePolicy {
     /// [`RouteError`] says what would break a promise in production.
     pub fn new(scope: ScopeSource, options: RouteOptions) -> Result<Self, RouteError> {
         options.policy.check()?;
-        let block = options.policy.terms.on_unknown == OnUnknown::Block;
-        if block && options.store_outage == StoreOutage::Open {
-            return Err(RouteError::OpenBlock);
+        let reexecute = options.policy.terms.on_unknown == OnUnknown::Reexecute;
+        if !reexecute && options.store_outage == StoreOutage::Open {
+            return Err(RouteError::OpenWithoutReexecute);
         }
         match (&options.reconcile, options.policy.hook) {
             (Some(_), None) => return Err(RouteError::NoHookTimes),
@@ -219,9 +219,13 @@ pub enum RouteError {
     /// The engine's part of the policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// *Open* executes what *block* promises never to execute twice.
-    #[error("`open` breaks the promise of `block`: it executes without a record")]
-    OpenBlock,
+    /// *Open* executes without a record; *block* and *reconcile* promise that nothing executes a
+    /// second time unasked.
+    #[error(
+        "`open` executes without a record, which breaks the promise of `block` and `reconcile`: \
+         set `reexecute`, or `closed`"
+    )]
+    OpenWithoutReexecute,
     /// There is somebody to ask, but not when.
     #[error("a reconcile hook needs `policy.hook`: when it may be asked, and for how long")]
     NoHookTimes,

@@ -287,13 +287,19 @@ impl Call {
                 Claim::Mismatch
             }));
         }
+        // A first execution under way in this process is as good as a record that the store told of:
+        // without a claim nothing may execute beside it.
+        let executes = inner.executions.executes(key);
         if inner.overloaded() {
-            return Err(ClaimError::Overloaded);
+            return Err(match executes {
+                true => ClaimError::Interrupted(StoreError::unavailable(ClaimError::Overloaded)),
+                false => ClaimError::Overloaded,
+            });
         }
         let seen = match seen {
             // A claim for an absent record, as claims begin, would take over where the record of
             // the execution under way has expired and is removed.
-            None if inner.executions.executes(key) => Some(inner.look(key).await?),
+            None if executes => Some(inner.look(key).await.map_err(ClaimError::Interrupted)?),
             seen => seen,
         };
         let started = match seen {

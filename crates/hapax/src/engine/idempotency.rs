@@ -211,6 +211,11 @@ impl Idempotency {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
                 Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
             };
+            // The owner is alive in this process, whatever the clock says of its lease: released, the
+            // key would execute a second time beside it.
+            if seen.cell.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
+                return Ok(Resolved { wrote: Wrote::Refused, was: seen });
+            }
             let (mut writing, next) = Writing::resolve(key, seen, resolve, &*inner.entropy)?;
             let wrote =
                 carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)

@@ -95,11 +95,19 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
 }
 
 #[test]
-fn wire_20_open_is_refused_with_block() {
+fn wire_20_open_is_refused_with_block_and_reconcile() {
+    let open = |options| RouteOptions { store_outage: StoreOutage::Open, ..options };
     // The default is `block`.
-    let options = RouteOptions { store_outage: StoreOutage::Open, ..RouteOptions::default() };
-    let refused = RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
-    assert_eq!(refused, RouteError::OpenBlock);
+    let mut reconcile = RouteOptions::default();
+    reconcile.policy.terms.on_unknown = OnUnknown::Reconcile;
+    reconcile.policy.hook = Some(hapax::machine::Hook {
+        after: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
+    });
+    for options in [RouteOptions::default(), reconcile] {
+        let refused = RoutePolicy::new(ScopeSource::shared(), open(options)).unwrap_err();
+        assert_eq!(refused, RouteError::OpenWithoutReexecute);
+    }
 }
 
 /// An app whose store goes away while its handler runs; the second run would say so.

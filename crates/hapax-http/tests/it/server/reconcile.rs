@@ -8,7 +8,7 @@ use hapax::machine::Hook;
 use hapax::{OnUnknown, PolicyError};
 use hapax_http::server::{
     Doubt, Event, Execution, Reconcile, Reconciled, RouteError, RouteOptions, RoutePolicy,
-    ScopeSource, StoreOutage,
+    ScopeSource,
 };
 use http::Response;
 use tokio::time::{Instant, sleep};
@@ -65,30 +65,6 @@ async fn wire_15_happened_becomes_the_answer() {
     }
     assert_eq!((runs.count(), asked.count()), (1, 1));
     assert_eq!(world.events().iter().filter(|it| **it == Event::Asked).count(), 1);
-}
-
-/// *Open* is for requests of which the store said nothing.
-#[tokio::test(start_paused = true)]
-async fn wire_20_open_does_not_run_what_the_hook_was_asked_about() {
-    for happened in [true, false] {
-        let world = World::new();
-        let store = Arc::clone(&world.store);
-        let hook = move |_| {
-            store.is(Mood::Down);
-            async move {
-                match happened {
-                    true => Reconciled::Happened(Response::new(Bytes::new()), None),
-                    false => Reconciled::DidNotHappen,
-                }
-            }
-        };
-        let options = RouteOptions { store_outage: StoreOutage::Open, ..asking(hook) };
-        let (app, runs) = failing(&world, options);
-        send(&app, pay("k", "{}")).await;
-        let answer = send(&app, pay("k", "{}")).await;
-        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "store-unavailable"));
-        assert_eq!(runs.count(), 1);
-    }
 }
 
 #[tokio::test(start_paused = true)]
