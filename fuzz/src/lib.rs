@@ -25,10 +25,7 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
             ])?,
         },
         checkpoint: Option::<Vec<u8>>::arbitrary(u)?.map(Into::into),
-        notes: Notes {
-            description: note(u, MAX_DESCRIPTION)?,
-            decision: note(u, MAX_DECISION)?,
-        },
+        notes: Notes { description: note(u, MAX_DESCRIPTION)?, decision: note(u, MAX_DECISION)? },
         state: match u.int_in_range(0..=3)? {
             0 => State::InFlight,
             1 => State::Unknown {
