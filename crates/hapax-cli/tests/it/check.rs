@@ -176,7 +176,7 @@ fn check_with_method_and_path_prints_the_route_and_its_policy() {
         ("POST", "/orders", "# not protected: `observe = true` only counts"),
         ("POST", "/orders/7", "# no route\n# protected with a key"),
         ("POST", "/loose/..%2fpayments", "# rejected with 400 malformed-request: The path can be"),
-        ("post", "/payments", "# rejected with 400 malformed-request: The method is written"),
+        ("post", "/payments", "# rejected with 400 malformed-request: Expected the method"),
     ] {
         let shown = check(method, path);
         assert!(shown.contains(says), "{method} {path}: {shown}");

@@ -330,7 +330,7 @@ fn a_secret_that_others_can_read_is_warned_of_at_start_and_by_the_doctor() {
     let warnings = || log_lines(folder.path(), "other users can read this secret: chmod 600 it");
     Gateway::logged(upstream.address, folder.path(), &[]).kill();
     assert_eq!(warnings(), Vec::<serde_json::Value>::new());
-    assert!(!doctor().contains("others on this machine can read"), "{}", doctor());
+    assert!(!doctor().contains("users other than its owner can read"), "{}", doctor());
 
     for (name, mode) in [("hapax.db.secret", 0o640), ("hapax.db.admin-token", 0o604)] {
         let path = folder.path().join(name);
@@ -344,7 +344,7 @@ fn a_secret_that_others_can_read_is_warned_of_at_start_and_by_the_doctor() {
         assert_eq!(warned[0]["path"], path.to_str().unwrap());
         gateway.kill();
         let found = doctor();
-        let line = found.lines().find(|line| line.contains("others on this machine can read"));
+        let line = found.lines().find(|line| line.contains("users other than its owner can read"));
         let line = line.unwrap_or_else(|| panic!("{name}: {found}"));
         assert!(line.starts_with("risk") && line.contains(path.to_str().unwrap()), "{line}");
         set(0o600);

@@ -295,7 +295,7 @@ fn what_is_not_there_is_said_in_one_line() {
     let gateway = filled(&upstream, folder.path(), &["--admin-token-file", token]);
     let list = ["keys", "list", "--store", &store];
     let (code, line) = refused(&list);
-    assert!(code == 64 && line.contains("none was found: name the file by --admin-token-file"));
+    assert!(code == 64 && line.contains("found none: name its file by --admin-token-file"));
     ok(&[&list[..], &["--admin-token-file", token]].concat());
     let output = hapax(&list).env("HAPAX_ADMIN_TOKEN_FILE", token).output().unwrap();
     assert!(output.status.success());
@@ -400,7 +400,7 @@ fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_ca
     assert!(said.contains("fine     admin token: "), "{said}");
     let token = folder.path().join("hapax.db.admin-token");
     std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o640)).unwrap();
-    assert!(ok(&doctor).contains("risk     admin token: others on this machine can read"));
+    assert!(ok(&doctor).contains("risk     admin token: users other than its owner can read"));
     let secret = folder.path().join("hapax.db.secret");
     let first = std::fs::read_to_string(&secret).unwrap();
     let ring = format!("name {first}seal {}\n", "22".repeat(32));
