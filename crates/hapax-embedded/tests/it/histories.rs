@@ -37,7 +37,8 @@ async fn on_a_disk_that_fails_stands_still_and_fills_up() {
         }
     };
     let enough = |told: &Told| {
-        rounds.load(Relaxed) > 10 && store.stats().reopened > 10 && told.ambiguous > 20
+        let reached = told.stored > 500 && told.loads > 500 && told.unavailable > 20;
+        reached && rounds.load(Relaxed) > 10 && store.stats().reopened > 10 && told.ambiguous > 20
     };
     let storm = Storm { pause: Duration::from_millis(1), ..Storm::of(10_000, 16) };
     let stores = [Arc::clone(&store)];

@@ -66,8 +66,11 @@ impl History {
             *sent <= at
                 && cell.tag == swap.tag
                 && cell.record == swap.draft.record
-                && acknowledged.is_none_or(|(_, stamped)| {
-                    cell.fence == stamped.fence
+                // A copy that failed, and was sent again, may be there with other times before the one
+                // that was acknowledged.
+                && acknowledged.is_none_or(|(when, stamped)| {
+                    when > at
+                        || cell.fence == stamped.fence
                         && cell.keep_until == swap.draft.keep.map(|keep| stamped.now.after(keep))
                 })
         })

@@ -16,7 +16,7 @@ use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
 
 use super::faults::TERMINATE;
-use super::support::by;
+use super::support::{by, connect_within};
 
 /// Of each history, where `HAPAX_OPERATIONS` says nothing else.
 const OPERATIONS: usize = 4_000;
@@ -35,7 +35,7 @@ async fn ride(
         [proxy.address().port(), proxy.address().port(), proxy.address().port(), server.port()]
     {
         let options = by(port).timeout(Duration::from_millis(300));
-        stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
+        stores.push(Arc::new(connect_within(options).await));
     }
     tokio::select! {
         told = storm.run_until(&stores, enough) => told,
@@ -99,7 +99,7 @@ async fn on_a_server_that_is_killed() {
     let mut stores = Vec::new();
     for port in [proxy.address().port(), port] {
         let options = by(port).timeout(Duration::from_millis(300));
-        stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
+        stores.push(Arc::new(connect_within(options).await));
     }
     let kills = AtomicU32::new(0);
     let enough = |told: &Told| kills.load(Relaxed) > 2 && told.ambiguous > 5;
