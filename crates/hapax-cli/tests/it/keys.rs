@@ -303,7 +303,7 @@ fn what_is_not_there_is_said_in_one_line() {
     std::fs::write(&wrong, "0123456789abcdef").unwrap();
     let wrong = ["--admin-token-file", wrong.to_str().unwrap()];
     let (code, line) = refused(&[&list[..], &wrong].concat());
-    assert!(code == 64 && line.contains("the token found is another"), "{code} {line}");
+    assert!(code == 64 && line.contains("found a different one"), "{code} {line}");
     gateway.kill();
     let (code, line) = refused(&["keys", "show", "nobody's", "--store", &store]);
     assert!(code == 1 && line.contains("no record"), "{code} {line}");
