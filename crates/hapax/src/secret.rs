@@ -39,6 +39,7 @@ impl Secret {
 
     /// Returns a short keyed hash of `value`, 12 hexadecimal digits: who has the secret and the value
     /// finds it again, nobody finds the value from it.
+    #[cfg(feature = "tokio")]
     pub(crate) fn pseudonym(&self, value: &[u8]) -> String {
         let hash = blake3::keyed_hash(&self.subkey("hapax 1 caller"), value);
         hash.to_hex().chars().take(12).collect()
