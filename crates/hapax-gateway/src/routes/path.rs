@@ -116,7 +116,10 @@ impl Odd {
         add(Self::END, any(&['?', '#']));
         // Other occasions may be what makes a segment of one.
         let segments = levels.iter().flat_map(|text| text.split(['/', SLASH, '\\']));
-        let segments = segments.flat_map(|segment| [segment, before(segment, &[';', '?', '#'])]);
+        let cuts: [&[char]; 3] = [&[';'], &['?', '#'], &[';', '?', '#']];
+        let segments = segments.flat_map(|segment| {
+            std::iter::once(segment).chain(cuts.map(|ends| before(segment, ends)))
+        });
         let segments: Vec<&str> = segments.collect();
         let dots = segments.iter().any(|segment| matches!(segment.trim_end(), "." | ".."));
         add(Self::DOTS, dots);
@@ -330,6 +333,8 @@ mod tests {
             ("/v1./payments", "/v1/payments"),
             ("/x/..%20/payments", "/payments"),
             ("/a.b.json", "/a.b"),
+            ("/a%3f.;b", "/a?"),
+            ("/a;.%3fb", "/a;"),
             ("/.well-known", "/.well-known"),
         ] {
             let found = readings(path).unwrap();
