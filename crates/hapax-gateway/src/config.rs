@@ -88,8 +88,10 @@ pub struct Limits {
     /// one, new ones wait. Default 1,024.
     pub connections: usize,
     /// Connections of one peer: of an IPv4 address, or an IPv6 network of 64 bits; further ones are closed.
-    /// Those that [`Transport::trusted`] names are proxies and have no bound. Default three quarters of
-    /// `connections`: one peer alone never takes all, and a proxy that is not named has enough.
+    /// Those that [`Transport::trusted`] names are proxies and have no bound. Requests under way on an
+    /// HTTP/2 connection do not count here, though they take places of `connections`:
+    /// [`Transport::streams`] bounds them. Default three quarters of `connections`: the connections of one
+    /// peer never take all places, and a proxy that is not named has enough.
     pub connections_per_peer: Option<usize>,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
