@@ -48,6 +48,8 @@ pub struct Config {
     /// [`default_path`](hapax_operators::Audit::default_path), beside a `file:` store, else
     /// `./hapax.audit.jsonl`.
     pub audit_file: Option<PathBuf>,
+    /// The file that each request has a line in; `-` is standard output. Default: none.
+    pub access_log: Option<PathBuf>,
     /// Where records are kept. Default `file:./hapax.db`.
     pub store: StoreUrl,
     /// What is kept in front of the store, so that replays need not ask it.
@@ -146,6 +148,7 @@ impl Config {
             admin: Some((Ipv4Addr::LOCALHOST, 9090).into()),
             admin_token_file: None,
             audit_file: None,
+            access_log: None,
             store: StoreUrl::File("./hapax.db".into()),
             cache: None,
             secret_file: None,

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use hapax_http::header::other_spelling;
 use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, Problem, sentence};
+use hapax_http::server::{Answered, AnsweredBy};
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderName, HeaderValue};
 use http::request::Parts;
@@ -18,6 +19,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
+use crate::access::{AccessLog, Begun};
 use crate::auth::{Auth, Refused};
 use crate::cors;
 use crate::guard::{Heads, http2};
@@ -38,6 +40,8 @@ pub(crate) struct Front {
     pub(crate) current: Arc<Current>,
     pub(crate) work: Work,
     pub(crate) stall: Duration,
+    /// Where each request has a line.
+    pub(crate) access: Option<AccessLog>,
 }
 
 /// What holds for a request, from its beginning to its end.
@@ -67,13 +71,16 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
+        let begun = self.access.as_ref().map(|_| Begun::of(&request));
         let (mut parts, body) = request.into_parts();
         // First of all and for every request: the guard counts them.
         let away = self.turned_away(&link, &mut parts);
         let request = Request::from_parts(parts, body);
         let live = self.current.now();
         let manner = Manner::of(request.headers());
-        let mut response = match live.route(request.uri().path(), request.method()).cloned() {
+        let found = live.route(request.uri().path(), request.method()).cloned();
+        let name = found.as_ref().unwrap_or(live.rest()).name.clone();
+        let mut response = match found {
             Ok(route) => {
                 // A preflight that is turned away is not answered as one.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
@@ -94,6 +101,7 @@ impl Front {
         if self.is_ending() {
             close(&mut response, &link);
         }
+        self.log(begun.as_ref(), &name, &response);
         response.map(|body| in_hand.until_sent(body))
     }
 
@@ -103,12 +111,21 @@ impl Front {
         link: &Link,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        let begun = self.access.as_ref().map(|_| Begun::of(&request));
         let detail = format!("Too many requests are under way. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
         let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
         let refused = refuse(route, link, Manner::of(request.headers()), &problem);
-        with_cors(route, request, refused).await
+        let response = with_cors(route, request, refused).await;
+        self.log(begun.as_ref(), &route.name, &response);
+        response
+    }
+
+    fn log(&self, begun: Option<&Begun>, route: &str, response: &Response<Body>) {
+        if let (Some(access), Some(begun)) = (&self.access, begun) {
+            access.end(begun, route, response);
+        }
     }
 
     async fn serve(
@@ -241,6 +258,8 @@ fn disguises(live: &Live, route: &Route, parts: &Parts) -> bool {
 fn refuse(route: &Route, link: &Link, manner: Manner, refused: &Problem) -> Response<Body> {
     route.counts.refused(refused.code());
     let mut response = manner.refuse(refused, route.docs.as_ref()).map(Body::from);
+    let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+    response.extensions_mut().insert(rejected);
     if refused.code() == Code::MalformedRequest {
         close(&mut response, link);
     }

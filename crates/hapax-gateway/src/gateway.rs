@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, Settled};
 use crate::crowd::{Places, Sources};
@@ -97,6 +98,14 @@ pub enum StartError {
         path: PathBuf,
         /// The reason.
         source: TokenError,
+    },
+    /// The access log cannot be written.
+    #[error("--access-log: {}: {source}", path.display())]
+    AccessLog {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
     },
     /// The store did not open.
     #[error(transparent)]
@@ -350,6 +359,7 @@ fn run(
     opened: Opened,
 ) -> Result<Running, StartError> {
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
+    let access = config.access_log.as_deref().map(access_log).transpose()?;
     let metrics = Arc::new(Metrics::new());
     let Shares { bodies, observed, .. } = settled.memory;
     let census = Arc::new(Census::default());
@@ -366,6 +376,7 @@ fn run(
         current: Arc::clone(&current),
         work: work.clone(),
         stall: config.limits.stall,
+        access,
     });
     let door = Arc::new(Door {
         front,
@@ -434,6 +445,10 @@ fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
         idle: config.transport.upstream_idle,
         fresh: config.transport.fresh_connections,
     }
+}
+
+fn access_log(path: &Path) -> Result<AccessLog, StartError> {
+    AccessLog::open(path).map_err(|source| StartError::AccessLog { path: path.to_owned(), source })
 }
 
 fn audit(config: &Config, listens: SocketAddr) -> Audit {

@@ -40,6 +40,7 @@
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
+mod access;
 mod admin;
 mod auth;
 mod config;

@@ -67,6 +67,8 @@ pub(crate) struct Live {
 /// What holds on a route.
 #[derive(Debug)]
 pub(crate) struct Route {
+    /// Its name in metrics and logs; that of the rest is empty.
+    pub(crate) name: Arc<str>,
     pub(crate) service: Service,
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) cors: Option<CorsLayer>,
@@ -292,7 +294,16 @@ impl Making<'_> {
         let counted = scope.iter().chain(told.fingerprint.headers()).chain([&key_header]);
         let names = Names::new(counted);
         let docs = told.docs_url.clone();
-        Ok(Arc::new(Route { service, docs, cors, counts, names, key_header, scope }))
+        Ok(Arc::new(Route {
+            name: name.into(),
+            service,
+            docs,
+            cors,
+            counts,
+            names,
+            key_header,
+            scope,
+        }))
     }
 
     /// Routes that ask the same share who asks, also with those of the configuration before.

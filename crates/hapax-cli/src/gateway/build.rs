@@ -34,6 +34,7 @@ impl GatewayFields {
         set(&mut config.admin, self.admin.map(|addr| addr.0));
         config.admin_token_file = self.admin_token_file;
         config.audit_file = self.audit_file;
+        config.access_log = self.access_log;
         let store = self.store.map(Written::read).transpose();
         set(&mut config.store, store.map_err(|error| format!("--store: {error}"))?);
         let cache = self.cache.map(Written::read).transpose();
@@ -92,6 +93,7 @@ impl GatewayFields {
             admin: Some(AdminAddr(config.admin)),
             admin_token_file: config.admin_token_file.clone(),
             audit_file: config.audit_file.clone(),
+            access_log: config.access_log.clone(),
             store: Some(config.store.clone().into()),
             cache: config.cache.clone().map(Into::into),
             secret_file: config.secret_file.clone(),

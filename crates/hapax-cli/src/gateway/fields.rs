@@ -47,6 +47,11 @@ pub(super) struct GatewayFields {
     #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
     pub(super) audit_file: Option<PathBuf>,
 
+    /// A file that gets a line of JSON for each request, without key and caller; - is standard
+    /// output [default: none]
+    #[arg(long, env = "HAPAX_ACCESS_LOG", value_name = "PATH")]
+    pub(super) access_log: Option<PathBuf>,
+
     /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
     /// memory: (forgotten at the end) [default: file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
@@ -222,6 +227,7 @@ impl GatewayFields {
             admin: self.admin.or(other.admin),
             admin_token_file: self.admin_token_file.or(other.admin_token_file),
             audit_file: self.audit_file.or(other.audit_file),
+            access_log: self.access_log.or(other.access_log),
             store: self.store.or(other.store),
             cache: self.cache.or(other.cache),
             secret_file: self.secret_file.or(other.secret_file),

@@ -87,7 +87,9 @@ impl Loaded {
             }
             StartError::Listen { .. } => (None, error.to_string()),
             // They begin with their flag.
-            StartError::AdminToken { .. } => (None, error.to_string()),
+            StartError::AdminToken { .. } | StartError::AccessLog { .. } => {
+                (None, error.to_string())
+            }
             StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
             other => return Failure::unavailable(other),
         };

@@ -6,6 +6,7 @@
     reason = "a failure here is a failed test"
 )]
 
+mod access;
 mod admin;
 mod ambiguous;
 mod auth;

@@ -20,6 +20,7 @@ use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
 
+use super::answered::{Answered, AnsweredBy};
 use super::describe::Described;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
@@ -128,12 +129,22 @@ where
     }
     let received = Received { parts, body, trailers };
     match settle(&layer, &policy, manner, claim) {
-        Settled::Answer(response) => Ok(response),
+        Settled::Answer(mut response) => {
+            let by = response.extensions().get().map_or(AnsweredBy::Replay, |it: &Answered| it.by);
+            let operation = Some(layer.engine.store_key(&scope, &key));
+            response.extensions_mut().insert(Answered { operation, by });
+            Ok(response)
+        }
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => {
-            let named = Named::new(layer.engine.store_key(&scope, &key), &received.parts);
+            let operation = layer.engine.store_key(&scope, &key);
+            let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
+            let named = Named::new(operation, &received.parts);
             let work = Work { layer, policy, manner, pass, named };
-            detach(work, inner, received, lease).await
+            let mut response = detach(work, inner, received, lease).await?;
+            let operation = Some(operation);
+            response.extensions_mut().insert(Answered { operation, by });
+            Ok(response)
         }
         Settled::Unprotected if pass.gate().is_stopping() => {
             Ok(layer.refuse(&policy, manner, &draining()))

@@ -10,6 +10,7 @@ use http::Response;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::answered::{Answered, AnsweredBy};
 use super::gate::{Drained, Gate};
 use super::memory::Memory;
 use super::observe::{Event, Nobody, Observer};
@@ -136,7 +137,10 @@ impl IdempotencyLayer {
         problem: &Problem,
     ) -> Response<Body> {
         self.observe(policy, Event::Refused(problem.code()));
-        manner.refuse(problem, self.docs.as_ref()).map(Body::from)
+        let mut response = manner.refuse(problem, self.docs.as_ref()).map(Body::from);
+        let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+        response.extensions_mut().insert(rejected);
+        response
     }
 }
 

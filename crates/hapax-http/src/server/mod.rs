@@ -61,6 +61,7 @@
 //! # }
 //! ```
 
+mod answered;
 mod describe;
 mod execution;
 mod future;
@@ -77,6 +78,7 @@ mod service;
 pub mod transaction;
 mod work;
 
+pub use answered::{Answered, AnsweredBy};
 pub use execution::Execution;
 pub use future::ResponseFuture;
 pub use gate::Drained;

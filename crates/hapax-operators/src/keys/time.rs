@@ -2,8 +2,9 @@
 
 use hapax::Timestamp;
 
-/// RFC 3339 in UTC, to the millisecond.
-pub(crate) fn rfc3339(moment: Timestamp) -> String {
+/// Returns a time as RFC 3339 has it, in UTC, to the millisecond.
+#[must_use]
+pub fn rfc3339(moment: Timestamp) -> String {
     let millis = moment.as_micros() / 1000;
     let (seconds, millis) = (millis / 1000, millis % 1000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);

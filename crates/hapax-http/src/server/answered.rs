@@ -1,0 +1,30 @@
+//! A mark on responses, for those who log them.
+
+use hapax::{FencingToken, StoreKey};
+
+/// A response extension: the way in which the layer answered a request of a protected route. A
+/// request that has no key and needs none gets a response without it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answered {
+    /// The name of scope and key; `None` where the request was rejected before it had one.
+    pub operation: Option<StoreKey>,
+    /// The way.
+    pub by: AnsweredBy,
+}
+
+/// A way to answer a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum AnsweredBy {
+    /// It was executed.
+    Execution {
+        /// The fencing token of the execution.
+        fence: FencingToken,
+        /// Its number among those of the record, from 1.
+        attempt: u32,
+    },
+    /// An outcome was replayed.
+    Replay,
+    /// It was rejected by a problem.
+    Rejection,
+}
