@@ -4,11 +4,12 @@
 //! its tree and a key that is there looks absent. So this layer lies between the engine and the
 //! disk, and nothing that the engine reads is unverified.
 //!
-//! 1. The file is the header, one block of 4 KiB, and then the engine's other blocks, each followed
-//!    by 16 bytes of BLAKE3 over its number and its contents. A block and its checksum are one
-//!    write.
-//! 2. The engine's header and its checksum share the first sector of 512 bytes, which a disk writes
-//!    whole or not at all: see [`database`](crate::database).
+//! 1. The file is two copies of the header, 4 KiB each, and then the engine's other blocks, each
+//!    followed by 16 bytes of BLAKE3 over its number and its contents. A block and its checksum are
+//!    one write.
+//! 2. In each copy, the engine's header and its checksum share the first sector of 512 bytes, which a
+//!    disk writes whole or not at all: see [`database`](crate::database). Everything depends on the
+//!    header, so one damaged copy is replaced by the other: see [`Blocks::mend`].
 //! 3. A power failure may tear a block that was being written. The engine refers to no block before
 //!    it is synced, so it never reads a torn one. What is in no use may be torn for ever: only reads
 //!    through the engine find damage, not a walk over all blocks.
@@ -35,8 +36,16 @@ const STRIDE: usize = BLOCK + SUM;
 const SECTOR: usize = 512;
 /// What the engine may use of the first block.
 const HEADER: usize = SECTOR - MARK.len() - SUM;
+/// The bytes of the file at which the copies of the header begin.
+const COPIES: [u64; 2] = [0, BLOCK as u64];
+/// The length of both copies.
+const HEADERS: u64 = 2 * BLOCK as u64;
 /// Between header and checksum: tells this format from the engine's own.
 const MARK: &[u8; 16] = b"hapax blocks 1\0\0";
+/// The first bytes of a file of the engine: see `docs/design.md` of redb.
+const ENGINE: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
+const EARLIER: &str = "expected file format 2, found one of an earlier version of Hapax, which had \
+    no checksums: let its keys expire under that version, then start with a new file";
 /// Damaged blocks that are told apart.
 const MOST_PLACES: usize = 10_000;
 
@@ -79,8 +88,10 @@ impl Damages {
 pub(crate) struct Blocks {
     disk: Disk,
     damages: Damages,
-    /// The first sector. Zeros until the engine has made its header.
+    /// The sector of the header. Zeros until the engine has made its header.
     header: Mutex<[u8; SECTOR]>,
+    /// Whether the copies in the file differed when it was opened.
+    differ: bool,
 }
 
 /// Why there are no bytes.
@@ -102,26 +113,65 @@ impl From<FetchError> for io::Error {
 }
 
 impl Blocks {
-    /// Reads the header of a file that has one.
+    /// Reads the header of a file that has one: the first copy, or the second where the first is
+    /// damaged.
     ///
     /// # Errors
-    /// A file that is none of ours, or whose header is damaged.
+    /// A file of another format, or one of which both copies are damaged.
     pub(crate) fn open(disk: Disk, damages: Damages) -> Result<Self, FetchError> {
-        let mut header = [0; SECTOR];
+        let mut copies = [[0; SECTOR]; 2];
         let length = disk.len()?;
         if length > 0 {
-            if length < BLOCK as u64 {
+            if length < HEADERS {
                 let found = format!("the file has {length} bytes, too few for a database");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, found).into());
             }
-            disk.read(0, &mut header)?;
-            if header[..] != seal_header(&header)[..] {
-                let damage = Damage { place: 0 };
-                damages.note(damage);
-                return Err(damage.into());
+            for (place, copy) in COPIES.into_iter().zip(&mut copies) {
+                disk.read(place, copy)?;
+            }
+            match copies.map(|copy| copy == seal_header(&copy)) {
+                [true, true] => {}
+                [false, false] if copies[0].starts_with(ENGINE) && !has_mark(&copies[0]) => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, EARLIER).into());
+                }
+                [false, false] => {
+                    let damage = Damage { place: 0 };
+                    damages.note(damage);
+                    return Err(damage.into());
+                }
+                [first, _] => {
+                    let place = COPIES[usize::from(first)];
+                    tracing::warn!(
+                        place,
+                        "one of the two copies of the file's header is damaged; the other is used"
+                    );
+                    copies[usize::from(first)] = copies[usize::from(!first)];
+                    return Ok(Self { disk, damages, header: Mutex::new(copies[0]), differ: true });
+                }
             }
         }
-        Ok(Self { disk, damages, header: Mutex::new(header) })
+        let differ = copies[0] != copies[1];
+        Ok(Self { disk, damages, header: Mutex::new(copies[0]), differ })
+    }
+
+    /// Makes both copies of the header the same, durably. Without it an opened file is only read.
+    ///
+    /// A crash may leave the second copy older than the first, by writes that were not synced and
+    /// that no answer depends on. Answers after this do depend on the first, so the second must
+    /// not stay behind: it would undo them once the first is damaged.
+    ///
+    /// # Errors
+    /// As writing to the disk.
+    pub(crate) fn mend(&self) -> io::Result<()> {
+        if self.differ {
+            self.write_header(&self.header())?;
+            self.disk.sync_data()?;
+        }
+        Ok(())
+    }
+
+    fn write_header(&self, sealed: &[u8; SECTOR]) -> io::Result<()> {
+        COPIES.into_iter().try_for_each(|place| self.disk.write(place, sealed))
     }
 
     /// Reads what the engine has at `offset`.
@@ -167,13 +217,13 @@ impl Blocks {
 const fn place(number: u64) -> u64 {
     match number {
         0 => 0,
-        _ => BLOCK as u64 + (number - 1) * STRIDE as u64,
+        _ => HEADERS + (number - 1) * STRIDE as u64,
     }
 }
 
 /// The length of the engine's file, from that of the file.
 const fn logical(length: u64) -> u64 {
-    match length.checked_sub(BLOCK as u64) {
+    match length.checked_sub(HEADERS) {
         Some(rest) => (1 + rest / STRIDE as u64) * BLOCK as u64,
         None => length,
     }
@@ -186,6 +236,10 @@ fn checksum(number: u64, block: &[u8]) -> [u8; SUM] {
     let mut sum = [0; SUM];
     hasher.finalize_xof().fill(&mut sum);
     sum
+}
+
+fn has_mark(sector: &[u8; SECTOR]) -> bool {
+    sector[HEADER..SECTOR - SUM] == MARK[..]
 }
 
 /// The sector with its mark and its checksum.
@@ -236,7 +290,7 @@ impl StorageBackend for Blocks {
             let fields = sector[..HEADER].get_mut(from..from + data.len()).ok_or_else(beyond)?;
             fields.copy_from_slice(data);
             let sealed = seal_header(&sector);
-            self.disk.write(0, &sealed)?;
+            self.write_header(&sealed)?;
             *header = sealed;
             return Ok(());
         }

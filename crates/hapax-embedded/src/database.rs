@@ -10,7 +10,7 @@
 //!   (pages are never changed in place), nobody was answered.
 //! - It fails after: the new slot counts, and its pages were synced before the flip was written.
 //! - Header and slots share one sector, which a disk writes whole or not at all, with the checksum
-//!   of both ([`blocks`](crate::blocks)).
+//!   of both. It is written twice, in two places, before each sync ([`blocks`](crate::blocks)).
 //!
 //! One phase would do with checksums over everything: one sync, and after a crash the engine
 //! decides by checksum which slot is whole. Two phases cost one more sync and buy three things.
@@ -74,6 +74,7 @@ pub(crate) fn open(
         FetchError::Damage(damage) => StorageError::Corrupted(damage.to_string()),
         FetchError::Io(error) => error.into(),
     })?;
+    blocks.mend().map_err(StorageError::from)?;
     guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(blocks))
 }
 

@@ -5,8 +5,8 @@
 //! file format 3: see `docs/design.md` of that crate.
 //!
 //! 1. Branches lead to leaves; what hangs below a damaged page is lost, all else is read.
-//! 2. How many records there should be stands in the page that names the table's root. A header
-//!    or a root that is damaged loses everything, and is reported as that.
+//! 2. How many records there should be stands in the page that names the table's root. A damaged
+//!    root, or damage to both copies of the header, loses everything and is reported as that.
 //! 3. A record whose own columns are damaged is lost as well.
 //! 4. The old file is only read.
 

@@ -307,16 +307,20 @@ async fn until_reserved(store: &EmbeddedStore, medium: &Medium) {
 #[tokio::test]
 async fn with_the_reserve_used_up_writes_pause_and_replays_are_answered() {
     let (medium, store) = open(|options| options.min_free_bytes(0));
-    let done = claim(1);
+    let (done, under_way) = (claim(1), claim(2));
     stored(&*store, &done).await;
     stored(&*store, &complete(&done, 1001, b"answer")).await;
+    stored(&*store, &under_way).await;
     medium.set_room(0);
     fill(&store, 10_000).await;
+    assert!(medium.reserved().is_none());
+    // Larger than the reserve.
+    let large = complete(&under_way, 1002, &vec![b'x'; 2 << 20]);
     // Each that finds no room is a failed write; what comes in the pause after it is none.
     let mut answered = 0;
-    for of in 20_000..20_200 {
-        let refused = store.swap(claim(of)).await;
-        assert!(refused.is_err() || medium.reserved().is_none(), "{refused:?}");
+    for _ in 0..200 {
+        let refused = store.swap(large.clone()).await;
+        assert!(refused.is_err(), "{refused:?}");
         match store.swap(claim(1)).await {
             Ok(Swapped::Conflict(seen)) => answered += u32::from(seen.cell.is_some()),
             Ok(other) => panic!("{other:?}"),

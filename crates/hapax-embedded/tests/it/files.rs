@@ -373,11 +373,23 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     assert_eq!((listed, damaged), (whole + 1, 1));
 }
 
+#[tokio::test]
+async fn a_file_of_an_earlier_format_is_rejected_as_such() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hapax.db");
+    drop(redb::Database::create(&path).unwrap());
+    let opened = EmbeddedStore::open(Options::new(&path).secret(SecretSource::None));
+    let error = opened.map(drop).unwrap_err().to_string();
+    assert!(error.contains("expected file format 2"), "{error}");
+    let error = hapax_embedded::examine(&path).unwrap_err().to_string();
+    assert!(error.contains("expected file format 2"), "{error}");
+}
+
 /// Damages where the first value ends in every page that holds the record of the key `bytes`.
 fn damage_page(path: &Path, bytes: &[u8]) {
     let mut file = std::fs::read(path).unwrap();
     let mut damaged = 0;
-    for page in file[4096..].chunks_mut(4096 + 16) {
+    for page in file[2 * 4096..].chunks_mut(4096 + 16) {
         let holds = |bytes: &[u8]| page.windows(bytes.len()).any(|window| window == bytes);
         if page[0] == 1 && holds(bytes) && holds(b"hxs\x01") {
             page[5] ^= 0x40;
