@@ -17,6 +17,7 @@ use hapax_embedded::OpenError;
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
     Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
+    NO_CALLERS,
 };
 use indicatif::ProgressBar;
 
@@ -39,10 +40,15 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
     // A slip in the name of the store's would have another one looked into.
     crate::gateway::environment::warn_of_unknown();
     match args.command {
-        KeysCommand::List { at, state, after, limit, json } => {
+        KeysCommand::List { at, state, caller, after, limit, json } => {
             let after = after.as_deref().map(id).transpose()?;
-            let list = List { state: state.map(Into::into), after, limit: Some(limit) };
-            let listed = Records::find(&at).await?.list(list).await?;
+            let records = Records::find(&at).await?;
+            let caller = match caller {
+                Some(value) => Some(records.caller_hash(value).await?),
+                None => None,
+            };
+            let list = List { state: state.map(Into::into), after, limit: Some(limit), caller };
+            let listed = records.list(list).await?;
             print(&if json { render::json(&listed)? } else { render::list(&listed) });
         }
         KeysCommand::Show { at, target, json } => {
@@ -110,16 +116,23 @@ enum Reached {
 }
 
 /// Accepts the store as it is. Returns whether it had been emptied or replaced.
-pub(crate) async fn confirm(at: &Where) -> Result<bool, Failure> {
-    match Reached::find(&at.place()?, true).await? {
+pub(crate) async fn confirm(at: &Where, reason: &str) -> Result<bool, Failure> {
+    let place = at.place()?;
+    match Reached::find(&place, true).await? {
         Reached::Here(opened) => {
             let replaced = opened.is_replaced();
-            let confirmed = opened.confirm().await;
+            let audit = Arc::new(Audit::new(place.audit_file, who::process()));
+            let confirmed = audit.confirm_store(reason, here(), opened.confirm()).await;
             opened.close().await;
-            confirmed.map(|()| replaced).map_err(Failure::unavailable)
+            confirmed.map(|()| replaced).map_err(|error| refused(&error))
         }
-        Reached::There(remote) => remote.confirm().await,
+        Reached::There(remote) => remote.confirm(reason, &who::user()).await,
     }
+}
+
+/// Returns the author of a decision on a store that is open here.
+fn here() -> Decider {
+    Decider { who: who::user(), by: Channel::Cli, from: who::host() }
 }
 
 impl Reached {
@@ -188,11 +201,22 @@ impl Records {
         Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
     }
 
+    /// Returns the hash by which records name a caller, of a value or of itself.
+    async fn caller_hash(&self, value: String) -> Result<String, Failure> {
+        let is_hash = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if value.len() == 12 && value.bytes().all(is_hash) {
+            return Ok(value);
+        }
+        match self {
+            Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| Failure::usage(NO_CALLERS)),
+            Self::There(remote) => remote.caller_hash(value).await,
+        }
+    }
+
     async fn list(&self, list: List) -> Result<Listed, Failure> {
         match self {
             Self::Here(keys) if list.state == Some(KeyState::Unknown) && list.after.is_none() => {
-                let listed = keys.unknown(list.limit.unwrap_or(100)).await;
-                listed.map_err(|error| refused(&error))
+                keys.unknown(&list).await.map_err(|error| refused(&error))
             }
             Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
             Self::There(remote) => remote.list(list).await,
@@ -225,8 +249,7 @@ impl Records {
         let was = match self {
             Self::Here(keys) => {
                 let wanted = decision.outcome;
-                let decider = Decider { who: who::user(), by: Channel::Cli, from: who::host() };
-                keys.resolve(&id(&id_seen)?, decision, decider).await.map_err(|error| {
+                keys.resolve(&id(&id_seen)?, decision, here()).await.map_err(|error| {
                     refused(&error).and(render::all_the_same(error.code(), wanted))
                 })
             }

@@ -25,6 +25,9 @@ enum StoreCommand {
     Confirm {
         #[command(flatten)]
         at: Where,
+        /// The reason: kept in the audit file
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
         /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -34,8 +37,8 @@ enum StoreCommand {
 /// Runs the command.
 pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, Failure> {
     crate::gateway::environment::warn_of_unknown();
-    let StoreCommand::Confirm { at, json } = args.command;
-    let replaced = confirm(&at).await?;
+    let StoreCommand::Confirm { at, reason, json } = args.command;
+    let replaced = confirm(&at, &reason).await?;
     let text = match (json, replaced) {
         (true, _) => format!("{{\n  \"replaced\": {replaced}\n}}\n"),
         (false, true) => "confirmed: what the store held before may execute again\n".to_owned(),

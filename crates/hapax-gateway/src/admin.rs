@@ -20,7 +20,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax_operators::{Operators, error};
+use hapax_operators::{Decider, Operators, Peer, answer, error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -42,7 +42,7 @@ const PROBES: [(&str, &str, &str); 3] = [
 const STORE: (&str, &str, &str) = (
     "POST",
     "/api/store/confirm",
-    r#"{"confirm": true}: the store was emptied or replaced on purpose, and new keys may execute"#,
+    r#"{"confirm": true, "reason": "…"}: the store was emptied or replaced on purpose, and new keys may execute"#,
 );
 
 /// State of the admin listener.
@@ -98,7 +98,7 @@ fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
     let guarded = Router::new()
         .route("/", get(|| async { index() }))
         .route(STORE.1, post(confirm))
-        .with_state(Arc::clone(&admin));
+        .with_state((Arc::clone(&admin), operators.clone()));
     let guarded = operators.guarded(guarded.merge(backup::routes(&admin.opened)));
     let probes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
@@ -141,31 +141,33 @@ impl Admin {
 #[serde(deny_unknown_fields)]
 struct Confirm {
     confirm: bool,
+    reason: String,
+    #[serde(default)]
+    who: Option<String>,
 }
 
 /// Accepts an emptied or replaced store. The answer has whether it was one.
 async fn confirm(
-    State(admin): State<Arc<Admin>>,
+    State((admin, operators)): Shared,
+    Peer(peer): Peer,
     body: Result<Json<Confirm>, JsonRejection>,
 ) -> Response {
     let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
-    match body {
-        Ok(Json(Confirm { confirm: true })) => {}
-        Ok(Json(Confirm { confirm: false })) => return bad("`confirm` has to be true"),
+    let Confirm { reason, who, .. } = match body {
+        Ok(Json(sure @ Confirm { confirm: true, .. })) => sure,
+        Ok(Json(_)) => return bad("`confirm` has to be true"),
         Err(rejected) => return bad(&rejected.body_text()),
-    }
+    };
     let replaced = admin.opened.is_replaced();
-    match admin.opened.confirm().await {
-        Ok(()) => Json(json!({ "replaced": replaced })).into_response(),
-        Err(failed) => {
-            error(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", &failed.to_string())
-        }
-    }
+    let audit = operators.keys().audit();
+    let decider = Decider::by_api(who, peer);
+    let confirmed = audit.confirm_store(&reason, decider, admin.opened.confirm()).await;
+    answer(confirmed.map(|()| json!({ "replaced": replaced })))
 }
 
-type Probed = State<(Arc<Admin>, Operators)>;
+type Shared = State<(Arc<Admin>, Operators)>;
 
-async fn ready(State((admin, operators)): Probed) -> Response {
+async fn ready(State((admin, operators)): Shared) -> Response {
     if admin.work.phase() > Phase::Serving {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
     }
@@ -187,7 +189,7 @@ async fn ready(State((admin, operators)): Probed) -> Response {
     }
 }
 
-async fn metrics(State((admin, operators)): Probed) -> Response {
+async fn metrics(State((admin, operators)): Shared) -> Response {
     let gauges = Gauges {
         engine: admin.engine.stats(),
         requests: admin.work.in_hand(),

@@ -16,21 +16,26 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::Shared;
-use crate::audit::{Channel, Decider};
-use crate::keys::{Became, Decision, KeyState, KeysError, List, Listed};
+use crate::audit::Decider;
+use crate::keys::{Became, Decision, KeyState, KeysError, List};
 
 type Api = State<Arc<Shared>>;
 
 /// What is here: method, path, what it is.
-pub(crate) const INDEX: [(&str, &str, &str); 6] = [
+pub(crate) const INDEX: [(&str, &str, &str); 7] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
     (
         "GET",
         "/api/keys",
-        "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID",
+        "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID &caller=HASH",
     ),
     ("GET", "/api/keys/ID", "one record"),
     ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
+    (
+        "POST",
+        "/api/callers/hash",
+        r#"{"value": "…"}: the hash by which records name the caller with this value of a scope header"#,
+    ),
     (
         "POST",
         "/api/keys/ID/release",
@@ -43,12 +48,17 @@ pub(crate) const INDEX: [(&str, &str, &str); 6] = [
     ),
 ];
 
+/// The reason why no record is found by its caller.
+pub const NO_CALLERS: &str =
+    "records name their callers only where there is a secret: set --secret-file";
+
 pub(crate) fn routes() -> Router<Arc<Shared>> {
     let api = Router::new()
         .route("/", get(index))
         .route("/stats", get(stats))
         .route("/keys", get(list))
         .route("/keys/lookup", post(lookup))
+        .route("/callers/hash", post(caller_hash))
         .route("/keys/{id}", get(show))
         .route("/keys/{id}/release", post(release))
         .route("/keys/{id}/resolve", post(resolve))
@@ -77,9 +87,8 @@ async fn list(State(shared): Api, list: Result<Query<List>, QueryRejection>) -> 
     match list {
         Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
         // All of them are known, the oldest first; a page from an id on is for who wants another order.
-        Ok(Query(List { state: Some(KeyState::Unknown), after: None, limit })) => {
-            let limit = limit.unwrap_or(100).clamp(1, 1000) as usize;
-            answer(Ok(Listed::of(shared.census.oldest(limit))))
+        Ok(Query(list @ List { state: Some(KeyState::Unknown), after: None, .. })) => {
+            answer(Ok(shared.keys.known(&shared.census, &list)))
         }
         Ok(Query(list)) => answer(shared.keys.list(list).await),
     }
@@ -89,6 +98,27 @@ async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
     match StoreKey::from_hex(&id) {
         None => bad_id(),
         Some(id) => answer(shared.keys.show(&id).await),
+    }
+}
+
+/// A value of a scope header: in a body, so that it is in the log of no proxy.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallerValue {
+    value: String,
+}
+
+async fn caller_hash(
+    State(shared): Api,
+    body: Result<Json<CallerValue>, JsonRejection>,
+) -> Response {
+    let CallerValue { value } = match body {
+        Ok(Json(caller)) => caller,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    match shared.keys.caller_hash(&value) {
+        Some(hash) => Json(json!({ "hash": hash })).into_response(),
+        None => error(StatusCode::BAD_REQUEST, "no-secret", NO_CALLERS),
     }
 }
 
@@ -229,7 +259,8 @@ async fn resolve(
 
 /// The address that a request came from, where the server says it
 /// ([`ConnectInfo`](axum::extract::ConnectInfo)).
-struct Peer(Option<SocketAddr>);
+#[derive(Clone, Copy, Debug)]
+pub struct Peer(pub Option<SocketAddr>);
 
 impl<S: Sync> FromRequestParts<S> for Peer {
     type Rejection = Infallible;
@@ -246,16 +277,13 @@ async fn decide(
     decision: Decision,
 ) -> Response {
     let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
-    let decider = Decider {
-        who: decision.who.clone().unwrap_or_else(|| "token".to_owned()),
-        by: Channel::Api,
-        from: peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string()),
-    };
+    let decider = Decider::by_api(decision.who.clone(), peer);
     let decided = shared.keys.resolve(&id, decision, decider).await;
     answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
 }
 
-fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
+/// Returns a result as the API answers it.
+pub fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
     let refused = match result {
         Ok(value) => return Json(value).into_response(),
         Err(refused) => refused,

@@ -10,13 +10,15 @@
 //!
 //! The file is opened for each line, so that it may be rotated by renaming.
 
+use std::error::Error;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax::{Clock, SystemClock};
+use hapax::{Clock, Entropy, StoreError, SystemClock, SystemEntropy};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -51,6 +53,17 @@ pub struct Decider {
     pub by: Channel,
     /// The address or the machine that it came from.
     pub from: String,
+}
+
+impl Decider {
+    /// Returns the author of a decision by the API: the name that the request gives and the address
+    /// that it came from, each as far as it is known.
+    #[must_use]
+    pub fn by_api(who: Option<String>, peer: Option<SocketAddr>) -> Self {
+        let from = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+        let who = cut(&who.unwrap_or_else(|| "token".to_owned()));
+        Self { who, by: Channel::Api, from }
+    }
 }
 
 /// An operator's decision, as its record keeps it.
@@ -109,6 +122,23 @@ struct Line<'a> {
     gateway: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<&'static str>,
+}
+
+/// A decision about the store as a whole.
+#[derive(Serialize)]
+struct StoreLine<'a> {
+    at: String,
+    stage: &'static str,
+    decision: &'a str,
+    who: &'a str,
+    role: &'static str,
+    by: Channel,
+    from: &'a str,
+    store: &'static str,
+    why: &'a str,
+    gateway: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 /// All that the lines of one decision say.
@@ -172,13 +202,60 @@ impl Audit {
             gateway: &self.gateway,
             code,
         };
-        let mut bytes = serde_json::to_vec(&line)?;
-        bytes.push(b'\n');
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.write(bytes)
+        self.write(serde_json::to_vec(&line)?)
+    }
+
+    /// Accepts a store that was emptied or replaced, by `confirm`, between two lines.
+    ///
+    /// # Errors
+    /// [`KeysError::Invalid`] for a reason, and [`KeysError::Audit`]: nothing was accepted.
+    /// [`KeysError::Store`]: it may be accepted all the same.
+    pub async fn confirm_store<F>(
+        self: &Arc<Self>,
+        why: &str,
+        decider: Decider,
+        confirm: F,
+    ) -> Result<(), KeysError>
+    where
+        F: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send,
+    {
+        let why = reason(why)?;
+        let mut number = [0; 16];
+        SystemEntropy.fill(&mut number).map_err(|error| KeysError::Engine(error.into()))?;
+        let decision = crate::hex(&number);
+        let line = |stage, error| StoreLine {
+            at: rfc3339(SystemClock.now()),
+            stage,
+            decision: &decision,
+            who: &decider.who,
+            role: "decide",
+            by: decider.by,
+            from: &decider.from,
+            store: "confirmed",
+            why,
+            gateway: &self.gateway,
+            error,
+        };
+        self.write_off(&line("intended", None)).await.map_err(KeysError::Audit)?;
+        let confirmed = confirm.await;
+        let error = confirmed.as_ref().err().map(ToString::to_string);
+        let stage = if error.is_none() { "done" } else { "rejected" };
+        if let Err(error) = self.write_off(&line(stage, error)).await {
+            tracing::error!(%error, decision, "the end of a decision is not in the audit file");
+        }
+        confirmed.map_err(|error| KeysError::Store(StoreError::unavailable(error)))
+    }
+
+    /// Writes a line on a thread that may block.
+    async fn write_off(self: &Arc<Self>, line: &StoreLine<'_>) -> io::Result<()> {
+        let (audit, line) = (Arc::clone(self), serde_json::to_vec(line)?);
+        let written = tokio::task::spawn_blocking(move || audit.write(line));
+        written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     fn write(&self, mut line: Vec<u8>) -> io::Result<()> {
+        line.push(b'\n');
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true);
         #[cfg(unix)]
@@ -220,17 +297,7 @@ impl Case {
         decision: &Decision,
         decider: &Decider,
     ) -> Result<Self, KeysError> {
-        let why = decision.reason.trim();
-        if why.is_empty() {
-            return Err(KeysError::Invalid(
-                "expected a reason, found none: say why it is decided so",
-            ));
-        }
-        if why.len() > MAX_REASON || why.chars().any(char::is_control) {
-            return Err(KeysError::Invalid(
-                "expected a reason of at most 1,000 bytes on one line, without control characters",
-            ));
-        }
+        let why = reason(&decision.reason)?;
         let body = decision.body_bytes()?;
         let decided = Decided {
             decision: crate::hex(&number),
@@ -252,6 +319,19 @@ impl Case {
             forget: decision.forget,
         })
     }
+}
+
+fn reason(text: &str) -> Result<&str, KeysError> {
+    let why = text.trim();
+    if why.is_empty() {
+        return Err(KeysError::Invalid("expected a reason, found none: say why it is decided so"));
+    }
+    if why.len() > MAX_REASON || why.chars().any(char::is_control) {
+        return Err(KeysError::Invalid(
+            "expected a reason of at most 1,000 bytes on one line, without control characters",
+        ));
+    }
+    Ok(why)
 }
 
 /// At most [`MAX_NAME`] bytes, without control characters.

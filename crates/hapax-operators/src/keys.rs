@@ -3,6 +3,7 @@
 //! One implementation for the admin listener and for `hapax keys` on a file. Keys and scopes are not
 //! in the store; a record is named by its id, a hash of both.
 
+mod list;
 mod time;
 mod view;
 
@@ -27,23 +28,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::audit::{Audit, Case, Decider, Stage};
-use crate::census::{Census, Counted};
-pub(crate) use time::rfc3339;
+pub use list::{List, Listed};
+pub use time::rfc3339;
 pub use view::{CallerView, Described, KeyState, KeyView, ResponseView, Was};
-
-/// How many records are looked at for one page, at most; with a filter, few of them may match.
-const MAX_LOOKED_AT: u32 = 10_000;
-
-/// How many pages of the store are read for one, at most. Large records fill a page of the store
-/// before they are as many as were asked for.
-const MAX_PAGES: u32 = 320;
 
 /// How many read records at one time; further ones wait for their turn, in order. Records may be
 /// large.
 const READERS: usize = 2;
-
-/// How many are read from the store at once.
-const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
 /// The records of a store, for operators.
 #[derive(Clone, Debug)]
@@ -53,44 +44,6 @@ pub struct Keys {
     audit: Arc<Audit>,
     patience: Duration,
     turns: Arc<Semaphore>,
-}
-
-/// Which records to list.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct List {
-    /// In this state only.
-    #[serde(default)]
-    pub state: Option<KeyState>,
-    /// After this id.
-    #[serde(default, deserialize_with = "view::id_or_none")]
-    pub after: Option<StoreKey>,
-    /// At most so many; 1 to 1,000. Default 100.
-    #[serde(default)]
-    pub limit: Option<u32>,
-}
-
-/// A page of records, in the order of their ids.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Listed {
-    /// The records.
-    pub keys: Vec<KeyView>,
-    /// Records that cannot be read: id and reason.
-    pub damaged: Vec<(String, String)>,
-    /// Where to go on, as `after`; `None` at the end.
-    pub next: Option<String>,
-    /// Where a census lists them, oldest first: the time from which on it may not know what other
-    /// processes did; `None` while it looks through the store for the first time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub as_of: Option<String>,
-}
-
-impl Listed {
-    /// Returns what a census knows.
-    pub(crate) fn of(counted: Counted) -> Self {
-        let Counted { keys, as_of, .. } = counted;
-        Self { keys, damaged: Vec::new(), next: None, as_of }
-    }
 }
 
 /// What an operator says of an operation.
@@ -261,68 +214,17 @@ impl Keys {
         Self { engine, store, audit: Arc::new(audit), patience, turns }
     }
 
+    /// Returns the audit file.
+    #[must_use]
+    pub const fn audit(&self) -> &Arc<Audit> {
+        &self.audit
+    }
+
     /// The id of `key` in the scope that these headers make.
     #[must_use]
     pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> StoreKey {
         let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
         self.engine.store_key(&scope, key)
-    }
-
-    /// A page of records. Expired and released ones are left out unless asked for by state.
-    ///
-    /// # Errors
-    /// [`KeysError::Store`].
-    pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
-        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
-        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None, as_of: None };
-        let (mut after, mut looked_at) = (list.after, 0);
-        let _turn = self.turn().await;
-        for _ in 0..MAX_PAGES {
-            // On Redis a page is a walk over all keys: as long as it takes, each of its steps
-            // being bounded by the store.
-            let page = self.store.page(after, PAGE).await?;
-            for (key, cell) in page.cells {
-                if listed.keys.len() + listed.damaged.len() == limit {
-                    listed.next = after.map(|id| id.to_string());
-                    return Ok(listed);
-                }
-                after = Some(key);
-                looked_at += 1;
-                match cell {
-                    Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
-                    Ok(cell) => {
-                        // A page names records; `show` has what was answered.
-                        let view = KeyView::named(&key, &cell, page.now);
-                        let wanted = match list.state {
-                            Some(state) => view.state == state,
-                            None => !matches!(view.state, KeyState::Expired | KeyState::Released),
-                        };
-                        if wanted {
-                            listed.keys.push(view);
-                        }
-                    }
-                }
-            }
-            if !page.more {
-                return Ok(listed);
-            }
-            if looked_at >= MAX_LOOKED_AT {
-                break;
-            }
-        }
-        listed.next = after.map(|id| id.to_string());
-        Ok(listed)
-    }
-
-    /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
-    ///
-    /// # Errors
-    /// [`KeysError::Store`].
-    pub async fn unknown(&self, limit: u32) -> Result<Listed, KeysError> {
-        let census = Census::default();
-        let _turn = self.turn().await;
-        census.walk(&*self.store, false).await?;
-        Ok(Listed::of(census.oldest(limit as usize)))
     }
 
     /// What is known of a record.

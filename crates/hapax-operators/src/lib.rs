@@ -56,12 +56,12 @@ use axum::middleware::from_fn_with_state;
 use hapax::{Idempotency, Inspect};
 use serde_json::Value;
 
-pub use api::error;
+pub use api::{NO_CALLERS, Peer, answer, error};
 pub use audit::{Audit, Channel, Decided, Decider};
 pub use census::{Census, Undecided};
 pub use keys::{
     Became, CallerView, Decision, Described, KeyState, KeyView, Keys, KeysError, List, Listed,
-    ResponseView, Was,
+    ResponseView, Was, rfc3339,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 

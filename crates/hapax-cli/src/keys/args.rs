@@ -33,6 +33,10 @@ pub(super) enum KeysCommand {
         /// Only those in this state [default: all that are neither released nor expired]
         #[arg(long, value_enum)]
         state: Option<StateArg>,
+        /// Only those of this caller: the value of a header of the gateway's --scope or --auth-scope,
+        /// or the hash of it that lists show
+        #[arg(long, value_name = "VALUE")]
+        caller: Option<String>,
         /// Go on after this id
         #[arg(long, value_name = "ID")]
         after: Option<String>,

@@ -29,6 +29,11 @@ struct Decided {
 }
 
 #[derive(serde::Deserialize)]
+struct Hashed {
+    hash: String,
+}
+
+#[derive(serde::Deserialize)]
 struct Confirmed {
     replaced: bool,
 }
@@ -81,7 +86,17 @@ impl Remote {
         if let Some(after) = list.after {
             path.push_str(&format!("&after={after}"));
         }
+        if let Some(hash) = list.caller {
+            path.push_str(&format!("&caller={hash}"));
+        }
         Ok(self.ask(Method::GET, &path, None).await?)
+    }
+
+    pub(super) async fn caller_hash(&self, value: String) -> Result<String, Failure> {
+        let value = json!({ "value": value });
+        let hashed = self.ask(Method::POST, "/api/callers/hash", Some(value)).await;
+        let Hashed { hash } = hashed?;
+        Ok(hash)
     }
 
     pub(super) async fn look(&self, named: Named) -> Result<KeyView, Failure> {
@@ -110,8 +125,8 @@ impl Remote {
     }
 
     /// Makes the gateway accept its store. Returns whether that had been emptied or replaced.
-    pub(super) async fn confirm(&self) -> Result<bool, Failure> {
-        let body = json!({ "confirm": true });
+    pub(super) async fn confirm(&self, reason: &str, who: &str) -> Result<bool, Failure> {
+        let body = json!({ "confirm": true, "reason": reason, "who": who });
         let confirmed = self.ask(Method::POST, "/api/store/confirm", Some(body)).await;
         let Confirmed { replaced } = confirmed?;
         Ok(replaced)

@@ -40,7 +40,8 @@ fn is_unconfirmed(at: &[&str]) -> bool {
 fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = store(folder.path());
-    let (at, confirm) = (["--store", &*store], ["store", "confirm", "--store", &*store]);
+    let (at, confirm) =
+        (["--store", &*store], ["store", "confirm", "--store", &*store, "--reason", "a test"]);
     let (code, said) = refused(&confirm);
     assert_eq!(code, 69, "{said}");
     assert!(said.contains("there is no store at"), "{said}");
@@ -82,7 +83,9 @@ fn an_emptied_server_executes_nothing_before_it_is_confirmed(store: &str, empty:
     std::fs::write(&secret, "7".repeat(64)).unwrap();
     let secret = secret.display().to_string();
     let at = ["--store", store, "--secret-file", &secret];
-    let confirm = [&["store", "confirm"], &at[..]].concat();
+    let audit = folder.path().join("audit.jsonl").display().to_string();
+    let confirm =
+        [&["store", "confirm", "--reason", "a test", "--audit-file", &audit], &at[..]].concat();
     let start = |on_unknown: &str| {
         let more = [&at[..], &["--on-unknown", on_unknown]].concat();
         Gateway::logged(upstream.address, folder.path(), &more)
@@ -116,7 +119,9 @@ fn an_emptied_server_executes_nothing_before_it_is_confirmed(store: &str, empty:
     empty();
     is_rejected(gateway.address, "key");
     let (admin, token) = (gateway.admin.to_string(), gateway.token.display().to_string());
-    ok(&["store", "confirm", "--admin", &admin, "--admin-token-file", &token]);
+    let reason = ["--reason", "a test"];
+    let remote = ["store", "confirm", "--admin", &admin, "--admin-token-file", &token];
+    ok(&[&remote[..], &reason].concat());
     executes(&upstream, gateway.address, "key");
     stop(gateway);
 

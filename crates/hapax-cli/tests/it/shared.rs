@@ -400,6 +400,16 @@ fn operators_see_and_decide(server: &impl Server) {
         let described = &keys[0]["described"];
         assert_eq!((&described["key"], &described["method"]), (&"unknown".into(), &"POST".into()));
         assert!(!listed.to_string().contains("Bearer a"), "{listed}");
+        // Who asks with a credential finds what was requested with it, in any state.
+        let hash = described["caller"][0]["hash"].as_str().unwrap();
+        for (caller, unknown, all) in [("Bearer a", 1, 2), (hash, 1, 2), ("Bearer b", 0, 0)] {
+            for (states, found) in [(&["--state", "unknown"][..], unknown), (&[], all)] {
+                let list = ["keys", "list", "--json", "--caller", caller];
+                let listed: Value =
+                    serde_json::from_str(&ok(&[&list[..], states, at].concat())).unwrap();
+                assert_eq!(listed["keys"].as_array().unwrap().len(), found, "{caller}: {listed}");
+            }
+        }
     }
     let resolve = ["resolve", "unknown", "--outcome", "happened", "--status", "202"];
     let audit = folder.path().join("audit.jsonl");

@@ -147,7 +147,7 @@ async fn the_api_says_what_is_there() {
             assert!(there, "{method} {path}");
             assert!(text.contains(path), "{path} in {text}");
         }
-        assert_eq!(entries.len(), 6);
+        assert_eq!(entries.len(), 7);
     }
     let odd = tell(admin, "/api/odd", &json!({})).await;
     assert_eq!((odd.status, odd.code().as_str()), (404, "not-found"));

@@ -12,6 +12,7 @@ fn on_file(upstream: &Upstream, folder: &Path, on_unknown: OnUnknown) -> Config 
     let mut config = config(upstream.url());
     config.store = StoreUrl::File(folder.join("hapax.db"));
     config.policy.on_unknown = on_unknown;
+    config.audit_file = None;
     config
 }
 
@@ -45,20 +46,34 @@ async fn a_new_file_beside_an_old_secret_executes_nothing_before_the_api_confirm
     let confirm = async |fields: &[(&str, &str)], body: serde_json::Value| {
         send(admin, "POST", "/api/store/confirm", fields, &body.to_string()).await
     };
-    let sure = json!({ "confirm": true });
+    let sure = json!({ "confirm": true, "reason": "a new year" });
+    let audit = folder.path().join("hapax.db.audit.jsonl");
     assert_eq!(confirm(&[json, ("authorization", "")], sure.clone()).await.status, 401);
     let foreign = [json, ("origin", "http://evil.example")];
     assert_eq!(confirm(&foreign, sure.clone()).await.status, 403);
-    for unsure in [json!({}), json!({ "confirm": false }), json!({ "confirm": true, "odd": 1 })] {
+    for unsure in [
+        json!({}),
+        json!({ "confirm": false, "reason": "x" }),
+        json!({ "confirm": true }),
+        json!({ "confirm": true, "reason": " " }),
+        json!({ "confirm": true, "reason": "x", "odd": 1 }),
+    ] {
         let answer = confirm(&[json], unsure.clone()).await;
         assert_eq!((answer.status, &*answer.code()), (400, "bad-request"), "{unsure}");
     }
     is_rejected(&post(address, "/", "first", "x").await);
     assert_eq!(upstream.seen().len(), 2);
+    assert!(!audit.exists());
     for replaced in [true, false] {
         let confirmed = confirm(&[json], sure.clone()).await;
         assert_eq!((confirmed.status, confirmed.json()), (200, json!({ "replaced": replaced })));
     }
+    let audit = std::fs::read_to_string(audit).unwrap();
+    let lines: Vec<serde_json::Value> =
+        audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let stages: Vec<_> = lines.iter().map(|line| line["stage"].as_str().unwrap()).collect();
+    assert_eq!(stages, ["intended", "done", "intended", "done"]);
+    assert_eq!((&lines[0]["store"], &lines[0]["why"]), (&"confirmed".into(), &"a new year".into()));
     assert_eq!(post(address, "/", "first", "x").await.status, 201);
     assert_eq!(get(admin, "/readyz").await.text(), "ready\n");
     gateway.shutdown().await;

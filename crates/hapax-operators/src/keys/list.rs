@@ -1,0 +1,147 @@
+//! Lists of records.
+
+use std::num::NonZeroU32;
+
+use hapax::StoreKey;
+use serde::{Deserialize, Serialize};
+
+use super::view::{KeyState, KeyView, id_or_none};
+use super::{Keys, KeysError};
+use crate::census::{Census, Counted};
+
+/// How many records are looked at for one page, at most; with a filter, few of them may match.
+const MAX_LOOKED_AT: u32 = 10_000;
+
+/// How many pages of the store are read for one, at most. Large records fill a page of the store
+/// before they are as many as were asked for.
+const MAX_PAGES: u32 = 320;
+
+/// How many are read from the store at once.
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// A choice of records to list.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct List {
+    /// In this state only.
+    #[serde(default)]
+    pub state: Option<KeyState>,
+    /// After this id.
+    #[serde(default, deserialize_with = "id_or_none")]
+    pub after: Option<StoreKey>,
+    /// At most so many; 1 to 1,000. Default 100.
+    #[serde(default)]
+    pub limit: Option<u32>,
+    /// Of the caller with this hash ([`Keys::caller_hash`]).
+    #[serde(default)]
+    pub caller: Option<String>,
+}
+
+/// A page of records, in the order of their ids.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Listed {
+    /// The records.
+    pub keys: Vec<KeyView>,
+    /// Records that cannot be read: id and reason.
+    pub damaged: Vec<(String, String)>,
+    /// Where to go on, as `after`; `None` at the end.
+    pub next: Option<String>,
+    /// Where a census lists them, oldest first: the time from which on it may not know what other
+    /// processes did; `None` while it looks through the store for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<String>,
+}
+
+impl Listed {
+    /// Returns what a census knows.
+    pub(crate) fn of(counted: Counted) -> Self {
+        let Counted { keys, as_of, .. } = counted;
+        Self { keys, damaged: Vec::new(), next: None, as_of }
+    }
+}
+
+impl Keys {
+    /// Returns the hash by which records name the caller with this value of a scope header, if it may
+    /// be a credential; `None` without a secret, where records name no callers.
+    #[must_use]
+    pub fn caller_hash(&self, value: &str) -> Option<String> {
+        self.engine.pseudonym(value.as_bytes())
+    }
+
+    fn is_by(&self, view: &KeyView, hash: &str) -> bool {
+        let callers = view.described.iter().flat_map(|described| &described.caller);
+        let hashes = callers.map(|caller| match &caller.value {
+            Some(value) => self.caller_hash(value),
+            None => caller.hash.clone(),
+        });
+        hashes.flatten().any(|it| it == hash)
+    }
+
+    /// A page of records. Expired and released ones are left out unless asked for by state.
+    ///
+    /// # Errors
+    /// [`KeysError::Store`].
+    pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
+        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
+        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None, as_of: None };
+        let (mut after, mut looked_at) = (list.after, 0);
+        let _turn = self.turn().await;
+        for _ in 0..MAX_PAGES {
+            // On Redis a page is a walk over all keys: as long as it takes, each of its steps
+            // being bounded by the store.
+            let page = self.store.page(after, PAGE).await?;
+            for (key, cell) in page.cells {
+                if listed.keys.len() + listed.damaged.len() == limit {
+                    listed.next = after.map(|id| id.to_string());
+                    return Ok(listed);
+                }
+                after = Some(key);
+                looked_at += 1;
+                match cell {
+                    Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
+                    Ok(cell) => {
+                        // A page names records; `show` has what was answered.
+                        let view = KeyView::named(&key, &cell, page.now);
+                        let wanted = match list.state {
+                            Some(state) => view.state == state,
+                            None => !matches!(view.state, KeyState::Expired | KeyState::Released),
+                        };
+                        let by = list.caller.as_deref();
+                        if wanted && by.is_none_or(|hash| self.is_by(&view, hash)) {
+                            listed.keys.push(view);
+                        }
+                    }
+                }
+            }
+            if !page.more {
+                return Ok(listed);
+            }
+            if looked_at >= MAX_LOOKED_AT {
+                break;
+            }
+        }
+        listed.next = after.map(|id| id.to_string());
+        Ok(listed)
+    }
+
+    /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
+    ///
+    /// # Errors
+    /// [`KeysError::Store`].
+    pub async fn unknown(&self, list: &List) -> Result<Listed, KeysError> {
+        let census = Census::default();
+        let _turn = self.turn().await;
+        census.walk(&*self.store, false).await?;
+        Ok(self.known(&census, list))
+    }
+
+    /// Returns the oldest of the records that a census knows.
+    pub(crate) fn known(&self, census: &Census, list: &List) -> Listed {
+        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
+        let Some(hash) = &list.caller else { return Listed::of(census.oldest(limit)) };
+        let mut listed = Listed::of(census.oldest(usize::MAX));
+        listed.keys.retain(|view| self.is_by(view, hash));
+        listed.keys.truncate(limit);
+        listed
+    }
+}
