@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 use crate::error::ConnectError;
 
 /// The version that this build reads and writes.
-pub(crate) const VERSION: i32 = 1;
+pub(crate) const VERSION: i32 = 2;
 
 /// A script that makes the tables, or brings them up to date, for those who run migrations
 /// themselves: for `psql`, or as a file of their own tool. It may be run any number of times, by
@@ -27,7 +27,9 @@ const SCRIPT: &str = concat!(
     "    applied timestamptz NOT NULL DEFAULT clock_timestamp()\n",
     ");\n\n",
     include_str!("migrations/0001_cells.sql"),
-    "\nINSERT INTO hapax_migrations (version) VALUES (1) ON CONFLICT DO NOTHING;\n",
+    "\n",
+    include_str!("migrations/0002_identity.sql"),
+    "\nINSERT INTO hapax_migrations (version) VALUES (1), (2) ON CONFLICT DO NOTHING;\n",
     "COMMIT;\n",
 );
 

@@ -32,34 +32,8 @@ CREATE INDEX IF NOT EXISTS hapax_cells_sweep ON hapax_cells (sweep_at);
 -- The secret that keys are named by, as a hash that does not tell it: one row.
 CREATE TABLE IF NOT EXISTS hapax_secrets (
     name  bytea PRIMARY KEY,
-    since timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Tells these tables from others, and from themselves before they were emptied.
-    identity text,
-    -- An operator said that the tables may be used although others had been.
-    confirmed boolean NOT NULL DEFAULT false
+    since timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-
--- Truncated cells are other cells.
-CREATE OR REPLACE FUNCTION hapax_emptied() RETURNS trigger LANGUAGE plpgsql
-SET search_path FROM CURRENT
-AS $$
-BEGIN
-    UPDATE hapax_secrets SET identity = NULL, confirmed = false;
-    RETURN NULL;
-END
-$$;
-
-DO $$
-BEGIN
-    IF NOT EXISTS (
-        SELECT FROM pg_trigger
-        WHERE tgname = 'hapax_emptied' AND tgrelid = 'hapax_cells'::regclass
-    ) THEN
-        CREATE TRIGGER hapax_emptied AFTER TRUNCATE ON hapax_cells
-            FOR EACH STATEMENT EXECUTE FUNCTION hapax_emptied();
-    END IF;
-END
-$$;
 
 -- Swaps of distinct keys: first a row for each that was written, then, if there are others, one for
 -- each key with what is there. A function, because a session plans what is in it once, and a

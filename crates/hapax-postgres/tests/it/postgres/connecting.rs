@@ -27,7 +27,7 @@ async fn many_processes_that_start_at_once_make_the_tables_once() {
     }
     let count = "SELECT (SELECT count(*) FROM hapax_cells), (SELECT count(*) FROM app.hapax_cells),
         (SELECT count(*) FROM hapax_migrations), (SELECT count(*) FROM app.hapax_migrations)";
-    assert_eq!(server.sql("postgres", count).await, "12|12|1|1");
+    assert_eq!(server.sql("postgres", count).await, "12|12|2|2");
 }
 
 #[tokio::test]
@@ -52,6 +52,17 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
         format!("host=127.0.0.1 port={} user=app dbname=postgres", server.port()).parse().unwrap();
     let store = PostgresStore::connect(app).await.unwrap();
     stored(&store, &claim(1)).await;
+
+    // Tables as version 1 has them.
+    let older = "ALTER TABLE hapax_secrets DROP COLUMN identity, DROP COLUMN confirmed;
+        DROP FUNCTION hapax_emptied CASCADE; DELETE FROM hapax_migrations WHERE version = 2";
+    server.sql("postgres", older).await;
+    let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
+    assert!(matches!(refused, ConnectError::NotMigrated { found: Some(1), .. }), "{refused}");
+    let store = PostgresStore::connect(at(&server)).await.unwrap();
+    stored(&store, &claim(2)).await;
+    let there = "SELECT count(*) FROM hapax_cells";
+    assert_eq!(server.sql("postgres", there).await, "2");
 
     server.sql("postgres", "INSERT INTO hapax_migrations VALUES (999)").await;
     let refused = PostgresStore::connect(options).await.unwrap_err();

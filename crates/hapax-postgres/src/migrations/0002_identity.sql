@@ -1,0 +1,27 @@
+ALTER TABLE hapax_secrets
+    -- Tells these tables from others, and from themselves before they were emptied.
+    ADD COLUMN IF NOT EXISTS identity text,
+    -- An operator said that the tables may be used although others had been.
+    ADD COLUMN IF NOT EXISTS confirmed boolean NOT NULL DEFAULT false;
+
+-- Truncated cells are other cells.
+CREATE OR REPLACE FUNCTION hapax_emptied() RETURNS trigger LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    UPDATE hapax_secrets SET identity = NULL, confirmed = false;
+    RETURN NULL;
+END
+$$;
+
+DO $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_trigger
+        WHERE tgname = 'hapax_emptied' AND tgrelid = 'hapax_cells'::regclass
+    ) THEN
+        CREATE TRIGGER hapax_emptied AFTER TRUNCATE ON hapax_cells
+            FOR EACH STATEMENT EXECUTE FUNCTION hapax_emptied();
+    END IF;
+END
+$$;
