@@ -27,7 +27,7 @@ class Payments(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         key = self.headers.get("Idempotency-Key", "").strip('"')
-        operation = self.headers.get("Idempotency-Operation-Id", key)
+        operation = self.headers.get("Idempotency-Operation-Id")  # None without a gateway
         fence = int(self.headers.get("Idempotency-Fence", 0))
         global begun
         with lock:
@@ -38,7 +38,8 @@ class Payments(BaseHTTPRequestHandler):
                 return self.answer(409, {"error": "this attempt was given up"})
             charge = {"id": f"ch_{len(ledger) + 1}", "amount": body["amount"], "key": key}
             ledger.append(charge)
-            made.setdefault(operation, charge)
+            if operation:
+                made.setdefault(operation, charge)
         self.answer(201, charge)
 
     def do_GET(self):
@@ -47,8 +48,10 @@ class Payments(BaseHTTPRequestHandler):
                 return self.answer(200, {"begun": begun, "charges": len(ledger), "ledger": ledger})
         if self.path != "/charges/by-operation":
             return self.answer(404, {"error": "no such path"})
-        key = self.headers.get("Idempotency-Key", "").strip('"')
-        operation = self.headers.get("Idempotency-Operation-Id", key)
+        operation = self.headers.get("Idempotency-Operation-Id")
+        if not operation:
+            # Not by the key: two callers may use the same one.
+            return self.answer(400, {"error": "expected Idempotency-Operation-Id"})
         fence = int(self.headers.get("Idempotency-Fence", 0))
         with lock:
             found = made.get(operation)
