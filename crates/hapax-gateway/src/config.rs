@@ -89,11 +89,10 @@ pub struct Limits {
     /// are as many, the oldest connection that has sent no byte is closed for a new one; without such a
     /// one, new ones wait. Default 1,024.
     pub connections: usize,
-    /// Connections of one peer: of an IPv4 address, or an IPv6 network of 64 bits; further ones are closed.
-    /// Those that [`Transport::trusted`] names are proxies and have no bound. Requests under way on an
-    /// HTTP/2 connection do not count here, though they take places of `connections`:
-    /// [`Transport::streams`] bounds them. Default three quarters of `connections`: the connections of one
-    /// peer never take all places, and a proxy that is not named has enough.
+    /// Places of `connections` that one peer may take: an IPv4 address, or an IPv6 network of 64 bits. Further
+    /// connections of it are closed, and further requests on its HTTP/2 connections wait. Those that
+    /// [`Transport::trusted`] names are proxies and have no bound. Default three quarters of
+    /// `connections`: one peer never takes all places, and a proxy that is not named has enough.
     pub connections_per_peer: Option<usize>,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///

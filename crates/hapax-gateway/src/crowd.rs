@@ -5,7 +5,8 @@
 //!    after which time: of clients those that have sent no byte, of operators those without a request under
 //!    way. One that has just come is not shed: its first byte may be on its way.
 //! 2. A peer has no more than its share of the places. One that has all of it makes room by its own
-//!    oldest connection that may be shed; without one, its new connection is closed.
+//!    oldest connection that may be shed; without one, its new connection is closed. The places that its
+//!    HTTP/2 connections take beyond their first are of its share as well.
 //! 3. A warning a minute says that there are too many.
 
 use std::collections::{BTreeMap, HashMap};
@@ -173,7 +174,7 @@ impl Drop for Entry {
     }
 }
 
-/// How many connections each source has.
+/// How many places each source has.
 #[derive(Debug)]
 pub(crate) struct Sources {
     most: usize,
@@ -193,16 +194,10 @@ impl Sources {
     /// from there can be shed.
     pub(crate) fn admit(&self, ip: IpAddr, places: &Places) -> Option<Counted> {
         let source = Source::of(ip);
-        let is_proxy = self.unbounded.iter().any(|network| network.contains(ip));
-        let most = if is_proxy { usize::MAX } else { self.most };
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(source).or_default();
-        // The one that is shed leaves in a moment: until then there is one more.
-        if *count < most || places.sheddable.shed_oldest_of(source, places.after) {
-            *count += 1;
-            return Some(Counted { source, counts: Arc::clone(&self.counts) });
+        let counted = self.count(ip, 1, || places.sheddable.shed_oldest_of(source, places.after));
+        if counted.is_some() {
+            return counted;
         }
-        drop(counts);
         if let Some(left_out) = self.full.due() {
             tracing::warn!(
                 peer = %source.0,
@@ -214,12 +209,34 @@ impl Sources {
         }
         None
     }
+
+    /// Counts places that a connection from `ip` takes beyond its first; `None` where they are more than its
+    /// share.
+    pub(crate) fn more(&self, ip: IpAddr, places: usize) -> Option<Counted> {
+        self.count(ip, places, || false)
+    }
+
+    /// Counts `places`, if they are of the share of `ip` or `sheds` makes room for them.
+    fn count(&self, ip: IpAddr, places: usize, sheds: impl FnOnce() -> bool) -> Option<Counted> {
+        let source = Source::of(ip);
+        let is_proxy = self.unbounded.iter().any(|network| network.contains(ip));
+        let most = if is_proxy { usize::MAX } else { self.most };
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.get(&source).copied().unwrap_or_default() + places;
+        // One that is shed leaves in a moment: until then there is one more.
+        if count > most && !sheds() {
+            return None;
+        }
+        counts.insert(source, count);
+        Some(Counted { source, places, counts: Arc::clone(&self.counts) })
+    }
 }
 
-/// A connection that counts for its source.
+/// Places that count for their source.
 #[derive(Debug)]
 pub(crate) struct Counted {
     source: Source,
+    places: usize,
     counts: Arc<Mutex<HashMap<Source, usize>>>,
 }
 
@@ -227,7 +244,7 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.source) {
-            *count -= 1;
+            *count -= self.places;
             if *count == 0 {
                 counts.remove(&self.source);
             }

@@ -2,7 +2,8 @@
 //!
 //! 1. It takes no more memory than its places are worth. With its first place it may have four requests
 //!    open and one of them under way. For as many as are allowed, it gets further places at its beginning
-//!    if at least half of all are free; and each request under way beyond the first takes one.
+//!    if at least half of all are free; and each request under way beyond the first takes one. These
+//!    are of its peer's share, like the first.
 //! 2. A client that takes nothing of an answer for `stall` loses the connection: there is no way to
 //!    end an answer that only waits for its client.
 //! 3. A client that takes back most of what it asks for loses it too. What was claimed for it goes on
@@ -13,6 +14,7 @@
 mod activity;
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -32,6 +34,7 @@ use tokio::time::{sleep, sleep_until};
 use super::Door;
 use super::io::Io;
 use crate::config::Limits;
+use crate::crowd::Counted;
 use crate::front::Link;
 use crate::guard::Stalling;
 use crate::guard::http2::MAX_LIST;
@@ -63,6 +66,9 @@ const PROVOKED: usize = 100;
 /// How long a client that was told to go may take, with nothing under way.
 const LEAVE: Duration = Duration::from_secs(1);
 
+/// The pause before a request looks again for a place of its peer's share.
+const AGAIN: Duration = Duration::from_millis(50);
+
 /// Serves requests until the connection ends.
 pub(super) async fn serve(
     io: Io,
@@ -72,7 +78,7 @@ pub(super) async fn serve(
     place: OwnedSemaphorePermit,
 ) {
     let link = Arc::new(Link { heads: None, peer, switch: None });
-    let room = Room::new(door, place);
+    let room = Room::new(door, peer.addr.ip(), place);
     let activity = Arc::new(Activity::new());
     let served = Served {
         door: Arc::clone(door),
@@ -146,21 +152,25 @@ pub(super) async fn serve(
 struct Room {
     streams: u32,
     window: u32,
-    _places: [Option<OwnedSemaphorePermit>; 2],
+    _place: OwnedSemaphorePermit,
+    _more: Option<(OwnedSemaphorePermit, Counted)>,
 }
 
 impl Room {
-    fn new(door: &Door, place: OwnedSemaphorePermit) -> Self {
+    fn new(door: &Door, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
         let more = door.streams.saturating_sub(LEAN) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
         let half_free = door.places.free() >= door.places.all() / 2;
         let places = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
-        let places = places.and_then(|places| door.places.try_take(places));
-        let (streams, window) = match &places {
+        let more = places.and_then(|places| {
+            let counted = door.sources.more(ip, needed)?;
+            Some((door.places.try_take(places)?, counted))
+        });
+        let (streams, window) = match &more {
             Some(_) => (door.streams, WINDOW + MORE_WINDOW),
             None => (door.streams.min(LEAN), WINDOW),
         };
-        Self { streams, window, _places: [Some(place), places] }
+        Self { streams, window, _place: place, _more: more }
     }
 }
 
@@ -192,17 +202,35 @@ impl Served {
         busy.answered(response)
     }
 
-    /// Waits for its own place or for any; `None` if neither is there in time.
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+    /// Waits for the connection's own place or for any; `None` if neither is there in time.
+    async fn place(&self) -> Option<Place> {
         let own = Arc::clone(&self.own);
         // The semaphore is never closed.
         tokio::select! {
             biased;
-            place = own.acquire_owned() => place.ok(),
-            place = self.door.places.take() => place,
+            place = own.acquire_owned() => Some(Place { _place: place.ok()?, _counted: None }),
+            place = self.another() => place,
             () = sleep(self.door.limits.head_timeout) => None,
         }
     }
+
+    /// Waits for a place of the peer's share. Dropped, it has taken none.
+    async fn another(&self) -> Option<Place> {
+        let ip = self.link.peer.addr.ip();
+        let counted = loop {
+            match self.door.sources.more(ip, 1) {
+                Some(counted) => break counted,
+                None => sleep(AGAIN).await,
+            }
+        };
+        Some(Place { _place: self.door.places.take().await?, _counted: Some(counted) })
+    }
+}
+
+/// The place of a request, until its answer was sent.
+struct Place {
+    _place: OwnedSemaphorePermit,
+    _counted: Option<Counted>,
 }
 
 /// An answer in pieces, so that h2 asks for the next one only when it has sent the one before: then
@@ -212,7 +240,7 @@ struct Answer {
     rest: Bytes,
     pace: activity::Pace,
     _busy: Busy,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl http_body::Body for Answer {

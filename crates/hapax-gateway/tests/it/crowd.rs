@@ -1,14 +1,20 @@
 //! More connections than there may be.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_gateway::Network;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::world::{PATIENCE, Raw, Upstream, config, get, post, request, start, token, until};
+use crate::two::Two;
+use crate::world::{
+    PATIENCE, Raw, Upstream, config, get, post, request, start, text, token, until,
+};
 
 async fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut streams = Vec::new();
@@ -81,6 +87,49 @@ async fn a_peer_takes_no_more_than_its_share() {
         }
     };
     timeout(PATIENCE, served).await.expect("it is served");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peers_requests_over_http2_are_of_its_share() {
+    let (begun, mut seen) = mpsc::unbounded_channel();
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let upstream = Upstream::start(move |seen| {
+        let (begun, held) = (begun.clone(), Arc::clone(&held));
+        async move {
+            if seen.uri.path() == "/held" {
+                begun.send(()).unwrap();
+                held.acquire().await.unwrap().forget();
+            }
+            text(200, "")
+        }
+    })
+    .await;
+    let mut config = config(upstream.url());
+    config.limits.connections = 6;
+    config.limits.connections_per_peer = Some(4);
+    config.transport.trusted = Vec::new();
+    let gateway = start(config).await;
+    let address = gateway.local_addr();
+    // Two connections, and of eight requests one on each and two more.
+    let mut asked = JoinSet::new();
+    for _ in 0..2 {
+        let two = Arc::new(Two::on(from("127.0.0.2", address).await).await);
+        for _ in 0..4 {
+            let two = Arc::clone(&two);
+            asked.spawn(async move { two.ask(Two::request("GET", "/held", &[]), "").await });
+        }
+    }
+    for _ in 0..4 {
+        timeout(PATIENCE, seen.recv()).await.expect("it is let through").unwrap();
+    }
+    // Two places are left for everybody else.
+    for _ in 0..2 {
+        assert_eq!(post(address, "/", "k", "x").await.status, 200);
+    }
+    assert!(seen.try_recv().is_err(), "a fifth request of the peer is under way");
+    gate.add_permits(8);
+    assert!(asked.join_all().await.iter().all(|answer| answer.status == 200));
 }
 
 #[tokio::test(flavor = "multi_thread")]
