@@ -36,16 +36,13 @@ const SLASH: char = '\u{1}';
 ///
 /// Each begins with a slash, is in lower case as far as it is ASCII, and has neither empty segments
 /// nor a slash at its end, unless it is `/`.
-/// `named`: of a plain reading, whether a route says that its last segment is called so, dot and all;
-/// then what follows the dot is no format.
+/// `named`: of a reading, whether a route says that its last segment is called so, dot and all; then what
+/// follows the dot is no format.
 pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     let once = decode(path)?;
     let levels = levels(once)?;
     let odd = Odd::of(&levels);
-    let is_name = odd.contains(Odd::FORMAT) && named(&read(&levels[0], Odd(0)));
-    let occasions = Odd::ALL.into_iter().filter(|it| odd.contains(*it));
-    let occasions: Vec<Odd> =
-        occasions.filter(|it| !(is_name && it.contains(Odd::FORMAT))).collect();
+    let occasions: Vec<Odd> = Odd::ALL.into_iter().filter(|it| odd.contains(*it)).collect();
     if (!occasions.is_empty() || levels.len() > 1) && path.len() > MAX_ODD {
         return None;
     }
@@ -59,6 +56,10 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
             }
         }
         for text in &levels {
+            let whole = Odd(taken.0 & !Odd::FORMAT.0);
+            if taken.contains(Odd::FORMAT) && named(&read(text, whole)) {
+                continue;
+            }
             let reading = read(text, taken);
             if !found.contains(&reading) {
                 found.push(reading);
@@ -339,6 +340,19 @@ mod tests {
         ] {
             let found = readings(path).unwrap();
             assert!(found.iter().any(|it| it == reading), "{path}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_dot_has_no_format_and_other_readings_have() {
+        let found = |path| super::readings(path, |it| it == "/hooks/bank.json").unwrap();
+        assert_eq!(found("/hooks/bank.json"), ["/hooks/bank.json"]);
+        for path in [
+            "/hooks/bank.json/..%2f..%2fpayments.json%2fb/..",
+            "/payments.json%3f/../hooks/bank.json",
+        ] {
+            let found = found(path);
+            assert!(found.iter().any(|it| it == "/payments"), "{path}: {found:?}");
         }
     }
 
