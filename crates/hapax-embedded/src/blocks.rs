@@ -9,7 +9,8 @@
 //!    one write.
 //! 2. In each copy, the engine's header and its checksum share the first sector of 512 bytes, which a
 //!    disk writes whole or not at all: see [`database`](crate::database). Everything depends on the
-//!    header, so one damaged copy is replaced by the other: see [`Blocks::mend`].
+//!    header, so one damaged copy is replaced by the other at the next
+//!    write.
 //! 3. A power failure may tear a block that was being written. The engine refers to no block before
 //!    it is synced, so it never reads a torn one. What is in no use may be torn for ever: only reads
 //!    through the engine find damage, not a walk over all blocks.
@@ -41,11 +42,11 @@ const COPIES: [u64; 2] = [0, BLOCK as u64];
 /// The length of both copies.
 const HEADERS: u64 = 2 * BLOCK as u64;
 /// Between header and checksum: tells this format from the engine's own.
-const MARK: &[u8; 16] = b"hapax blocks 1\0\0";
+const MARK: &[u8; 16] = b"hapax blocks 2\0\0";
 /// The first bytes of a file of the engine: see `docs/design.md` of redb.
 const ENGINE: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
-const EARLIER: &str = "expected file format 2, found one of an earlier version of Hapax, which had \
-    no checksums: let its keys expire under that version, then start with a new file";
+const EARLIER: &str = "expected file format 2, found one of an earlier version of Hapax: let its keys \
+    expire under that version, then start with a new file";
 /// Damaged blocks that are told apart.
 const MOST_PLACES: usize = 10_000;
 
@@ -90,8 +91,6 @@ pub(crate) struct Blocks {
     damages: Damages,
     /// The sector of the header. Zeros until the engine has made its header.
     header: Mutex<[u8; SECTOR]>,
-    /// Whether the copies in the file differed when it was opened.
-    differ: bool,
 }
 
 /// Why there are no bytes.
@@ -113,61 +112,13 @@ impl From<FetchError> for io::Error {
 }
 
 impl Blocks {
-    /// Reads the header of a file that has one: the first copy, or the second where the first is
-    /// damaged.
+    /// Reads the header of a file that has one.
     ///
     /// # Errors
-    /// A file of another format, or one of which both copies are damaged.
+    /// A file of another format, or one of which both copies of the header are damaged.
     pub(crate) fn open(disk: Disk, damages: Damages) -> Result<Self, FetchError> {
-        let mut copies = [[0; SECTOR]; 2];
-        let length = disk.len()?;
-        if length > 0 {
-            if length < HEADERS {
-                let found = format!("the file has {length} bytes, too few for a database");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, found).into());
-            }
-            for (place, copy) in COPIES.into_iter().zip(&mut copies) {
-                disk.read(place, copy)?;
-            }
-            match copies.map(|copy| copy == seal_header(&copy)) {
-                [true, true] => {}
-                [false, false] if copies[0].starts_with(ENGINE) && !has_mark(&copies[0]) => {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, EARLIER).into());
-                }
-                [false, false] => {
-                    let damage = Damage { place: 0 };
-                    damages.note(damage);
-                    return Err(damage.into());
-                }
-                [first, _] => {
-                    let place = COPIES[usize::from(first)];
-                    tracing::warn!(
-                        place,
-                        "one of the two copies of the file's header is damaged; the other is used"
-                    );
-                    copies[usize::from(first)] = copies[usize::from(!first)];
-                    return Ok(Self { disk, damages, header: Mutex::new(copies[0]), differ: true });
-                }
-            }
-        }
-        let differ = copies[0] != copies[1];
-        Ok(Self { disk, damages, header: Mutex::new(copies[0]), differ })
-    }
-
-    /// Makes both copies of the header the same, durably. Without it an opened file is only read.
-    ///
-    /// A crash may leave the second copy older than the first, by writes that were not synced and
-    /// that no answer depends on. Answers after this do depend on the first, so the second must
-    /// not stay behind: it would undo them once the first is damaged.
-    ///
-    /// # Errors
-    /// As writing to the disk.
-    pub(crate) fn mend(&self) -> io::Result<()> {
-        if self.differ {
-            self.write_header(&self.header())?;
-            self.disk.sync_data()?;
-        }
-        Ok(())
+        let header = Mutex::new(read_header(&disk, &damages)?);
+        Ok(Self { disk, damages, header })
     }
 
     fn write_header(&self, sealed: &[u8; SECTOR]) -> io::Result<()> {
@@ -210,6 +161,49 @@ impl Blocks {
     fn header(&self) -> MutexGuard<'_, [u8; SECTOR]> {
         // Bytes are copied whole under this lock.
         self.header.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the first copy of the header, or the second where the first is damaged or cannot be read.
+///
+/// The second may be the older one after a crash between their two writes, which no answer depends on:
+/// the engine writes its header anew, and syncs it, before it answers anything.
+fn read_header(disk: &Disk, damages: &Damages) -> Result<[u8; SECTOR], FetchError> {
+    let length = disk.len()?;
+    if length == 0 {
+        return Ok([0; SECTOR]);
+    }
+    if length < HEADERS {
+        let found = format!("the file has {length} bytes, too few for a database");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, found).into());
+    }
+    let copies = COPIES.map(|place| {
+        let mut copy = [0; SECTOR];
+        disk.read(place, &mut copy).map(|()| copy)
+    });
+    let is_whole = |copy: &io::Result<[u8; SECTOR]>| {
+        copy.as_ref().is_ok_and(|copy| *copy == seal_header(copy))
+    };
+    let whole = copies.each_ref().map(is_whole);
+    if whole.contains(&false) && whole.contains(&true) {
+        tracing::warn!(
+            place = COPIES[usize::from(whole[0])],
+            "one of the two copies of the file's header is damaged; the other is used"
+        );
+    }
+    let [first, second] = copies;
+    match whole {
+        [true, _] => Ok(first?),
+        [false, true] => Ok(second?),
+        [false, false] => {
+            let (first, second) = (first?, second?);
+            if first.starts_with(ENGINE) && ![first, second].iter().any(has_mark) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, EARLIER).into());
+            }
+            let damage = Damage { place: 0 };
+            damages.note(damage);
+            Err(damage.into())
+        }
     }
 }
 
@@ -310,8 +304,14 @@ impl StorageBackend for Blocks {
         self.disk.close()
     }
 
+    /// Reads the header again once the lock is there: until then another process may have written it,
+    /// and the engine would write the older one back.
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
-        self.disk.try_lock_range(start, end)
+        let locked = self.disk.try_lock_range(start, end)?;
+        if locked {
+            *self.header() = read_header(&self.disk, &self.damages).map_err(io::Error::from)?;
+        }
+        Ok(locked)
     }
 
     fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {

@@ -74,7 +74,6 @@ pub(crate) fn open(
         FetchError::Damage(damage) => StorageError::Corrupted(damage.to_string()),
         FetchError::Io(error) => error.into(),
     })?;
-    blocks.mend().map_err(StorageError::from)?;
     guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(blocks))
 }
 
