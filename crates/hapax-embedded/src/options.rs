@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax::{Clock, Entropy, KeyRing, Secret, SystemClock, SystemEntropy};
 
@@ -52,6 +53,7 @@ pub struct Options {
     pub(crate) min_free_bytes: u64,
     pub(crate) quick_recovery_above: u64,
     pub(crate) verify: bool,
+    pub(crate) check_for: Duration,
 }
 
 impl Options {
@@ -73,6 +75,7 @@ impl Options {
             min_free_bytes: 64 << 20,
             quick_recovery_above: QUICK_RECOVERY_ABOVE,
             verify: false,
+            check_for: Duration::from_secs(5),
         }
     }
 
@@ -148,6 +151,15 @@ impl Options {
     #[must_use]
     pub const fn quick_recovery_above(mut self, bytes: u64) -> Self {
         self.quick_recovery_above = bytes;
+        self
+    }
+
+    /// The time for which opening reads records, to find damage before it serves; by default 5
+    /// seconds. The rest is read in the background. Keys whose records are damaged are rejected, all
+    /// others are served.
+    #[must_use]
+    pub const fn check_for(mut self, bound: Duration) -> Self {
+        self.check_for = bound;
         self
     }
 

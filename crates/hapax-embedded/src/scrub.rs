@@ -1,4 +1,5 @@
-//! Reads all records in the background, so that damage is found before a request needs it.
+//! Reads all records, at the start as far as its bound allows and then in the background, so that
+//! damage is found before a request needs it.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -14,53 +15,103 @@ const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Records after which the log says how far a round is.
 const PROGRESS: u64 = 1_000_000;
 
-/// Works in rounds until the store is closed.
-pub(crate) fn run(shared: &Shared) {
-    while round(shared) && shared.pause(EVERY) {}
+/// The time after which the check at the start says how far it is.
+const TELL: Duration = Duration::from_secs(1);
+
+/// Reads records before the store serves, for `bound` at most. Returns the round that goes on in the
+/// background; `None` where all were read.
+pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
+    let began = shared.clock.now();
+    let (mut round, mut told) = (Round::default(), TELL);
+    loop {
+        let took = shared.clock.now().since(began);
+        if took >= bound {
+            if bound > Duration::ZERO {
+                tracing::info!(
+                    records = round.records,
+                    "the check of the records goes on in the background"
+                );
+            }
+            return Some(round);
+        }
+        if took >= told {
+            told = took + TELL;
+            tracing::info!(records = round.records, "the records are checked before the start");
+        }
+        if round.step(shared) == Step::End {
+            return None;
+        }
+    }
 }
 
-/// Reads all records once. Returns whether the store is open.
-fn round(shared: &Shared) -> bool {
-    let (mut from, mut records, mut damaged) = (Bound::Unbounded, 0, 0);
+/// Works in rounds until the store is closed. `round` was begun before.
+pub(crate) fn run(shared: &Shared, mut round: Option<Round>) {
     loop {
-        if !shared.pause(PAUSE) {
-            return false;
+        if let Some(mut round) = round.take() {
+            while round.step(shared) == Step::More {
+                if !shared.pause(PAUSE) {
+                    return;
+                }
+            }
         }
+        if !shared.pause(EVERY) {
+            return;
+        }
+        round = Some(Round::default());
+    }
+}
+
+/// One reading of all records.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    /// The last key that was read.
+    last: Option<[u8; 32]>,
+    records: u64,
+    damaged: u64,
+}
+
+#[derive(PartialEq, Eq)]
+enum Step {
+    More,
+    End,
+}
+
+impl Round {
+    /// Reads a stretch.
+    fn step(&mut self, shared: &Shared) -> Step {
+        let from = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let stretch = match &*shared.database() {
             Some(database) => reader::stretch(database, from),
             // Being opened again.
-            None => continue,
+            None => return Step::More,
         };
         let (last, read) = match stretch {
             Ok(Stretch::Read { last, records }) => (last, records),
             Ok(Stretch::Damaged { last }) => {
-                damaged += 1;
+                self.damaged += 1;
                 (last, 0)
             }
             Err(error) => {
-                tracing::warn!(%error, "the background check of the records ended early");
-                return true;
+                tracing::warn!(%error, "the check of the records ended early");
+                return Step::End;
             }
         };
-        if records / PROGRESS != (records + read) / PROGRESS {
-            tracing::info!(records = records + read, "the background check of the records goes on");
+        let records = self.records + read;
+        if self.records / PROGRESS != records / PROGRESS {
+            tracing::info!(records, "the check of the records goes on");
         }
-        records += read;
+        self.records = records;
+        self.last = last;
         match last {
-            Some(last) => from = Bound::Excluded(last),
-            None if damaged > 0 => {
-                tracing::error!(
-                    records,
-                    damaged,
-                    "the background check found damage: stop the process and write what is whole \
-                     to a new file with `hapax doctor --salvage OLD NEW`"
-                );
-                return true;
-            }
-            None => {
-                tracing::debug!(records, "the background check found all records whole");
-                return true;
-            }
+            Some(_) => return Step::More,
+            None if self.damaged > 0 => tracing::error!(
+                records,
+                damaged = self.damaged,
+                "the check of the records found damage: stop the process and write what is whole \
+                 to a new file with `hapax doctor --salvage OLD NEW`"
+            ),
+            None => tracing::debug!(records, "the check found all records whole"),
         }
+        Step::End
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
-use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
     Entropy, Inspect, Key, KeyRing, OnUnknown, Scope, Sealer, Secret, Store, StoreError, StoreKey,
     Timestamp,
@@ -164,10 +164,10 @@ impl EmbeddedStore {
         self.replaced.store(false, Ordering::Relaxed);
     }
 
-    /// Returns whether a swap needs the file to be the expected one: a new key that must not execute
-    /// twice.
+    /// Returns whether a swap needs the file to be the expected one: an execution that must not be a
+    /// second one.
     fn rejects(&self, swap: &Swap) -> bool {
-        swap.expected.is_none()
+        swap.draft.stamp == Stamp::NextFence
             && swap.draft.record.terms.on_unknown != OnUnknown::Reexecute
             && self.is_replaced()
     }
@@ -304,7 +304,8 @@ impl EmbeddedStore {
             .map(|_| store.spawn("hapax-embedded-read", |shared| reader::run(&shared)))
             .collect::<io::Result<Vec<_>>>()
             .map_err(threads)?;
-        let scrub = store.spawn("hapax-embedded-scrub", |shared| scrub::run(&shared));
+        let round = scrub::begin(&store.shared, options.check_for);
+        let scrub = store.spawn("hapax-embedded-scrub", move |shared| scrub::run(&shared, round));
         readers.push(scrub.map_err(threads)?);
         let writer = Writer {
             shared: Arc::clone(&store.shared),
