@@ -60,7 +60,7 @@ pub(crate) struct Metrics {
 }
 
 /// What is true at the moment, beside what was counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) engine: hapax::Stats,
     pub(crate) requests: usize,
@@ -183,11 +183,21 @@ impl Metrics {
     }
 }
 
-/// Records that wait for a decision: of them no route is known, only their number.
+/// The states of records that wait for a decision, in the order of [`Undecided::by_route`].
+const UNDECIDED: [&str; 2] = ["unknown", "lapsed"];
+
+/// Records that wait for a decision. Those of no named route have no label for it.
 fn undecided(out: &mut String, found: &Undecided) -> fmt::Result {
     let name = "hapax_undecided";
     head(out, name, "gauge", "Records that wait for a decision, as of the last census and since.")?;
-    for (state, count) in [("unknown", found.unknown), ("lapsed", found.lapsed)] {
+    let mut rest = [found.unknown, found.lapsed];
+    for (route, counts) in &found.by_route {
+        for (at, state) in UNDECIDED.into_iter().enumerate() {
+            rest[at] = rest[at].saturating_sub(counts[at]);
+            writeln!(out, "{name}{{{},state=\"{state}\"}} {}", counts::label(route), counts[at])?;
+        }
+    }
+    for (state, count) in UNDECIDED.into_iter().zip(rest) {
         writeln!(out, "{name}{{state=\"{state}\"}} {count}")?;
     }
     let now = SystemClock.now();

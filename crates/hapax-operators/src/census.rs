@@ -7,7 +7,7 @@
 //! 3. What another process decided since is listed until the next walk; a decision about it is then
 //!    rejected, since it names the fence.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +23,9 @@ use crate::keys::{KeyState, KeyView, rfc3339};
 
 /// The most records that are listed; further ones are counted by a later walk, once there is room.
 const MOST: usize = 10_000;
+
+/// The most routes that are told apart.
+const MOST_ROUTES: usize = 1_000;
 
 /// Records of a page.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
@@ -59,12 +62,14 @@ struct Entry {
 }
 
 /// How many records wait for a decision.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Undecided {
     /// Whose owner said that the outcome is unknown.
     pub unknown: usize,
     /// Whose owner's lease lapsed.
     pub lapsed: usize,
+    /// Of these, the unknown and the lapsed ones of each route that has a name.
+    pub by_route: BTreeMap<String, [usize; 2]>,
     /// When the execution of the oldest began.
     pub oldest: Option<Timestamp>,
     /// When the last whole walk began; `None` during the first.
@@ -96,6 +101,12 @@ impl Census {
                 found.lapsed += 1;
             } else {
                 found.unknown += 1;
+            }
+            let described = entry.view.described.as_ref();
+            if let Some(route) = described.and_then(|described| described.route.as_ref())
+                && (found.by_route.len() < MOST_ROUTES || found.by_route.contains_key(route))
+            {
+                found.by_route.entry(route.clone()).or_default()[usize::from(entry.lapsed)] += 1;
             }
             let began = Timestamp::from_micros(entry.view.fence);
             found.oldest = Some(found.oldest.map_or(began, |oldest| oldest.min(began)));
@@ -251,7 +262,7 @@ mod tests {
         }
 
         fn description(&self) -> Option<bytes::Bytes> {
-            Some(r#"{"key":"a key","method":"POST","target":"/pay"}"#.into())
+            Some(r#"{"key":"a key","method":"POST","target":"/pay","route":"pay"}"#.into())
         }
     }
 
@@ -293,6 +304,7 @@ mod tests {
         census.walk(&*store, false).await.unwrap();
         let found = census.undecided();
         assert_eq!((found.unknown, found.lapsed), (1, 1));
+        assert_eq!(found.by_route, BTreeMap::from([("pay".to_owned(), [1, 1])]));
         assert!(found.oldest.is_some() && found.as_of.is_some());
         let listed = census.oldest(10);
         assert!(listed.keys.is_sorted_by_key(|key| key.fence) && !listed.more);

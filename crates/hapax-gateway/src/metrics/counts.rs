@@ -269,7 +269,7 @@ fn write_one(out: &mut String, name: &str, route: &str, labels: &str, count: u64
 }
 
 /// Returns the label of a route.
-fn label(route: &str) -> String {
+pub(super) fn label(route: &str) -> String {
     let route = route.replace('\\', "\\\\").replace('"', "\\\"");
     format!("route=\"{route}\"")
 }

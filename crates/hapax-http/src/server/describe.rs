@@ -65,6 +65,8 @@ pub(super) struct Described<'a> {
     pub(super) parts: &'a Parts,
     /// The headers that are its scope.
     pub(super) scope: &'a [HeaderName],
+    /// The name of its route; that of the rest is empty.
+    pub(super) route: &'a str,
 }
 
 impl Request for Described<'_> {
@@ -89,6 +91,9 @@ impl Request for Described<'_> {
             "target": target,
             "caller": values.take(4).collect::<Vec<_>>(),
         });
+        if !self.route.is_empty() {
+            described["route"] = self.route.into();
+        }
         let trace = self.parts.headers.get("traceparent").filter(|value| value.len() <= 64);
         if let Some(trace) = trace.and_then(|value| value.to_str().ok()) {
             described["traceparent"] = trace.into();

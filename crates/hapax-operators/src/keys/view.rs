@@ -106,6 +106,9 @@ pub struct Described {
     /// Its path, without the query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// The name of its route, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
     /// The headers of its scope.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caller: Vec<CallerView>,
