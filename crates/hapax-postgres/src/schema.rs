@@ -21,7 +21,9 @@ pub const fn migrations() -> &'static str {
 const SCRIPT: &str = concat!(
     "BEGIN;\n",
     "SET LOCAL client_min_messages = warning;\n",
-    "SELECT pg_advisory_xact_lock(5216694956356254305);\n\n",
+    "SELECT pg_advisory_xact_lock(5216694956356254305);\n",
+    // Gateways wait behind a lock that waits: a long transaction of others must not stop them.
+    "SET LOCAL lock_timeout = '5s';\n\n",
     "CREATE TABLE IF NOT EXISTS hapax_migrations (\n",
     "    version integer PRIMARY KEY,\n",
     "    applied timestamptz NOT NULL DEFAULT clock_timestamp()\n",
