@@ -13,14 +13,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use hapax::{Clock, SystemClock, Timestamp};
 use hapax_http::server::{Answered, AnsweredBy};
 use hapax_operators::rfc3339;
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use serde::Serialize;
 use tokio::time::Instant;
 
 /// Lines that wait to be written, at most.
 const ROOM: usize = 8192;
 
-/// The longest `traceparent` that is logged, in bytes.
+/// The longest `traceparent` that is logged, in bytes; of a method as much is logged.
 const MAX_TRACE: usize = 64;
 
 /// Where lines go.
@@ -35,7 +35,7 @@ pub(crate) struct AccessLog {
 pub(crate) struct Begun {
     at: Timestamp,
     since: Instant,
-    method: Method,
+    method: String,
     traceparent: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl AccessLog {
         let operation = answered.and_then(|answered| answered.operation);
         let line = Line {
             at: rfc3339(begun.at),
-            method: begun.method.as_str(),
+            method: &begun.method,
             route,
             status: response.status().as_u16(),
             outcome,
@@ -113,7 +113,7 @@ impl Begun {
         Self {
             at: SystemClock.now(),
             since: Instant::now(),
-            method: request.method().clone(),
+            method: request.method().as_str().chars().take(MAX_TRACE).collect(),
             traceparent: trace.and_then(|it| it.to_str().ok()).map(str::to_owned),
         }
     }
@@ -123,22 +123,31 @@ impl Begun {
 fn write(mut out: impl Write, lines: &Receiver<Vec<u8>>, left_out: &AtomicU64) {
     let mut failing = false;
     while let Ok(line) = lines.recv() {
+        let mut count = 1;
         let mut written = out.write_all(&line);
         while written.is_ok()
             && let Ok(line) = lines.try_recv()
         {
+            count += 1;
             written = out.write_all(&line);
         }
         let written = written.and_then(|()| out.flush());
-        if let Err(error) = &written
-            && !failing
-        {
-            tracing::warn!(%error, "the access log cannot be written");
+        if let Err(error) = &written {
+            left_out.fetch_add(count, Relaxed);
+            if !failing {
+                tracing::warn!(%error, "the access log cannot be written");
+            }
         }
         failing = written.is_err();
+        if failing {
+            continue;
+        }
         let count = left_out.swap(0, Relaxed);
         if count > 0 {
-            tracing::warn!(count, "the access log could not keep up: lines were left out");
+            tracing::warn!(
+                count,
+                "the access log could not be written for a time: lines were left out"
+            );
         }
     }
 }

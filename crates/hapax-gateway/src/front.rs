@@ -156,7 +156,11 @@ impl Front {
             if may_be_protected(route, &parts) {
                 match auth.ask(&parts, link.peer).await {
                     Ok(given) => parts.headers.extend(given),
-                    Err(Refused::Denied(answer)) => return Ok(answer),
+                    Err(Refused::Denied(mut answer)) => {
+                        let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+                        answer.extensions_mut().insert(rejected);
+                        return Ok(answer);
+                    }
                     Err(Refused::Malformed(detail)) => {
                         return Err(Problem::new(Code::MalformedRequest, detail));
                     }

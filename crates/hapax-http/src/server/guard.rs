@@ -30,7 +30,7 @@ use super::policy::{
 };
 use super::quota::Place;
 use super::service::{Ticket, draining};
-use super::work::{Named, Received, Work, catch, cut_off, keep, pending};
+use super::work::{Named, NotBegun, Received, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
 use crate::fingerprint::Asked;
@@ -89,8 +89,9 @@ where
             };
             let engine = &layer.engine;
             let names = policy.scope.names();
+            let route = &*policy.options.name;
             let described =
-                Described { asked: &asked, engine, key: &key, parts: &parts, scope: names };
+                Described { asked: &asked, engine, key: &key, parts: &parts, scope: names, route };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Ask(question)) = claim {
                 layer.observe(&policy, Event::Asked);
@@ -143,6 +144,10 @@ where
             let work = Work { layer, policy, manner, pass, named };
             let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
+            let by = match response.extensions_mut().remove::<NotBegun>() {
+                Some(NotBegun) => AnsweredBy::Rejection,
+                None => by,
+            };
             response.extensions_mut().insert(Answered { operation, by });
             Ok(response)
         }

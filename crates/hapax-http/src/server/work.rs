@@ -137,6 +137,10 @@ impl Received {
     }
 }
 
+/// A mark on the response of a request that was claimed and not executed.
+#[derive(Clone, Copy)]
+pub(super) struct NotBegun;
+
 impl Work {
     pub(super) async fn run<S, B>(
         self,
@@ -180,7 +184,9 @@ impl Work {
     pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
         // If the store does not take the release, it is held back.
         let _ = lease.release().await;
-        self.layer.refuse(&self.policy, self.manner, &draining())
+        let mut response = self.layer.refuse(&self.policy, self.manner, &draining());
+        response.extensions_mut().insert(NotBegun);
+        response
     }
 
     /// Calls the handler and reads its response, until time is up.
