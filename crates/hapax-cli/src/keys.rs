@@ -40,12 +40,12 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
     // A slip in the name of the store's would have another one looked into.
     crate::gateway::environment::warn_of_unknown();
     match args.command {
-        KeysCommand::List { at, state, caller, after, limit, json } => {
+        KeysCommand::List { at, state, caller, caller_hash, after, limit, json } => {
             let after = after.as_deref().map(id).transpose()?;
             let records = Records::find(&at).await?;
             let caller = match caller {
                 Some(value) => Some(records.caller_hash(value).await?),
-                None => None,
+                None => caller_hash,
             };
             let list = List { state: state.map(Into::into), after, limit: Some(limit), caller };
             let listed = records.list(list).await?;
@@ -122,7 +122,9 @@ pub(crate) async fn confirm(at: &Where, reason: &str) -> Result<bool, Failure> {
         Reached::Here(opened) => {
             let replaced = opened.is_replaced();
             let audit = Arc::new(Audit::new(place.audit_file, who::process()));
-            let confirmed = audit.confirm_store(reason, here(), opened.confirm()).await;
+            let store = opened.clone();
+            let confirm = async move { store.confirm().await };
+            let confirmed = audit.confirm_store(reason, here(), confirm).await;
             opened.close().await;
             confirmed.map(|()| replaced).map_err(|error| refused(&error))
         }
@@ -201,12 +203,8 @@ impl Records {
         Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
     }
 
-    /// Returns the hash by which records name a caller, of a value or of itself.
+    /// Returns the hash by which records name the caller that sends a value.
     async fn caller_hash(&self, value: String) -> Result<String, Failure> {
-        let is_hash = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        if value.len() == 12 && value.bytes().all(is_hash) {
-            return Ok(value);
-        }
         match self {
             Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| Failure::usage(NO_CALLERS)),
             Self::There(remote) => remote.caller_hash(value).await,

@@ -161,7 +161,9 @@ async fn confirm(
     let replaced = admin.opened.is_replaced();
     let audit = operators.keys().audit();
     let decider = Decider::by_api(who, peer);
-    let confirmed = audit.confirm_store(&reason, decider, admin.opened.confirm()).await;
+    let opened = admin.opened.clone();
+    let confirm = async move { opened.confirm().await };
+    let confirmed = audit.confirm_store(&reason, decider, confirm).await;
     answer(confirmed.map(|()| json!({ "replaced": replaced })))
 }
 

@@ -86,12 +86,21 @@ async fn stats(State(shared): Api) -> Response {
 async fn list(State(shared): Api, list: Result<Query<List>, QueryRejection>) -> Response {
     match list {
         Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
+        Ok(Query(List { caller: Some(hash), .. })) if !is_hash(&hash) => {
+            let message = "`caller` is a hash of 12 hexadecimal digits: POST /api/callers/hash gives that \
+                           of a value";
+            error(StatusCode::BAD_REQUEST, "bad-request", message)
+        }
         // All of them are known, the oldest first; a page from an id on is for who wants another order.
         Ok(Query(list @ List { state: Some(KeyState::Unknown), after: None, .. })) => {
             answer(Ok(shared.keys.known(&shared.census, &list)))
         }
         Ok(Query(list)) => answer(shared.keys.list(list).await),
     }
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 12 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 async fn show(State(shared): Api, Path(id): Path<String>) -> Response {

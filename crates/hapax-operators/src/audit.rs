@@ -137,8 +137,6 @@ struct StoreLine<'a> {
     store: &'static str,
     why: &'a str,
     gateway: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
 }
 
 /// All that the lines of one decision say.
@@ -205,7 +203,10 @@ impl Audit {
         self.write(serde_json::to_vec(&line)?)
     }
 
-    /// Accepts a store that was emptied or replaced, by `confirm`, between two lines.
+    /// Accepts a store that was emptied or replaced, by `confirm`, between two lines. Without the second
+    /// one the store may or may not be accepted.
+    ///
+    /// It runs on a task of its own: a caller that is dropped leaves no decision between its two lines.
     ///
     /// # Errors
     /// [`KeysError::Invalid`] for a reason, and [`KeysError::Audit`]: nothing was accepted.
@@ -217,33 +218,33 @@ impl Audit {
         confirm: F,
     ) -> Result<(), KeysError>
     where
-        F: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send,
+        F: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
-        let why = reason(why)?;
+        let why = reason(why)?.to_owned();
         let mut number = [0; 16];
         SystemEntropy.fill(&mut number).map_err(|error| KeysError::Engine(error.into()))?;
-        let decision = crate::hex(&number);
-        let line = |stage, error| StoreLine {
-            at: rfc3339(SystemClock.now()),
-            stage,
-            decision: &decision,
-            who: &decider.who,
-            role: "decide",
-            by: decider.by,
-            from: &decider.from,
-            store: "confirmed",
-            why,
-            gateway: &self.gateway,
-            error,
-        };
-        self.write_off(&line("intended", None)).await.map_err(KeysError::Audit)?;
-        let confirmed = confirm.await;
-        let error = confirmed.as_ref().err().map(ToString::to_string);
-        let stage = if error.is_none() { "done" } else { "rejected" };
-        if let Err(error) = self.write_off(&line(stage, error)).await {
-            tracing::error!(%error, decision, "the end of a decision is not in the audit file");
-        }
-        confirmed.map_err(|error| KeysError::Store(StoreError::unavailable(error)))
+        let (audit, decision) = (Arc::clone(self), crate::hex(&number));
+        let confirmed = tokio::spawn(async move {
+            let line = |stage| StoreLine {
+                at: rfc3339(SystemClock.now()),
+                stage,
+                decision: &decision,
+                who: &decider.who,
+                role: "decide",
+                by: decider.by,
+                from: &decider.from,
+                store: "confirmed",
+                why: &why,
+                gateway: &audit.gateway,
+            };
+            audit.write_off(&line("intended")).await.map_err(KeysError::Audit)?;
+            confirm.await.map_err(|error| KeysError::Store(StoreError::unavailable(error)))?;
+            if let Err(error) = audit.write_off(&line("done")).await {
+                tracing::error!(%error, decision, "the end of a decision is not in the audit file");
+            }
+            Ok(())
+        });
+        confirmed.await.unwrap_or_else(|error| Err(KeysError::Audit(io::Error::other(error))))
     }
 
     /// Writes a line on a thread that may block.

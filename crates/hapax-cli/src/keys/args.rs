@@ -33,10 +33,13 @@ pub(super) enum KeysCommand {
         /// Only those in this state [default: all that are neither released nor expired]
         #[arg(long, value_enum)]
         state: Option<StateArg>,
-        /// Only those of this caller: the value of a header of the gateway's --scope or --auth-scope,
-        /// or the hash of it that lists show
+        /// Only those of the caller that sends this value of a header of the gateway's --scope or
+        /// --auth-scope
         #[arg(long, value_name = "VALUE")]
         caller: Option<String>,
+        /// Only those of the caller with this hash, as records show it
+        #[arg(long, value_name = "HASH", conflicts_with = "caller")]
+        caller_hash: Option<String>,
         /// Go on after this id
         #[arg(long, value_name = "ID")]
         after: Option<String>,

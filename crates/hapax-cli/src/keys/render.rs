@@ -55,6 +55,9 @@ fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
     if let Some(next) = &listed.next {
         writeln!(out, "there are more: --after {next}")?;
     }
+    if listed.more {
+        writeln!(out, "there are more: decide the oldest first, or raise --limit")?;
+    }
     Ok(())
 }
 

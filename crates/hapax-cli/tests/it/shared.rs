@@ -402,12 +402,16 @@ fn operators_see_and_decide(server: &impl Server) {
         assert!(!listed.to_string().contains("Bearer a"), "{listed}");
         // Who asks with a credential finds what was requested with it, in any state.
         let hash = described["caller"][0]["hash"].as_str().unwrap();
-        for (caller, unknown, all) in [("Bearer a", 1, 2), (hash, 1, 2), ("Bearer b", 0, 0)] {
+        for (caller, unknown, all) in [
+            (["--caller", "Bearer a"], 1, 2),
+            (["--caller-hash", hash], 1, 2),
+            (["--caller", "Bearer b"], 0, 0),
+        ] {
             for (states, found) in [(&["--state", "unknown"][..], unknown), (&[], all)] {
-                let list = ["keys", "list", "--json", "--caller", caller];
+                let list = [&["keys", "list", "--json"], &caller[..]].concat();
                 let listed: Value =
                     serde_json::from_str(&ok(&[&list[..], states, at].concat())).unwrap();
-                assert_eq!(listed["keys"].as_array().unwrap().len(), found, "{caller}: {listed}");
+                assert_eq!(listed["keys"].as_array().unwrap().len(), found, "{caller:?}: {listed}");
             }
         }
     }

@@ -46,6 +46,9 @@ pub struct Listed {
     pub damaged: Vec<(String, String)>,
     /// Where to go on, as `after`; `None` at the end.
     pub next: Option<String>,
+    /// Whether there are more than the limit, where they are listed oldest first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
     /// Where a census lists them, oldest first: the time from which on it may not know what other
     /// processes did; `None` while it looks through the store for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,8 +58,8 @@ pub struct Listed {
 impl Listed {
     /// Returns what a census knows.
     pub(crate) fn of(counted: Counted) -> Self {
-        let Counted { keys, as_of, .. } = counted;
-        Self { keys, damaged: Vec::new(), next: None, as_of }
+        let Counted { keys, more, as_of } = counted;
+        Self { keys, damaged: Vec::new(), next: None, more, as_of }
     }
 }
 
@@ -83,7 +86,8 @@ impl Keys {
     /// [`KeysError::Store`].
     pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
-        let mut listed = Listed { keys: Vec::new(), damaged: Vec::new(), next: None, as_of: None };
+        let mut listed =
+            Listed { keys: Vec::new(), damaged: Vec::new(), next: None, more: false, as_of: None };
         let (mut after, mut looked_at) = (list.after, 0);
         let _turn = self.turn().await;
         for _ in 0..MAX_PAGES {
@@ -141,6 +145,7 @@ impl Keys {
         let Some(hash) = &list.caller else { return Listed::of(census.oldest(limit)) };
         let mut listed = Listed::of(census.oldest(usize::MAX));
         listed.keys.retain(|view| self.is_by(view, hash));
+        listed.more = listed.keys.len() > limit;
         listed.keys.truncate(limit);
         listed
     }
