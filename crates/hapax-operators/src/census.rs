@@ -176,22 +176,27 @@ impl Census {
     }
 
     fn saw(&self, id: &StoreKey, cell: &Cell, now: Timestamp) {
-        let view = KeyView::named(id, cell, now);
-        let unknown = view.state == KeyState::Unknown;
+        let unknown = KeyState::of(cell, now) == KeyState::Unknown;
         if !unknown && self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
+        // A view is texts: it is made of the few records that are listed, before the lock.
+        let view = unknown.then(|| KeyView::named(id, cell, now));
         let mut known = self.lock();
-        if unknown && (known.entries.len() < MOST || known.entries.contains_key(id)) {
-            let entry = Entry {
-                view,
-                lapsed: matches!(cell.record.state, State::InFlight),
-                undecided: cell.record.terms.on_unknown != OnUnknown::Reexecute,
-                walk: known.walk,
-            };
-            known.entries.insert(*id, entry);
-        } else if !unknown {
-            known.entries.remove(id);
+        match view {
+            Some(view) if known.entries.len() < MOST || known.entries.contains_key(id) => {
+                let entry = Entry {
+                    view,
+                    lapsed: matches!(cell.record.state, State::InFlight),
+                    undecided: cell.record.terms.on_unknown != OnUnknown::Reexecute,
+                    walk: known.walk,
+                };
+                known.entries.insert(*id, entry);
+            }
+            Some(_) => {}
+            None => {
+                known.entries.remove(id);
+            }
         }
         self.count.store(known.entries.len(), Ordering::Relaxed);
     }

@@ -32,6 +32,17 @@ pub enum KeyState {
 }
 
 impl KeyState {
+    /// Returns the state of a record at `now`.
+    pub(crate) fn of(cell: &Cell, now: Timestamp) -> Self {
+        match &cell.record.state {
+            _ if cell.keep_until.is_some_and(|until| until <= now) => Self::Expired,
+            State::InFlight if now < cell.lease_until => Self::InFlight,
+            State::InFlight | State::Unknown { .. } => Self::Unknown,
+            State::Done(_) => Self::Done,
+            State::Released => Self::Released,
+        }
+    }
+
     /// Its name, as in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -150,7 +161,7 @@ impl Was {
                 Stored::NotRetained { status } => Some(status.as_u16()),
                 Stored::Whole(whole) => Some(whole.status.as_u16()),
             });
-        Self { state: state(cell, now), ended: ended(cell).map(rfc3339), status }
+        Self { state: KeyState::of(cell, now), ended: ended(cell).map(rfc3339), status }
     }
 }
 
@@ -184,7 +195,7 @@ impl KeyView {
         let record = &cell.record;
         Self {
             id: id.to_string(),
-            state: state(cell, now),
+            state: KeyState::of(cell, now),
             fence: cell.fence.get(),
             attempt: record.attempt,
             on_unknown: record.terms.on_unknown.as_str().to_owned(),
@@ -244,16 +255,6 @@ fn described(record: &Record) -> Option<Described> {
 /// Returns the last decision; `None` also for one that this version cannot read.
 fn decided(record: &Record) -> Option<Decided> {
     serde_json::from_slice(record.notes.decision.as_ref()?).ok()
-}
-
-fn state(cell: &Cell, now: Timestamp) -> KeyState {
-    match &cell.record.state {
-        _ if cell.keep_until.is_some_and(|until| until <= now) => KeyState::Expired,
-        State::InFlight if now < cell.lease_until => KeyState::InFlight,
-        State::InFlight | State::Unknown { .. } => KeyState::Unknown,
-        State::Done(_) => KeyState::Done,
-        State::Released => KeyState::Released,
-    }
 }
 
 /// What it is answered with, or what was seen of an unknown outcome.
