@@ -28,7 +28,7 @@ const MOST: usize = 10_000;
 const MOST_ROUTES: usize = 1_000;
 
 /// Records of a page.
-const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
 
 /// Pauses after each page, and between two walks.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
