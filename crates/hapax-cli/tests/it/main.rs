@@ -10,6 +10,7 @@ mod auth;
 mod backup;
 mod check;
 mod config;
+mod damage;
 mod demo;
 mod deploy;
 mod emptied;

@@ -113,6 +113,16 @@ async fn the_secret_is_made_once_and_for_the_owner_only() {
 }
 
 #[tokio::test]
+async fn the_reserve_beside_a_store_has_16_mib_and_is_for_the_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    let reserve = directory.path().join("hapax.db.reserve").metadata().unwrap();
+    assert_eq!((reserve.len(), reserve.permissions().mode() & 0o777), (16 << 20, 0o600));
+    store.close().await;
+}
+
+#[tokio::test]
 async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
     let (directory, path) = temporary();
     let store = open(&path).unwrap();
@@ -371,6 +381,27 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
         }
     }
     assert_eq!((listed, damaged), (whole + 1, 1));
+}
+
+/// Nobody asks for anything: what reads in the background meets it.
+#[tokio::test]
+async fn a_damaged_page_is_found_before_a_request_needs_it() {
+    let (_directory, path) = temporary();
+    let options = Options::new(&path).secret(SecretSource::None);
+    let store = EmbeddedStore::open(options.clone()).unwrap();
+    for of in 0..100 {
+        stored(&store, &claim(of)).await;
+    }
+    store.close().await;
+    damage_page(&path, key(5).as_bytes());
+    let store = EmbeddedStore::open(options).unwrap();
+    while store.stats().damaged == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.stats().damaged, 1);
+    assert!(matches!(store.load(&key(5)).await, Err(StoreError::Corrupt(_))));
+    assert_eq!(store.stats().damaged, 1, "it was known");
+    store.close().await;
 }
 
 #[tokio::test]
