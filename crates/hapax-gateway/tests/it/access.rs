@@ -1,5 +1,7 @@
 //! The access log.
 
+use std::os::unix::fs::PermissionsExt;
+
 use serde_json::Value;
 
 use crate::world::{Upstream, config, post, post_with, start};
@@ -46,4 +48,6 @@ async fn each_request_has_a_line_without_key_and_caller() {
     assert!(lines[1..3].iter().all(|line| line["operation"] == operation), "{text}");
     assert!(lines[3]["operation"].is_null() && lines[4]["operation"].is_null(), "{text}");
     assert!(!text.contains("a-key") && !text.contains("secret-path"), "{text}");
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }

@@ -78,6 +78,8 @@ async fn records_are_listed_shown_and_found() {
     assert_eq!((&found["state"], &found["attempt"]), (&json!("done"), &json!(1)));
     assert_eq!(found["response"]["status"], 201);
     assert_eq!(found["response"]["body"], "an answer");
+    // Not all of it: what was asked could be guessed from that.
+    assert_eq!(found["fingerprint"].as_str().unwrap().len(), 8);
     assert!(ids.contains(&found["id"].as_str().unwrap().to_owned()));
     let named = json!({"key": "mine", "scope": [["Authorization", "Bearer a"]]});
     assert_eq!(tell(admin, "/api/keys/lookup", &named).await.json()["id"], found["id"]);

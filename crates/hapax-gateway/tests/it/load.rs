@@ -55,6 +55,7 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
         while slow.try_send("x").await {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        slow.answer().await
     });
     // Without a key there is nothing to hold.
     let mut plain = Raw::connect(gateway.local_addr()).await;
@@ -64,7 +65,8 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
     // With one it waits, until the slow one is given up.
     let large = "x".repeat(size);
     assert_eq!(post(gateway.local_addr(), "/", "k", &large).await.status, 201);
-    trickle.await.unwrap();
+    let given_up = trickle.await.unwrap();
+    assert_eq!((given_up.status, given_up.code().as_str()), (408, "request-timeout"));
     assert_eq!(upstream.seen().len(), 2);
 }
 

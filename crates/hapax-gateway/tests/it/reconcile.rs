@@ -139,12 +139,14 @@ async fn a_404_without_the_marker_says_nothing() {
     }
     *values.lock().unwrap() = vec!["did-not-happen"];
     assert_eq!(send(&gateway).await.text(), "again");
+    answered(&gateway, &[("not-found", 4), ("did-not-happen", 1), ("happened", 0)]).await;
+}
+
+/// Asserts how often the reconcile URL gave answers of these kinds.
+async fn answered(gateway: &hapax_gateway::Running, kinds: &[(&str, u32)]) {
     let metrics = get(gateway.admin_addr().unwrap(), "/metrics").await.text();
-    for line in [
-        "hapax_reconcile_total{answer=\"not-found\"} 4",
-        "hapax_reconcile_total{answer=\"did-not-happen\"} 1",
-        "hapax_reconcile_total{answer=\"happened\"} 0",
-    ] {
+    for (kind, count) in kinds {
+        let line = format!("hapax_reconcile_total{{answer=\"{kind}\"}} {count}");
         assert!(metrics.lines().any(|it| it == line), "{line} is not in\n{metrics}");
     }
 }
@@ -239,6 +241,7 @@ async fn nobody_can_say() {
     }
     *says.lock().unwrap() = (200, 4, "");
     assert_eq!(send(&gateway).await.text(), "xxxx");
+    answered(&gateway, &[("other", 3), ("unusable", 2), ("happened", 1), ("no-answer", 0)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -250,6 +253,7 @@ async fn nobody_answers() {
     let gateway = start(config).await;
     assert_eq!(send(&gateway).await.status, 500);
     assert_eq!(send(&gateway).await.code(), "outcome-unknown");
+    answered(&gateway, &[("no-answer", 1), ("other", 0), ("unusable", 0)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
