@@ -1,7 +1,7 @@
 //! What operators see of the store, and what they may do to it.
 //!
-//! One implementation for the admin listener and for `hapax keys` on a file. Keys and scopes are not
-//! in the store; a record is named by its id, a hash of both.
+//! One implementation for the admin listener and for `hapax keys` on a file. A record is named by its
+//! id, a hash of key and scope; where there is a secret, it has both in a sealed description.
 
 mod list;
 mod time;

@@ -16,8 +16,9 @@ use crate::gateway::OfFile;
 /// What a store holds: see, release and resolve keys
 ///
 /// While a gateway has the store open, it is asked through its admin address, which the lock file
-/// names. Keys and scopes are not in the store: what is listed has ids, and `show` finds the id of a
-/// key.
+/// names. With a secret, records keep a sealed description, which `list` and `show` open: key,
+/// method, path and caller, of whom credentials are hashes. Without one they have ids alone, and
+/// `show` finds the id of a key.
 #[derive(Debug, Args)]
 pub(crate) struct KeysArgs {
     #[command(subcommand)]

@@ -62,7 +62,8 @@ impl fmt::Display for KeyState {
     }
 }
 
-/// What is known of a record. Neither key nor scope is: the store does not have them.
+/// What is known of a record. Where there is a secret, it has a sealed description of the operation,
+/// with its key and its caller; without one neither is in the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeyView {
     /// The record's name: 64 hexadecimal digits.
