@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use hapax_testkit::servers::{PostgresServer, RedisServer};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::world::{Gateway, Upstream, ok, post, receive, refused, run, send, store};
 
@@ -98,6 +99,15 @@ fn an_emptied_server_executes_nothing_before_it_is_confirmed(store: &str, empty:
     is_rejected(gateway.address, "key");
     assert!(gateway.admin("/readyz").body.contains("emptied or replaced"));
     ok(&confirm);
+    // The gateway writes to a file of its own.
+    let lines = std::fs::read_to_string(&audit).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let stages: Vec<_> = lines.iter().map(|line| &line["stage"]).collect();
+    assert_eq!(stages, ["intended", "done"]);
+    for line in &lines {
+        let seen = [&line["by"], &line["store"], &line["why"]];
+        assert_eq!(seen, ["cli", "confirmed", "a test"], "{line}");
+    }
     executes(&upstream, gateway.address, "key");
     empty();
     is_rejected(gateway.address, "key");

@@ -412,3 +412,34 @@ fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_ca
     std::fs::write(&secret, format!("{ring}open {first}")).unwrap();
     assert!(ok(&doctor).contains("fine     records: all of the 2 "));
 }
+
+#[test]
+fn the_token_of_a_store_in_memory_is_in_the_working_directory_and_found_there() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Stdio;
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let url = format!("http://{}", upstream.address);
+    let at = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", "memory:"];
+    let mut child = hapax(&[&["gateway", "--upstream", &url], &at[..]].concat())
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let mut addresses = line.trim().split([' ', ',']).filter_map(|it| it.strip_prefix("http://"));
+    let admin = addresses.nth(1).unwrap();
+    let list = || hapax(&["keys", "list", "--admin", admin]);
+    let found = list().current_dir(folder.path()).output().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let not_found = list().current_dir(elsewhere.path()).output().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let said = String::from_utf8_lossy(&not_found.stderr);
+    assert!(not_found.status.code() == Some(64) && said.contains("found none"), "{said}");
+    let token = folder.path().join("hapax.admin-token").metadata().unwrap();
+    assert_eq!(token.permissions().mode() & 0o777, 0o600);
+}
