@@ -219,6 +219,29 @@ fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
     assert!(unknown["route"].is_string() && unknown["reason"].is_string(), "{unknown}");
 }
 
+/// A process that has a file to itself knows what it executes, whatever its clock says.
+#[test]
+fn a_gateway_that_was_frozen_past_a_lease_executes_nothing_a_second_time() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let more = ["--lease", "1s", "--on-unknown", "reexecute"];
+    let gateway = Gateway::start(upstream.address, folder.path(), &more);
+    let asked = send(gateway.address, "k", "x");
+    let waiting = upstream.next();
+    gateway.signal(Signal::STOP);
+    // Longer than the lease, however fast the machine is.
+    assert!(upstream.next_within(Duration::from_secs(3)).is_none());
+    gateway.signal(Signal::CONT);
+    for _ in 0..3 {
+        let duplicate = post(gateway.address, "k", "x");
+        assert_eq!((duplicate.status, &*duplicate.code()), (409, "in-flight"), "{duplicate:?}");
+    }
+    waiting.answer("201 Created", "once");
+    assert_eq!(receive(&asked).unwrap().body, "once");
+    let replay = post(gateway.address, "k", "x");
+    assert_eq!((&*replay.body, &*replay.header("idempotency-replayed")), ("once", "true"));
+    assert!(upstream.is_idle());
+}
+
 /// A gateway, killed while the upstream works on a request, and started again.
 fn killed_and_back(upstream: &Upstream, folder: &std::path::Path, more: &[&str]) -> (Gateway, u64) {
     let gateway = Gateway::start(upstream.address, folder, more);

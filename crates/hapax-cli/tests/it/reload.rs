@@ -37,6 +37,46 @@ fn a_route_that_is_gone_is_said() {
 }
 
 #[test]
+fn the_policy_of_every_route_is_said_at_start_and_after_a_reload() {
+    const MAY_TWICE: &str =
+        "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice";
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let routes = |of_b: &str| {
+        format!("[[route]]\npath = \"/a\"\n[[route]]\npath = \"/b\"\non_unknown = \"{of_b}\"\n")
+    };
+    let file = write(folder.path(), &upstream, &routes("reexecute"));
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    let said = |from: usize, to: usize| -> Vec<(String, String)> {
+        wait_for_log(folder.path(), "policy", to);
+        let lines = log_lines(folder.path(), "policy");
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let of = |line: &serde_json::Value| (text(&line["route"]), text(&line["on_unknown"]));
+        lines[from..to].iter().map(of).collect()
+    };
+    let held = |of_b: &str| {
+        [("/a", "block"), ("/b", of_b), ("(any other)", "block")]
+            .map(|(route, policy)| (route.to_owned(), policy.to_owned()))
+    };
+    let warned = || -> Vec<_> {
+        let lines = log_lines(folder.path(), MAY_TWICE);
+        assert!(lines.iter().all(|line| line["level"] == "WARN"), "{lines:?}");
+        lines.iter().map(|line| line["route"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(said(0, 3), held("reexecute"));
+    wait_for_log(folder.path(), MAY_TWICE, 1);
+    assert_eq!(warned(), ["/b"]);
+
+    for (round, of_b) in [(1, "block"), (2, "reexecute")] {
+        write(folder.path(), &upstream, &routes(of_b));
+        gateway.signal(Signal::HUP);
+        wait_for_log(folder.path(), RELOADED, round);
+        assert_eq!(said(3 * round, 3 * round + 3), held(of_b));
+    }
+    wait_for_log(folder.path(), MAY_TWICE, 2);
+    assert_eq!(warned(), ["/b", "/b"]);
+}
+
+#[test]
 fn what_needs_a_restart_is_named_with_its_line() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = write(folder.path(), &upstream, "max_streams = 50\n");

@@ -231,6 +231,26 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn of_several_hosts_one_that_is_away_is_passed_over() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| {
+            let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let hosts = server.store().replace('@', &format!("@{gone},"));
+            let store = format!("{hosts}?target_session_attrs=read-write");
+            let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+            let gateway = Gateway::start(upstream.address, folder.path(), &["--store", &store]);
+            let asked = send(gateway.address, "key", "x");
+            upstream.next().answer("201 Created", "done");
+            assert_eq!(receive(&asked).unwrap().status, 201);
+            let replay = post(gateway.address, "key", "x");
+            assert_eq!((replay.status, &*replay.body), (201, "done"));
+            assert_eq!(replay.header("idempotency-replayed"), "true");
+            assert!(upstream.is_idle());
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_doctor_finds_a_database_that_forgets() {
         let durable = PostgresOptions::new().set("fsync", "on");
         let server = PostgresServer::start_with(durable.set("synchronous_commit", "off")).await;
