@@ -35,7 +35,7 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
             if !options.migrate {
                 return Err(ConnectError::NotMigrated { found, needed: VERSION });
             }
-            schema::migrate(link.client(), options.schema.as_deref()).await?;
+            schema::migrate(link.client(), options).await?;
             // Unlogged by a default of the schema, say.
             look::check(link.client(), options).await?;
         }

@@ -3,6 +3,8 @@
 use tokio_postgres::Client;
 
 use crate::error::ConnectError;
+use crate::look::{needs_migration, version};
+use crate::options::Options;
 
 /// The version that this build reads and writes.
 pub(crate) const VERSION: i32 = 2;
@@ -19,7 +21,7 @@ pub const fn migrations() -> &'static str {
 // hands out connections by transaction, too; two processes that create the same table at once
 // would otherwise fail on each other, in spite of IF NOT EXISTS.
 const SCRIPT: &str = concat!(
-    "BEGIN;\n",
+    "BEGIN ISOLATION LEVEL READ COMMITTED;\n",
     "SET LOCAL client_min_messages = warning;\n",
     "SELECT pg_advisory_xact_lock(5216694956356254305);\n",
     // Gateways wait behind a lock that waits: a long transaction of others must not stop them.
@@ -35,27 +37,34 @@ const SCRIPT: &str = concat!(
     "COMMIT;\n",
 );
 
-/// Runs the script, in `schema` if there is one, which is made as well.
-pub(crate) async fn migrate(client: &Client, schema: Option<&str>) -> Result<(), ConnectError> {
-    let script = match schema {
-        None => SCRIPT.to_owned(),
+/// Runs the script, in the schema of `options` if there is one, which is made as well.
+///
+/// Under the lock it looks at the version again: of processes that start at once only the first runs
+/// the script, since the others would lock the tables against its claims.
+pub(crate) async fn migrate(client: &Client, options: &Options) -> Result<(), ConnectError> {
+    let lock = format!("{BEGIN}{LOCK_END}");
+    client.batch_execute(&lock).await.map_err(ConnectError::Migration)?;
+    if !needs_migration(version(client, options).await?)? {
+        return client.batch_execute("ROLLBACK").await.map_err(ConnectError::Migration);
+    }
+    let script = SCRIPT.strip_prefix(BEGIN).unwrap_or(SCRIPT);
+    let script = match options.schema.as_deref() {
+        None => script.to_owned(),
         Some(schema) => {
             let schema = quoted(schema);
-            SCRIPT.replacen(
+            script.replacen(
                 LOCK_END,
                 &format!("{LOCK_END}\nCREATE SCHEMA IF NOT EXISTS {schema};\nSET LOCAL search_path = {schema};"),
                 1,
             )
         }
     };
-    let migrated = client.batch_execute(&script).await;
-    if let Err(error) = migrated {
-        // It stopped within its transaction; the connection is not used any further.
-        return Err(ConnectError::Migration(error));
-    }
-    Ok(())
+    // Where it fails, it stopped within its transaction; the connection is not used any further.
+    client.batch_execute(&script).await.map_err(ConnectError::Migration)
 }
 
+/// A transaction each of whose statements sees what was committed before it.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED;\n";
 const LOCK_END: &str = "SELECT pg_advisory_xact_lock(5216694956356254305);";
 
 /// An identifier as SQL writes it.
@@ -70,6 +79,7 @@ mod tests {
     #[test]
     fn the_script_has_the_line_after_which_the_schema_is_chosen() {
         assert_eq!(SCRIPT.matches(LOCK_END).count(), 1);
+        assert!(SCRIPT.starts_with(BEGIN));
     }
 
     #[test]
