@@ -45,7 +45,8 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
             let records = Records::find(&at).await?;
             let caller = match caller {
                 Some(value) => Some(records.caller_hash(value).await?),
-                None => caller_hash,
+                // Lists show it with this sign.
+                None => caller_hash.map(|hash| hash.trim_start_matches('#').to_owned()),
             };
             let list = List { state: state.map(Into::into), after, limit: Some(limit), caller };
             let listed = records.list(list).await?;

@@ -358,8 +358,8 @@ impl Work {
     ) -> (Recorded, Option<Timestamp>) {
         let Ending { class, retention, kept, .. } = ending;
         let reason = match &kept {
-            Some(_) => "the response says so, by its status or its fields",
-            None => "there was no whole response",
+            Some(_) => "its response leaves it unknown",
+            None => "it gave no whole response",
         };
         let attempt = lease.attempt();
         if class == Class::Unknown {
