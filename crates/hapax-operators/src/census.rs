@@ -27,8 +27,9 @@ const MOST: usize = 10_000;
 /// The most routes that are told apart.
 const MOST_ROUTES: usize = 1_000;
 
-/// Records of a page.
+/// Records of a page, beside requests and alone.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
+const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
 /// Pauses after each page, and between two walks.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
@@ -159,7 +160,8 @@ impl Census {
                     self.saw(id, cell, now);
                 }
             };
-            let Scanned { now, next } = store.scan(place, PAGE, &mut visit).await?;
+            let page = if pause { PAGE } else { LARGE_PAGE };
+            let Scanned { now, next } = store.scan(place, page, &mut visit).await?;
             let took = asked.elapsed();
             began.get_or_insert(now);
             let Some(next) = next else { break };
@@ -168,11 +170,34 @@ impl Census {
                 sleep((took * 4).clamp(PAUSE.0, PAUSE.1)).await;
             }
         }
-        let mut known = self.lock();
-        known.entries.retain(|_, entry| entry.walk >= walk);
-        known.as_of = began;
-        self.count.store(known.entries.len(), Ordering::Relaxed);
+        self.look_again(store, walk).await?;
+        self.lock().as_of = began;
         Ok(())
+    }
+
+    /// Loads the known records that the walk did not visit: one that is written during a walk may move
+    /// past it.
+    async fn look_again(&self, store: &dyn Inspect, walk: u64) -> Result<(), StoreError> {
+        let missed: Vec<StoreKey> = {
+            let known = self.lock();
+            let missed = known.entries.iter().filter(|(_, entry)| entry.walk < walk);
+            missed.map(|(id, _)| *id).collect()
+        };
+        for id in missed {
+            match store.load(&id).await {
+                Ok(Snapshot { now, cell: Some(cell) }) => self.saw(&id, &cell, now),
+                Ok(Snapshot { cell: None, .. }) => self.forget(&id),
+                Err(StoreError::Corrupt(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, id: &StoreKey) {
+        let mut known = self.lock();
+        known.entries.remove(id);
+        self.count.store(known.entries.len(), Ordering::Relaxed);
     }
 
     fn saw(&self, id: &StoreKey, cell: &Cell, now: Timestamp) {

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use crate::error::ConnectError;
 use crate::identity::recognise;
 use crate::link::{Link, Setup};
-use crate::look;
+use crate::look::{self, Tables};
 use crate::schema::{self, VERSION};
 use crate::secret::{Purpose, agree};
 
@@ -19,8 +19,7 @@ pub(crate) struct Prepared {
     /// The connection it was found on, if it may be written on: where nothing is to be migrated and
     /// nobody has entered a secret, the first to write does.
     pub(crate) link: Option<Link>,
-    /// When the tables were made, in microseconds since 1970.
-    pub(crate) made: i64,
+    pub(crate) tables: Tables,
 }
 
 /// Looks at the server, migrates, and makes sure that everybody uses the same secret.
@@ -43,9 +42,10 @@ pub(crate) async fn prepare(setup: &Setup) -> Result<Prepared, ConnectError> {
         let entered = agree(link.client(), setup, purpose).await?;
         recognise(link.client(), setup, purpose).await?;
         link.prepare(setup).await?;
-        let made = look::made(link.client(), options).await?;
-        Ok((entered, made))
+        let tables = Tables::ask(link.client(), options).await?;
+        Ok((entered, tables))
     };
-    let (entered, made) = timeout(MIGRATION, work).await.unwrap_or(Err(ConnectError::TimedOut))?;
-    Ok(Prepared { link: entered.then_some(link), made })
+    let (entered, tables) =
+        timeout(MIGRATION, work).await.unwrap_or(Err(ConnectError::TimedOut))?;
+    Ok(Prepared { link: entered.then_some(link), tables })
 }

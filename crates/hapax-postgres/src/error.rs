@@ -177,6 +177,9 @@ pub enum PostgresError {
     /// The answer is not one to this statement.
     #[error("the database gave an answer that makes no sense")]
     Nonsense,
+    /// The table was rewritten during a walk over it.
+    #[error("the table was rewritten, as by VACUUM FULL, during a walk over it: walk again")]
+    Rewritten,
     /// In a transaction of the caller's: there is none.
     #[error("there is no transaction")]
     NoTransaction,

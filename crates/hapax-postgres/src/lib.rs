@@ -130,6 +130,7 @@ mod tls;
 mod transactional;
 mod transactions;
 mod upkeep;
+mod walk;
 mod writer;
 
 pub use diagnose::{Finding, Severity, diagnose};

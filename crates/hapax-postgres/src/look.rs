@@ -106,14 +106,26 @@ pub(crate) async fn version(
     row.try_get(0).map_err(ConnectError::Query)
 }
 
-/// When the tables were made, in microseconds since 1970.
-pub(crate) async fn made(client: &Client, options: &Options) -> Result<i64, ConnectError> {
-    let text = format!(
-        "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8 FROM {}",
-        qualified(options.schema.as_deref(), "hapax_migrations")
-    );
-    let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
-    row.try_get(0).map_err(ConnectError::Query)
+/// The tables of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    /// When they were made, in microseconds since 1970.
+    pub(crate) made: i64,
+    /// Whether the server reads some blocks of a table without reading the others: from 14 on.
+    pub(crate) reads_blocks: bool,
+}
+
+impl Tables {
+    pub(crate) async fn ask(client: &Client, options: &Options) -> Result<Self, ConnectError> {
+        let text = format!(
+            "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8,
+                current_setting('server_version_num')::int4 >= 140000 FROM {}",
+            qualified(options.schema.as_deref(), "hapax_migrations")
+        );
+        let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
+        let read = || Ok(Self { made: row.try_get(0)?, reads_blocks: row.try_get(1)? });
+        read().map_err(ConnectError::Query)
+    }
 }
 
 /// Whether tables of `found` will do; whether they must be migrated first.

@@ -19,12 +19,14 @@ pub(crate) enum Verb {
     Load,
     /// Cells in order of key.
     Page,
+    /// Undecided cells of some blocks of the table, in no order.
+    Blocks,
     /// Removes what is due.
     Reap,
 }
 
-pub(crate) const VERBS: [Verb; 5] =
-    [Verb::Swap, Verb::SwapKnown, Verb::Load, Verb::Page, Verb::Reap];
+pub(crate) const VERBS: [Verb; 6] =
+    [Verb::Swap, Verb::SwapKnown, Verb::Load, Verb::Page, Verb::Blocks, Verb::Reap];
 
 /// The statements, for one schema.
 #[derive(Debug)]
@@ -60,6 +62,7 @@ impl Statements {
             Verb::SwapKnown => swap_known(&qualified(schema, "hapax_swap_1"), &secrets),
             Verb::Load => load(&cells),
             Verb::Page => page(&cells),
+            Verb::Blocks => blocks(&cells),
             Verb::Reap => reap(&cells),
         });
         let function = qualified(schema, "hapax_swap_in_1");
@@ -88,6 +91,7 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
         Verb::SwapKnown => &SWAP_KNOWN_TYPES,
         Verb::Load => &[Type::BYTEA_ARRAY],
         Verb::Page => &[Type::BYTEA, Type::INT8],
+        Verb::Blocks => &[Type::INT8, Type::INT8],
         Verb::Reap => &[Type::INT8],
     }
 }
@@ -155,8 +159,8 @@ LEFT JOIN LATERAL (SELECT * FROM {cells} c WHERE c.key = w.key LIMIT 1) c ON tru
     )
 }
 
-/// Sealed bytes after which a page ends early.
-const PAGE_BYTES: u32 = 8 << 20;
+/// Sealed bytes after which a page, or a load of a walk, ends early.
+pub(crate) const PAGE_BYTES: u32 = 8 << 20;
 
 fn page(cells: &str) -> String {
     // One row, without a key, where there are none: it tells the time. The last column says how
@@ -171,6 +175,23 @@ LEFT JOIN (
     FROM (SELECT * FROM {cells} c WHERE c.key > $1 ORDER BY c.key LIMIT $2) c
 ) p ON p.before < {PAGE_BYTES}
 ORDER BY p.key"
+    )
+}
+
+fn blocks(cells: &str) -> String {
+    // From block $1 on, $2 of them: a TID range scan, which servers before 14 do not have. Rows: the
+    // time, the file and the number of blocks of the table, a key and the length of its record; one
+    // row, without the last two, where none is found.
+    format!(
+        "SELECT {NOW}, t.file, t.blocks, c.key, octet_length(c.sealed)
+FROM (
+    SELECT pg_relation_filenode('{regclass}'::regclass)::int8 AS file,
+        pg_relation_size('{regclass}'::regclass) / current_setting('block_size')::int8 AS blocks
+) t
+LEFT JOIN {cells} c ON c.ctid >= format('(%s,0)', $1)::tid
+    AND c.ctid < format('(%s,0)', $1 + $2)::tid
+    AND (c.state = 'unknown' OR (c.state = 'in-flight' AND c.lease_until <= {NOW}))",
+        regclass = cells.replace('\'', "''")
     )
 }
 

@@ -5,7 +5,9 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax::store::{BoxFuture, Notify, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax::store::{
+    BoxFuture, Notify, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit, scan_by_pages,
+};
 use hapax::{Inspect, Sealer, Secret, Store, StoreError, StoreKey};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
@@ -18,13 +20,14 @@ use crate::error::{ConnectError, PostgresError};
 use crate::identity;
 use crate::link::{Link, Setup};
 use crate::listen::Listener;
+use crate::look::Tables;
 use crate::options::Options;
 use crate::queue::{Item, Queue, Share, Ticket};
 use crate::reader;
 use crate::secret::Purpose;
 use crate::shared::{LoadJob, Shared, SwapJob};
-use crate::sql::Verb;
-use crate::upkeep::Upkeep;
+use crate::upkeep::{Job, Upkeep};
+use crate::walk;
 use crate::writer::{Line, Way, Writer};
 
 /// Tasks that carry swaps that go alone. As many keys as that can be locked by transactions that
@@ -45,8 +48,7 @@ pub struct PostgresStore {
     upkeep: Arc<Upkeep>,
     listener: Option<Listener>,
     finished: Mutex<Option<JoinHandle<()>>>,
-    /// When its tables were made.
-    made: i64,
+    tables: Tables,
 }
 
 /// What a store did since it was connected, and what it holds up.
@@ -85,21 +87,21 @@ impl PostgresStore {
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         let sealer = options.sealer();
         let setup = Setup::new(options);
-        let Prepared { link, made } = connect::prepare(&setup).await?;
+        let Prepared { link, tables } = connect::prepare(&setup).await?;
         let listener = setup.options.listen.then(|| Listener::new(&setup));
         let bell = listener.as_ref().map(Listener::bell);
         let shared = Arc::new(Shared::new(setup, bell));
         let upkeep = Upkeep::new(Arc::clone(&shared));
         let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep), link));
         let finished = Mutex::new(Some(finished));
-        Ok(Self { shared, sealer, upkeep, listener, finished, made })
+        Ok(Self { shared, sealer, upkeep, listener, finished, tables })
     }
 
     /// Tells these tables from others, wherever they are reached: when they were made, to the
     /// microsecond. A copy of the database has the same.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.made.to_string()
+        self.tables.made.to_string()
     }
 
     /// The identity of the tables that this store claims in, for [`Options::identity`] of later
@@ -305,7 +307,7 @@ impl Store for PostgresStore {
             let mut left = limit.get();
             while left > 0 {
                 let chunk = left.min(REAP_CHUNK);
-                let rows = self.upkeep.run(Verb::Reap, None, chunk.into()).await;
+                let rows = self.upkeep.run(Job::Reap { limit: chunk.into() }).await;
                 let rows = rows.map_err(crate::upkeep::Undone::into_store_error)?;
                 let (removed, moved) = counts(&rows)?;
                 crate::shared::count(&self.shared.counters.removed, removed as usize);
@@ -328,13 +330,27 @@ impl Inspect for PostgresStore {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
+            // One more than asked for says that there are more.
+            let limit_and_one = i64::from(limit.get()) + 1;
             // Every key is larger than nothing.
             let after = after.map_or_else(Vec::new, |key| key.as_bytes().to_vec());
-            // One more than asked for says that there are more.
-            let rows = self.upkeep.run(Verb::Page, Some(after), i64::from(limit.get()) + 1).await;
+            let rows = self.upkeep.run(Job::Page { after, limit: limit_and_one }).await;
             let rows = rows.map_err(crate::upkeep::Undone::into_read_error)?;
             self.read_page(&rows, limit.get() as usize)
         })
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Place,
+        limit: NonZeroU32,
+        visit: Visit<'a>,
+    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        if self.tables.reads_blocks {
+            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, visit))
+        } else {
+            scan_by_pages(self, from, limit, visit)
+        }
     }
 }
 

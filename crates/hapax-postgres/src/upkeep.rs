@@ -23,6 +23,19 @@ pub(crate) struct Upkeep {
     waiting: Arc<Semaphore>,
 }
 
+/// A statement that is run.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Cells after a key; after none if it is empty.
+    Page { after: Vec<u8>, limit: i64 },
+    /// Undecided cells of `count` blocks of the table.
+    Blocks { first: i64, count: i64 },
+    /// What some cells hold.
+    Load { keys: Vec<Vec<u8>> },
+    /// Removes what is due.
+    Reap { limit: i64 },
+}
+
 /// Why there is no answer.
 pub(crate) enum Undone {
     /// Nothing was sent.
@@ -38,29 +51,19 @@ impl Upkeep {
 
     /// Runs one statement in a transaction of its own, on a task of its own: dropping the caller
     /// does not leave the connection in the middle of it.
-    pub(crate) async fn run(
-        self: &Arc<Self>,
-        verb: Verb,
-        key: Option<Vec<u8>>,
-        number: i64,
-    ) -> Result<Vec<Row>, Undone> {
+    pub(crate) async fn run(self: &Arc<Self>, job: Job) -> Result<Vec<Row>, Undone> {
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
             return Err(Undone::NotSent(PostgresError::QueueFull));
         };
         let this = Arc::clone(self);
         let task = tokio::spawn(async move {
             let _turn = turn;
-            this.run_here(verb, key, number).await
+            this.run_here(job).await
         });
         task.await.unwrap_or(Err(Undone::Failed(Failure::Lost(PostgresError::Closed))))
     }
 
-    async fn run_here(
-        &self,
-        verb: Verb,
-        key: Option<Vec<u8>>,
-        number: i64,
-    ) -> Result<Vec<Row>, Undone> {
+    async fn run_here(&self, job: Job) -> Result<Vec<Row>, Undone> {
         let Self { shared, line, .. } = self;
         let deadline = tokio::time::Instant::now() + shared.setup.answer;
         let Ok(mut line) = timeout_at(deadline, line.lock()).await else {
@@ -70,11 +73,12 @@ impl Upkeep {
             return Err(Undone::NotSent(PostgresError::NotSent));
         };
         let link = link.map_err(Undone::NotSent)?;
-        let mut parameters: Vec<Parameter<'_>> = Vec::new();
-        if let Some(key) = &key {
-            parameters.push(key);
-        }
-        parameters.push(&number);
+        let (verb, parameters): (_, Vec<Parameter<'_>>) = match &job {
+            Job::Page { after, limit } => (Verb::Page, vec![after, limit]),
+            Job::Blocks { first, count } => (Verb::Blocks, vec![first, count]),
+            Job::Load { keys } => (Verb::Load, vec![keys]),
+            Job::Reap { limit } => (Verb::Reap, vec![limit]),
+        };
         let call = Call { verb, parameters };
         let sent = link.transact(&shared.setup, shared.setup.begin(), call);
         let failure = match timeout(shared.setup.answer, sent).await {

@@ -73,6 +73,15 @@ pub(crate) fn loaded(
     }
 }
 
+/// Reads the answer of `GET` for this key.
+pub(crate) fn got(key: &StoreKey, value: &Value, sealer: &Sealer) -> Result<Option<Cell>, Answer> {
+    if *value == Value::Nil {
+        return Ok(None);
+    }
+    let stored = bytes(value).ok_or(Answer::Unreadable)?;
+    open(key, stored, sealer).map(Some).map_err(Answer::Damaged)
+}
+
 /// Why an answer is of no use.
 #[derive(Debug)]
 pub(crate) enum Answer {
@@ -80,6 +89,16 @@ pub(crate) enum Answer {
     Unreadable,
     /// The script did its work, and what it found is damaged, or not ours to read.
     Damaged(StoreError),
+}
+
+impl Answer {
+    /// The error of a request that changes nothing.
+    pub(crate) fn into_read_error(self) -> StoreError {
+        match self {
+            Self::Damaged(error) => error,
+            Self::Unreadable => StoreError::unavailable(RedisStoreError::Unreadable),
+        }
+    }
 }
 
 fn snapshot(
@@ -90,11 +109,8 @@ fn snapshot(
 ) -> Result<Snapshot, Answer> {
     let now = time(now)?;
     let cell = match cell {
-        Value::Nil | Value::Boolean(false) => None,
-        cell => {
-            let stored = bytes(cell).ok_or(Answer::Unreadable)?;
-            Some(open(key, stored, sealer).map_err(Answer::Damaged)?)
-        }
+        Value::Boolean(false) => None,
+        cell => got(key, cell, sealer)?,
     };
     Ok(Snapshot { now, cell })
 }

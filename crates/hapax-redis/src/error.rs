@@ -207,7 +207,7 @@ pub(crate) fn classify(error: RedisError) -> Failure {
         // An error whose code the client does not know. Of a script's, these are refusals:
         ErrorKind::Extension => match error.code() {
             // The key holds another type, or bytes that are no cell.
-            Some("HAPAX") => return Failure::Foreign,
+            Some("HAPAX" | "WRONGTYPE") => return Failure::Foreign,
             // The script's own, see swap.lua: its write was refused.
             Some("NOTWRITTEN" | "NOTREAD") => true,
             // No memory, no disk, too few replicas, another script at work, not logged in.

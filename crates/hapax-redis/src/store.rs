@@ -12,6 +12,7 @@ use hapax::store::{
 };
 use hapax::{
     Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, State, Store, StoreError, StoreKey, Tag,
+    Timestamp,
 };
 use redis::Value;
 
@@ -336,12 +337,18 @@ impl RedisStore {
         let _inside = self.door.enter(0, Share::All)?;
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
-        cell::loaded((key, &name), answer.map_err(Failure::of_read)?, &self.sealer).map_err(
-            |answer| match answer {
-                Answer::Damaged(error) => error,
-                Answer::Unreadable => StoreError::unavailable(RedisStoreError::Unreadable),
-            },
-        )
+        let answer = answer.map_err(Failure::of_read)?;
+        cell::loaded((key, &name), answer, &self.sealer).map_err(Answer::into_read_error)
+    }
+
+    /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
+    /// a script.
+    async fn get_cell(&self, key: &StoreKey) -> Result<Option<Cell>, StoreError> {
+        let _inside = self.door.enter(0, Share::All)?;
+        let mut get = redis::cmd("GET");
+        get.arg(self.names.name(key));
+        let answer = self.link.send(&get).await.map_err(Failure::of_read)?;
+        cell::got(key, &answer, &self.sealer).map_err(Answer::into_read_error)
     }
 }
 
@@ -421,28 +428,34 @@ impl Inspect for RedisStore {
     ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
         Box::pin(async move {
             let step = pages::step(&self.link, &self.names, &from, limit).await?;
-            let mut now = self.load_cell(&NOBODY).await?.now;
+            let now = self.load_cell(&NOBODY).await?.now;
             // A few at a time, so that a slow network does not make the walk long, and a few cells
             // alone are in memory.
             for keys in step.keys.chunks(AT_ONCE) {
-                let loads = keys.iter().map(|key| async move { (key, self.load_cell(key).await) });
-                for (key, loaded) in join_all(loads).await {
-                    let cell = match loaded {
-                        // Removed since it was found.
-                        Ok(Snapshot { cell: None, .. }) => continue,
-                        Ok(Snapshot { now: later, cell: Some(cell) }) => {
-                            now = now.max(later);
-                            Ok(cell)
+                let gets = keys.iter().map(|key| async move { (key, self.get_cell(key).await) });
+                for (key, found) in join_all(gets).await {
+                    match found {
+                        Ok(Some(cell)) if is_lapsed(&cell, now) => {
+                            // Its lease is by the clock of its own node, which may be another one.
+                            if let Snapshot { now, cell: Some(cell) } = self.load_cell(key).await? {
+                                visit(key, &Ok(cell), now);
+                            }
                         }
-                        Err(error @ StoreError::Corrupt(_)) => Err(error),
+                        Ok(Some(cell)) => visit(key, &Ok(cell), now),
+                        // Removed since it was found.
+                        Ok(None) => {}
+                        Err(error @ StoreError::Corrupt(_)) => visit(key, &Err(error), now),
                         Err(error) => return Err(error),
-                    };
-                    visit(key, &cell, now);
+                    }
                 }
             }
             Ok(Scanned { now, next: step.next })
         })
     }
+}
+
+fn is_lapsed(cell: &Cell, now: Timestamp) -> bool {
+    matches!(cell.record.state, State::InFlight) && cell.lease_until <= now
 }
 
 impl Notify for RedisStore {

@@ -151,11 +151,13 @@ pub trait Inspect: Store {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
 
-    /// Visits some cells, about `limit`, in the order that costs the store least: a step of a walk
-    /// over all cells. The walk begins at `Place::default()`, goes on at the place that a step
-    /// returns, and ends where there is none.
+    /// Takes a step of a walk over the undecided cells, those that are unknown or whose lease lapsed,
+    /// in the order that costs the store least. Looks at about `limit` cells, and may visit others than
+    /// undecided ones. The walk begins at `Place::default()`, goes on at the place that a step returns,
+    /// and ends where there is none.
     ///
-    /// Every cell that is there during the whole walk is visited at least once.
+    /// A cell that stays undecided, and that nobody writes, from the beginning of the walk to its end is
+    /// visited at least once.
     ///
     /// # Errors
     /// Any [`StoreError`]; some cells of the step may have been visited.
@@ -165,20 +167,30 @@ pub trait Inspect: Store {
         limit: NonZeroU32,
         visit: Visit<'a>,
     ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
-        Box::pin(async move {
-            let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(StoreKey::from_bytes);
-            let Page { now, cells, more } = self.page(after, limit).await?;
-            let next = match cells.last() {
-                _ if !more => None,
-                Some((key, _)) => Some(Place::new(*key.as_bytes())),
-                None => Some(from),
-            };
-            for (key, cell) in &cells {
-                visit(key, cell, now);
-            }
-            Ok(Scanned { now, next })
-        })
+        scan_by_pages(self, from, limit, visit)
     }
+}
+
+/// Takes a step of a walk as [`Inspect::scan`] does, in order of key, and visits every cell.
+pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
+    store: &'a S,
+    from: Place,
+    limit: NonZeroU32,
+    visit: Visit<'a>,
+) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+    Box::pin(async move {
+        let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(StoreKey::from_bytes);
+        let Page { now, cells, more } = store.page(after, limit).await?;
+        let next = match cells.last() {
+            _ if !more => None,
+            Some((key, _)) => Some(Place::new(*key.as_bytes())),
+            None => Some(from),
+        };
+        for (key, cell) in &cells {
+            visit(key, cell, now);
+        }
+        Ok(Scanned { now, next })
+    })
 }
 
 /// A function that a walk calls with each cell and the store's clock.

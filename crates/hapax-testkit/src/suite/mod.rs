@@ -179,7 +179,7 @@ rules! {
     pages_are_in_order_and_whole
     a_page_begins_after_a_key
     pages_hold_expired_cells
-    a_walk_visits_every_cell
+    a_walk_visits_every_undecided_cell
 }
 
 rules! {
