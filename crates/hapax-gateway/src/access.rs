@@ -8,14 +8,16 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
 
 use hapax::{Clock, SystemClock, Timestamp};
 use hapax_http::server::{Answered, AnsweredBy};
 use hapax_operators::rfc3339;
 use http::{Request, Response};
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Lines that wait to be written, at most.
 const ROOM: usize = 8192;
@@ -26,17 +28,29 @@ const MAX_TRACE: usize = 64;
 /// Where lines go.
 #[derive(Debug)]
 pub(crate) struct AccessLog {
-    lines: SyncSender<Vec<u8>>,
+    lines: SyncSender<Message>,
     left_out: Arc<AtomicU64>,
 }
 
-/// A request, as its line will say it.
 #[derive(Debug)]
-pub(crate) struct Begun {
+enum Message {
+    Line(Vec<u8>),
+    /// Answered once every line before it is written.
+    Flush(oneshot::Sender<()>),
+}
+
+/// A request under way. Dropped without an answer, its line says `unanswered`: the connection ended
+/// before an answer began.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    log: Arc<AccessLog>,
     at: Timestamp,
     since: Instant,
     method: String,
+    /// The name of its route, once that is known.
+    pub(crate) route: String,
     traceparent: Option<String>,
+    is_answered: bool,
 }
 
 #[derive(Serialize)]
@@ -44,7 +58,7 @@ struct Line<'a> {
     at: String,
     method: &'a str,
     route: &'a str,
-    status: u16,
+    status: Option<u16>,
     outcome: &'static str,
     operation: Option<String>,
     fence: Option<u64>,
@@ -73,8 +87,42 @@ impl AccessLog {
         Ok(Self { lines, left_out })
     }
 
+    /// Returns the entry of a request that begins now.
+    pub(crate) fn begin<B>(self: &Arc<Self>, request: &Request<B>) -> Entry {
+        let trace = request.headers().get("traceparent").filter(|it| it.len() <= MAX_TRACE);
+        Entry {
+            log: Arc::clone(self),
+            at: SystemClock.now(),
+            since: Instant::now(),
+            method: request.method().as_str().chars().take(MAX_TRACE).collect(),
+            route: String::new(),
+            traceparent: trace.and_then(|it| it.to_str().ok()).map(str::to_owned),
+            is_answered: false,
+        }
+    }
+
+    /// Waits until every line before this call is written, at most for `limit`.
+    pub(crate) async fn flush(&self, limit: Duration) {
+        let flushed = async {
+            let (done, flushed) = oneshot::channel();
+            let mut message = Message::Flush(done);
+            // Where the queue is full, the disk is slow: there is no signal for room in it.
+            while let Err(TrySendError::Full(back)) = self.lines.try_send(message) {
+                message = back;
+                sleep(Duration::from_millis(10)).await;
+            }
+            flushed.await
+        };
+        if !matches!(timeout(limit, flushed).await, Ok(Ok(()))) {
+            tracing::warn!("the access log could not be written to its end: lines may be missing");
+        }
+    }
+}
+
+impl Entry {
     /// Appends the line of a request whose answer begins now.
-    pub(crate) fn end<B>(&self, begun: &Begun, route: &str, response: &Response<B>) {
+    pub(crate) fn end<B>(mut self, response: &Response<B>) {
+        self.is_answered = true;
         let answered = response.extensions().get::<Answered>();
         let (outcome, fence, attempt) = match answered.map(|answered| answered.by) {
             Some(AnsweredBy::Execution { fence, attempt }) => {
@@ -85,51 +133,61 @@ impl AccessLog {
             None => ("passed", None, None),
         };
         let operation = answered.and_then(|answered| answered.operation);
-        let line = Line {
-            at: rfc3339(begun.at),
-            method: &begun.method,
-            route,
-            status: response.status().as_u16(),
+        let status = Some(response.status().as_u16());
+        let operation = operation.map(|id| id.to_string());
+        self.append(Line { status, operation, fence, attempt, ..self.line(outcome) });
+    }
+
+    fn line(&self, outcome: &'static str) -> Line<'_> {
+        Line {
+            at: rfc3339(self.at),
+            method: &self.method,
+            route: &self.route,
+            status: None,
             outcome,
-            operation: operation.map(|id| id.to_string()),
-            fence,
-            attempt,
-            milliseconds: begun.since.elapsed().as_micros() as f64 / 1000.0,
-            traceparent: begun.traceparent.as_deref(),
-        };
+            operation: None,
+            fence: None,
+            attempt: None,
+            milliseconds: self.since.elapsed().as_micros() as f64 / 1000.0,
+            traceparent: self.traceparent.as_deref(),
+        }
+    }
+
+    fn append(&self, line: Line<'_>) {
         let line = serde_json::to_vec(&line).map(|mut line| {
             line.push(b'\n');
             line
         });
-        if !line.is_ok_and(|line| self.lines.try_send(line).is_ok()) {
-            self.left_out.fetch_add(1, Relaxed);
+        if !line.is_ok_and(|line| self.log.lines.try_send(Message::Line(line)).is_ok()) {
+            self.log.left_out.fetch_add(1, Relaxed);
         }
     }
 }
 
-impl Begun {
-    pub(crate) fn of<B>(request: &Request<B>) -> Self {
-        let trace = request.headers().get("traceparent").filter(|it| it.len() <= MAX_TRACE);
-        Self {
-            at: SystemClock.now(),
-            since: Instant::now(),
-            method: request.method().as_str().chars().take(MAX_TRACE).collect(),
-            traceparent: trace.and_then(|it| it.to_str().ok()).map(str::to_owned),
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.append(self.line("unanswered"));
         }
     }
 }
 
 /// Writes until the gateway is gone. What waits is written at once, then flushed.
-fn write(mut out: impl Write, lines: &Receiver<Vec<u8>>, left_out: &AtomicU64) {
+fn write(mut out: impl Write, messages: &Receiver<Message>, left_out: &AtomicU64) {
     let mut failing = false;
-    while let Ok(line) = lines.recv() {
-        let mut count = 1;
-        let mut written = out.write_all(&line);
-        while written.is_ok()
-            && let Ok(line) = lines.try_recv()
-        {
-            count += 1;
-            written = out.write_all(&line);
+    while let Ok(message) = messages.recv() {
+        let (mut count, mut flushes) = (0, Vec::new());
+        let mut written = Ok(());
+        let mut next = Some(message);
+        while let Some(message) = next {
+            match message {
+                Message::Line(line) => {
+                    count += 1;
+                    written = out.write_all(&line);
+                }
+                Message::Flush(done) => flushes.push(done),
+            }
+            next = written.as_ref().ok().and_then(|()| messages.try_recv().ok());
         }
         let written = written.and_then(|()| out.flush());
         if let Err(error) = &written {
@@ -140,6 +198,7 @@ fn write(mut out: impl Write, lines: &Receiver<Vec<u8>>, left_out: &AtomicU64) {
         }
         failing = written.is_err();
         if failing {
+            // Dropped, what `flushes` has says that lines are missing.
             continue;
         }
         let count = left_out.swap(0, Relaxed);
@@ -148,6 +207,10 @@ fn write(mut out: impl Write, lines: &Receiver<Vec<u8>>, left_out: &AtomicU64) {
                 count,
                 "the access log could not be written for a time: lines were left out"
             );
+        }
+        for done in flushes {
+            // Whoever asked may have given up.
+            done.send(()).ok();
         }
     }
 }

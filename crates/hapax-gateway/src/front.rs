@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
-use crate::access::{AccessLog, Begun};
+use crate::access::{AccessLog, Entry};
 use crate::auth::{Auth, Refused};
 use crate::cors;
 use crate::guard::{Heads, http2};
@@ -41,7 +41,7 @@ pub(crate) struct Front {
     pub(crate) work: Work,
     pub(crate) stall: Duration,
     /// Where each request has a line.
-    pub(crate) access: Option<AccessLog>,
+    pub(crate) access: Option<Arc<AccessLog>>,
 }
 
 /// What holds for a request, from its beginning to its end.
@@ -71,7 +71,7 @@ impl Front {
         request: Request<Incoming>,
     ) -> Response<Body> {
         let in_hand = self.work.take();
-        let begun = self.access.as_ref().map(|_| Begun::of(&request));
+        let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let (mut parts, body) = request.into_parts();
         // First of all and for every request: the guard counts them.
         let away = self.turned_away(&link, &mut parts);
@@ -79,7 +79,7 @@ impl Front {
         let live = self.current.now();
         let manner = Manner::of(request.headers());
         let found = live.route(request.uri().path(), request.method()).cloned();
-        let name = found.as_ref().unwrap_or(live.rest()).name.clone();
+        name_route(&mut entry, found.as_ref().unwrap_or(live.rest()));
         let mut response = match found {
             Ok(route) => {
                 // A preflight that is turned away is not answered as one.
@@ -101,7 +101,9 @@ impl Front {
         if self.is_ending() {
             close(&mut response, &link);
         }
-        self.log(begun.as_ref(), &name, &response);
+        if let Some(entry) = entry {
+            entry.end(&response);
+        }
         response.map(|body| in_hand.until_sent(body))
     }
 
@@ -111,21 +113,18 @@ impl Front {
         link: &Link,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let begun = self.access.as_ref().map(|_| Begun::of(&request));
+        let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let detail = format!("Too many requests are under way. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let live = self.current.now();
         let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
+        name_route(&mut entry, route);
         let refused = refuse(route, link, Manner::of(request.headers()), &problem);
         let response = with_cors(route, request, refused).await;
-        self.log(begun.as_ref(), &route.name, &response);
-        response
-    }
-
-    fn log(&self, begun: Option<&Begun>, route: &str, response: &Response<Body>) {
-        if let (Some(access), Some(begun)) = (&self.access, begun) {
-            access.end(begun, route, response);
+        if let Some(entry) = entry {
+            entry.end(&response);
         }
+        response
     }
 
     async fn serve(
@@ -238,6 +237,12 @@ impl Front {
         let (auth, route) = (live.auth().cloned(), Arc::clone(route));
         let body = Patient { auth, route: Some(route), http2, ..body };
         Ok(Request::from_parts(parts, Body::new(body)))
+    }
+}
+
+fn name_route(entry: &mut Option<Entry>, route: &Route) {
+    if let Some(entry) = entry {
+        entry.route = route.name.to_string();
     }
 }
 

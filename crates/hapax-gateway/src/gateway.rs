@@ -58,6 +58,7 @@ pub struct Running {
     opened: Opened,
     certificates: AllCertificates,
     work: Work,
+    access: Option<Arc<AccessLog>>,
     store_timeout: Duration,
     listener: Task,
     admin: Option<Task>,
@@ -265,6 +266,11 @@ impl Running {
         }
         self.work.enter(Phase::Closing);
         self.listener.join(CLOSE).await;
+        if let Some(access) = &self.access {
+            // Requests that were aborted write their lines as they are dropped.
+            listener::settled(CLOSE / 10, || work.in_hand() == 0).await;
+            access.flush(CLOSE).await;
+        }
         if let Some(admin) = &mut self.admin {
             admin.join(CLOSE).await;
         }
@@ -283,6 +289,8 @@ impl Task {
     async fn join(&mut self, limit: Duration) {
         if timeout(limit, &mut self.0).await.is_err() {
             self.0.abort();
+            // At its next await it ends.
+            (&mut self.0).await.ok();
         }
     }
 }
@@ -359,7 +367,7 @@ fn run(
     opened: Opened,
 ) -> Result<Running, StartError> {
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
-    let access = config.access_log.as_deref().map(access_log).transpose()?;
+    let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
     let metrics = Arc::new(Metrics::new());
     let Shares { bodies, observed, .. } = settled.memory;
     let census = Arc::new(Census::default());
@@ -376,7 +384,7 @@ fn run(
         current: Arc::clone(&current),
         work: work.clone(),
         stall: config.limits.stall,
-        access,
+        access: access.clone(),
     });
     let door = Arc::new(Door {
         front,
@@ -424,6 +432,7 @@ fn run(
         opened,
         certificates,
         work,
+        access,
         store_timeout: config.store_timeout,
         listener: Task(tokio::spawn(listener::serve(data, door))),
         admin: serving,
