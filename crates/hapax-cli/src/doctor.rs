@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use hapax_gateway::{CacheUrl, Gateway, Opening, Severity, StoreUrl, Written};
+use hapax_gateway::{CacheUrl, Finding, Gateway, Opening, Severity, StoreUrl, Written};
 
 use crate::exit::{Failure, of};
 use crate::gateway::OfFile;
+use crate::keys;
 
 /// Look for what would silently break a store's promise
 ///
@@ -61,6 +62,12 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         ..Opening::new(store)
     };
     let mut findings = opening.diagnose().await.map_err(Failure::unavailable)?;
+    if let Some(admin) = findings.iter().find_map(|finding| finding.gateway) {
+        match keys::is_replaced(admin, &opening.store, opening.token_file.clone()).await {
+            Ok(replaced) => findings.extend(replaced.then(Finding::unconfirmed)),
+            Err(error) => findings.push(Finding::not_asked(error)),
+        }
+    }
     if let Some(path) = &args.config {
         // Where the store was said, a file that cannot be is warned of above.
         if let Ok(config) = crate::gateway::to_probe(path) {

@@ -7,13 +7,15 @@ mod render;
 mod who;
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store, StoreKey};
-use hapax_embedded::OpenError;
+use hapax_embedded::{EmbeddedStore, Holder, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
     Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
@@ -133,6 +135,16 @@ pub(crate) async fn confirm(at: &Where, reason: &str) -> Result<bool, Failure> {
     }
 }
 
+/// Returns whether the gateway at `admin` found its store emptied or replaced, and no operator
+/// confirmed it. Its token is in `token_file`, or else where a gateway on `store` keeps it.
+pub(crate) async fn is_replaced(
+    admin: SocketAddr,
+    store: &StoreUrl,
+    token_file: Option<PathBuf>,
+) -> Result<bool, Failure> {
+    Remote::new(admin, args::token(store, token_file.as_deref())?).is_replaced().await
+}
+
 /// Returns the author of a decision on a store that is open here.
 fn here() -> Decider {
     Decider { who: who::user(), by: Channel::Cli, from: who::host() }
@@ -154,6 +166,10 @@ impl Reached {
             }
             // To look at a store is no reason to make one.
             StoreUrl::File(path) if !path.exists() => {
+                // Removed under a gateway, it is there until that ends.
+                if let Ok(Some(Holder { admin: Some(admin), .. })) = EmbeddedStore::holder(path) {
+                    return Ok(Self::There(Remote::new(admin, place.token()?)));
+                }
                 let none = match make {
                     true => ": start the gateway, which makes one, and confirm that",
                     false => "",

@@ -38,12 +38,19 @@ const PROBES: [(&str, &str, &str); 3] = [
     ("GET", "/metrics", "for Prometheus"),
 ];
 
-/// The path of the store as a whole.
-const STORE: (&str, &str, &str) = (
-    "POST",
-    "/api/store/confirm",
-    r#"{"confirm": true, "reason": "…"}: the store was emptied or replaced on purpose, and new keys may execute"#,
-);
+/// The paths of the store as a whole.
+const STORE: [(&str, &str, &str); 2] = [
+    (
+        "GET",
+        "/api/store",
+        "whether the store was emptied or replaced, and no operator confirmed it",
+    ),
+    (
+        "POST",
+        "/api/store/confirm",
+        r#"{"confirm": true, "reason": "…"}: the store was emptied or replaced on purpose, and new keys may execute"#,
+    ),
+];
 
 /// State of the admin listener.
 #[derive(Debug)]
@@ -97,7 +104,8 @@ fn before_the_store() -> Router {
 fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
     let guarded = Router::new()
         .route("/", get(|| async { index() }))
-        .route(STORE.1, post(confirm))
+        .route(STORE[0].1, get(store))
+        .route(STORE[1].1, post(confirm))
         .with_state((Arc::clone(&admin), operators.clone()));
     let guarded = operators.guarded(guarded.merge(backup::routes(&admin.opened)));
     let probes = Router::new()
@@ -119,8 +127,7 @@ fn secured(mut response: Response) -> Response {
 }
 
 fn index() -> String {
-    let own = [&STORE, &backup::INDEX];
-    let lines = PROBES.iter().chain(Operators::index()).chain(own);
+    let lines = PROBES.iter().chain(Operators::index()).chain(&STORE).chain([&backup::INDEX]);
     lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
         text + &format!("{method:<4} {path:<24} {about}\n")
     })
@@ -134,6 +141,11 @@ impl Admin {
         now["store_up"] = self.store_up.load(Ordering::Relaxed).into();
         json!({ "now": now, "since_start": self.metrics.totals() })
     }
+}
+
+/// Returns whether new keys are rejected because the store is another one than before.
+async fn store(State((admin, _)): Shared) -> Json<Value> {
+    Json(json!({ "replaced": admin.opened.is_replaced() }))
 }
 
 /// The body of a confirmation: an empty request confirms nothing.

@@ -148,21 +148,25 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Reads the token of a gateway: of the file that was named, else of the one beside the store,
-    /// else of the one in the working directory. Where neither is there, the gateway is asked
-    /// without, and its answer says what is missing.
     pub(super) fn token(&self) -> Result<Option<AdminToken>, Failure> {
-        let read = |path: &Path| {
-            let failed =
-                |error| Failure::usage(format!("--admin-token-file: {}: {error}", path.display()));
-            AdminToken::read(path).map(Some).map_err(failed)
-        };
-        if let Some(path) = &self.admin_token_file {
-            return read(path);
-        }
-        let default = [self.store.token_file(), AdminToken::default_path(None)];
-        default.iter().find(|path| path.exists()).map_or(Ok(None), |path| read(path))
+        token(&self.store, self.admin_token_file.as_deref())
     }
+}
+
+/// Reads the token of a gateway: of the file that was named, else of the one beside the store, else of
+/// the one in the working directory. Where neither is there, the gateway is asked without, and its
+/// answer says what is missing.
+pub(super) fn token(store: &StoreUrl, named: Option<&Path>) -> Result<Option<AdminToken>, Failure> {
+    let read = |path: &Path| {
+        let failed =
+            |error| Failure::usage(format!("--admin-token-file: {}: {error}", path.display()));
+        AdminToken::read(path).map(Some).map_err(failed)
+    };
+    if let Some(path) = named {
+        return read(path);
+    }
+    let default = [store.token_file(), AdminToken::default_path(None)];
+    default.iter().find(|path| path.exists()).map_or(Ok(None), |path| read(path))
 }
 
 impl Where {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_embedded::{OpenError, SecretSource};
+use hapax_embedded::{EmbeddedStore, OpenError, SecretSource};
 use hapax_gateway::StoreUrl;
 use http::Method;
 use serde_json::json;
@@ -62,7 +62,14 @@ pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, Failure> {
     let place = args.at.place()?;
     let to = std::path::absolute(&args.to)
         .map_err(|error| Failure::usage(format!("{}: {error}", args.to.display())))?;
-    let records = match (&place.store, place.admin) {
+    // A file that was removed under a gateway is there until that ends.
+    let removed = match &place.store {
+        StoreUrl::File(path) if !path.exists() => {
+            EmbeddedStore::holder(path).ok().flatten().and_then(|holder| holder.admin)
+        }
+        _ => None,
+    };
+    let records = match (&place.store, place.admin.or(removed)) {
         (_, Some(admin)) => through(&Remote::new(admin, place.token()?), &to).await?,
         (StoreUrl::File(path), None) => match hapax_embedded::backup_closed(path, &to) {
             Ok(records) => records,

@@ -132,6 +132,12 @@ impl Remote {
         Ok(replaced)
     }
 
+    /// Returns whether the gateway's store was emptied or replaced, and no operator confirmed it.
+    pub(super) async fn is_replaced(&self) -> Result<bool, Failure> {
+        let Confirmed { replaced } = self.ask(Method::GET, "/api/store", None).await?;
+        Ok(replaced)
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -54,12 +54,21 @@ fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
 
     // Through the gateway that has it open.
     remove();
+    let missing = run(&[&["doctor"], &at[..]].concat());
+    assert_eq!(missing.status.code(), Some(1));
+    let found = String::from_utf8(missing.stdout).unwrap();
+    assert!(
+        found.contains("broken   file: there is none, and there was one; put that file back"),
+        "{found}"
+    );
     let gateway = start();
     is_rejected(gateway.address, "key");
     is_rejected(gateway.address, "other");
+    assert!(is_unconfirmed(&at), "asked of the gateway that has it open");
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(log.contains("hapax store confirm") && log.contains("another one"), "{log}");
     assert_eq!(ok(&confirm), "confirmed: what the store held before may execute again\n");
+    assert!(!is_unconfirmed(&at));
     executes(&upstream, gateway.address, "key");
     let again = ok(&[&confirm[..], &["--json"]].concat());
     assert_eq!(again, "{\n  \"replaced\": false\n}\n");
@@ -75,6 +84,47 @@ fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
     assert!(!is_unconfirmed(&at));
     let gateway = start();
     executes(&upstream, gateway.address, "key");
+}
+
+#[test]
+fn a_file_that_is_removed_under_a_gateway_can_be_backed_up() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let store = store(folder.path());
+    let gateway = Gateway::logged(upstream.address, folder.path(), &BLOCK);
+    executes(&upstream, gateway.address, "key");
+    std::fs::remove_file(folder.path().join("hapax.db")).unwrap();
+    let looked = run(&["doctor", "--store", &store]);
+    let found = String::from_utf8(looked.stdout).unwrap();
+    assert_eq!(looked.status.code(), Some(1), "{found}");
+    assert!(found.contains("broken   file: it was removed while process "), "{found}");
+    let backup = folder.path().join("backup.db").display().to_string();
+    let said = ok(&["backup", &backup, "--store", &store]);
+    assert!(said.starts_with("1 records written to "), "{said}");
+    stop(gateway);
+}
+
+#[test]
+fn a_new_file_and_a_new_secret_execute_nothing_before_they_are_confirmed() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let store = store(folder.path());
+    let start = || Gateway::logged(upstream.address, folder.path(), &BLOCK);
+    let gateway = start();
+    executes(&upstream, gateway.address, "key");
+    stop(gateway);
+    for file in ["hapax.db", "hapax.db.secret"] {
+        std::fs::remove_file(folder.path().join(file)).unwrap();
+    }
+    let looked = run(&["doctor", "--store", &store]);
+    let found = String::from_utf8(looked.stdout).unwrap();
+    assert!(found.contains("broken   file: there is none, and there was one"), "{found}");
+    let gateway = start();
+    is_rejected(gateway.address, "key");
+    ok(&["store", "confirm", "--store", &store, "--reason", "a test"]);
+    executes(&upstream, gateway.address, "key");
+    stop(gateway);
+    let gateway = start();
+    executes(&upstream, gateway.address, "later");
+    stop(gateway);
 }
 
 /// A server that is emptied by `empty`, for gateways with one secret.

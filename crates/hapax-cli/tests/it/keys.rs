@@ -396,7 +396,7 @@ fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_ca
     gateway.kill();
     let doctor = ["doctor", "--store", &store];
     let said = ok(&doctor);
-    assert!(said.contains("fine     records: all of the 2 "), "{said}");
+    assert!(said.contains("fine     key ring: all of the 2 "), "{said}");
     assert!(said.contains("fine     admin token: "), "{said}");
     let token = folder.path().join("hapax.db.admin-token");
     std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o640)).unwrap();
@@ -408,9 +408,9 @@ fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_ca
     let found = run(&doctor);
     let said = String::from_utf8(found.stdout).unwrap();
     assert_eq!(found.status.code(), Some(1), "{said}");
-    assert!(said.contains("broken   records: 2 of the 2 "), "{said}");
+    assert!(said.contains("broken   key ring: 2 of the 2 "), "{said}");
     std::fs::write(&secret, format!("{ring}open {first}")).unwrap();
-    assert!(ok(&doctor).contains("fine     records: all of the 2 "));
+    assert!(ok(&doctor).contains("fine     key ring: all of the 2 "));
 }
 
 #[test]

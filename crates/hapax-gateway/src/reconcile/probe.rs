@@ -76,5 +76,5 @@ pub(crate) async fn finding(asker: Asker) -> Finding {
             ),
         ),
     };
-    Finding { severity, subject: "reconcile".into(), found, fix }
+    Finding { severity, subject: "reconcile".into(), found, fix, gateway: None }
 }

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -38,11 +39,14 @@ pub struct Finding {
     pub found: String,
     /// What to do about it; empty where nothing is to be done.
     pub fix: String,
+    /// The operators' address of the gateway that has the store open, and so can say more.
+    #[serde(skip)]
+    pub gateway: Option<SocketAddr>,
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { severity, subject, found, fix } = self;
+        let Self { severity, subject, found, fix, gateway: _ } = self;
         let severity = match severity {
             Severity::Fine => "fine",
             Severity::Unknown => "unknown",
@@ -56,7 +60,26 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn new(severity: Severity, subject: &str, found: impl Into<String>, fix: &str) -> Self {
-        Self { severity, subject: subject.into(), found: found.into(), fix: fix.into() }
+        let (subject, found, fix) = (subject.into(), found.into(), fix.into());
+        Self { severity, subject, found, fix, gateway: None }
+    }
+
+    /// The finding of a store that is another one than the gateway used before.
+    #[must_use]
+    pub fn unconfirmed() -> Self {
+        Self::new(
+            Severity::Broken,
+            "unconfirmed store",
+            "it was emptied or replaced since it was last used: what it held would execute again, so that \
+             new keys are rejected under block and reconcile",
+            "put the records back, or accept that with `hapax store confirm`",
+        )
+    }
+
+    /// The finding of a gateway that has the store open and does not say whether it is confirmed.
+    pub fn not_asked(error: impl fmt::Display) -> Self {
+        let found = format!("the process that has it open does not say: {error}");
+        Self::new(Severity::Unknown, "unconfirmed store", found, "")
     }
 }
 
@@ -98,6 +121,7 @@ impl Opening {
                     subject: it.subject.into(),
                     found: it.found,
                     fix: it.fix.into(),
+                    gateway: None,
                 }));
             }
         }
@@ -177,6 +201,11 @@ impl Opening {
         findings
     }
 
+    /// Whether a gateway used the store before, with whichever secret.
+    fn is_remembered(&self) -> bool {
+        self.known(None).is_some()
+    }
+
     /// The admin token, where there is one.
     fn admin_token(&self) -> Option<Finding> {
         let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
@@ -205,7 +234,7 @@ impl Opening {
         let error = match opened {
             Ok(opened) => {
                 let mut findings = vec![unreadable(&opened).await];
-                findings.extend(opened.is_replaced().then(unconfirmed));
+                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
                 opened.close().await;
                 return findings;
             }
@@ -263,6 +292,7 @@ impl Opening {
             },
             subject: it.subject.into(),
             fix: it.fix.into(),
+            gateway: None,
         });
         Ok(findings.collect())
     }
@@ -270,6 +300,30 @@ impl Opening {
     async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
         let mut findings = vec![disk(path)];
         if !path.exists() {
+            if let Ok(Some(holder)) = EmbeddedStore::holder(path) {
+                findings.push(Finding::new(
+                    Severity::Broken,
+                    "file",
+                    match holder.pid {
+                        Some(pid) => format!("it was removed while process {pid} has it open"),
+                        None => "it was removed while a process has it open".to_owned(),
+                    },
+                    "its records end with that process: copy them with `hapax backup PATH` before you \
+                     stop it",
+                ));
+                return Ok(findings);
+            }
+            if self.is_remembered() {
+                findings.push(Finding::new(
+                    Severity::Broken,
+                    "file",
+                    "there is none, and there was one",
+                    "put that file back before a gateway starts: it would make an empty one, and reject \
+                     new keys under block and reconcile until `hapax store confirm`. An older copy lacks \
+                     what was done since: use `hapax restore`",
+                ));
+                return Ok(findings);
+            }
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             findings.push(writable(folder.unwrap_or(Path::new("."))));
             return Ok(findings);
@@ -308,18 +362,19 @@ impl Opening {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
                 findings.push(unreadable(&opened).await);
-                findings.extend(opened.is_replaced().then(unconfirmed));
+                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
                 opened.close().await;
             }
             // Whoever has it open could.
-            Err(StoreOpenError::File { source: OpenError::InUse { pid, .. }, .. }) => {
+            Err(StoreOpenError::File { source: OpenError::InUse { pid, admin, .. }, .. }) => {
                 let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
-                findings.push(Finding::new(
-                    Severity::Fine,
-                    "file",
-                    format!("it is open in {who}"),
-                    "",
-                ));
+                let found = format!("it is open in {who}");
+                let finding = Finding::new(Severity::Fine, "file", found, "");
+                findings.push(Finding { gateway: admin, ..finding });
+                if admin.is_none() {
+                    findings
+                        .push(Finding::not_asked("it has no operators' address; its log says it"));
+                }
             }
             Err(error) => findings.push(Finding::new(
                 Severity::Broken,
@@ -341,18 +396,18 @@ async fn unreadable(opened: &Opened) -> Finding {
     let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
     let page = match page {
         Ok(page) => page,
-        Err(error) => return Finding::new(Severity::Unknown, "records", error.to_string(), ""),
+        Err(error) => return Finding::new(Severity::Unknown, "key ring", error.to_string(), ""),
     };
     let all = page.cells.len();
     let failed: Vec<_> = page.cells.iter().filter_map(|(_, cell)| cell.as_ref().err()).collect();
     let Some(first) = failed.first() else {
         let found = format!("all of the {all} that were looked at can be opened");
-        return Finding::new(Severity::Fine, "records", found, "");
+        return Finding::new(Severity::Fine, "key ring", found, "");
     };
     let reason = first.source().map_or_else(|| first.to_string(), ToString::to_string);
     Finding::new(
         Severity::Broken,
-        "records",
+        "key ring",
         format!(
             "{} of the {all} that were looked at cannot be opened, the first since {reason}",
             failed.len()
@@ -394,15 +449,4 @@ fn disk(path: &Path) -> Finding {
         }
         LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
     }
-}
-
-/// The finding of a store that is another one than the gateway used before.
-fn unconfirmed() -> Finding {
-    Finding::new(
-        Severity::Broken,
-        "unconfirmed store",
-        "it was emptied or replaced since it was last used: what it held would execute again, so that \
-         new keys are rejected under block and reconcile",
-        "put the records back, or accept that with `hapax store confirm`",
-    )
 }

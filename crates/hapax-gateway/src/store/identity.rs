@@ -15,6 +15,9 @@ use hapax::{Key, Scope, Secret, StoreKey};
 
 use super::StoreUrl;
 
+/// In place of the identity of a store that was used with another secret.
+const OTHER_SECRET: &str = "another secret";
+
 /// The line of one store.
 #[derive(Clone, Debug)]
 pub(super) struct Remembered {
@@ -49,9 +52,17 @@ impl Remembered {
         Some(Self { paths, store: named.replace(['\t', '\n'], " "), secret: name(secret) })
     }
 
-    /// Returns the identity; `None` where none is remembered.
+    /// Returns the identity; `None` where none is remembered. A store that was used with another secret
+    /// has one that no store has: it is another store, if it can be opened with this secret.
     pub(super) fn read(&self) -> Option<String> {
-        self.paths.iter().find_map(|path| self.read_in(path))
+        let read = self.paths.iter().find_map(|path| self.read_in(path));
+        read.or_else(|| self.paths.iter().find_map(|path| self.other_secret_in(path)))
+    }
+
+    fn other_secret_in(&self, path: &Path) -> Option<String> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let store = format!("{}\t", self.store);
+        text.lines().any(|line| line.starts_with(&store)).then(|| OTHER_SECRET.to_owned())
     }
 
     fn read_in(&self, path: &Path) -> Option<String> {
@@ -148,6 +159,8 @@ mod tests {
                 assert_eq!(line.read(), Some(format!("{round}-{number}")));
             }
         }
+        assert_eq!(of("redis://cache", Some(2)).unwrap().read().as_deref(), Some(OTHER_SECRET));
+        assert_eq!(of("redis://cache/2", Some(1)).unwrap().read(), None);
         let text = std::fs::read_to_string(with_suffix(&secret_file, ".stores")).unwrap();
         assert_eq!(text.lines().count(), 4);
         assert!(!text.contains("u:p"), "{text}");
