@@ -90,7 +90,12 @@ fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
         }
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
-            Failure::usage(first.trim_start_matches("error: ")).report(as_json)
+            let failure = Failure::usage(first.trim_start_matches("error: "));
+            match error.get(ContextKind::SuggestedArg) {
+                Some(ContextValue::String(flag)) => failure.and(&format!("; did you mean {flag}?")),
+                _ => failure,
+            }
+            .report(as_json)
         }
     }
 }

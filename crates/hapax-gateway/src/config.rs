@@ -185,6 +185,10 @@ impl Config {
         if is_self(&upstream, self.listen) {
             return Err(ConfigError::Loop(self.listen));
         }
+        // With port 0 each has a port of its own.
+        if self.admin.is_some_and(|admin| is_same(admin, self.listen)) {
+            return Err(ConfigError::AdminIsListen(self.listen));
+        }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
             && matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_))
@@ -301,6 +305,14 @@ fn is_port(text: &str) -> bool {
 }
 
 /// Whether `origin` is certain to be where the gateway itself listens.
+/// Whether two listeners would take each other's connections.
+fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+    let everywhere = a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == b.port()
+        && a.port() != 0
+        && (a.ip() == b.ip() || (everywhere && a.is_ipv4() == b.is_ipv4()))
+}
+
 fn is_self(origin: &Origin, listen: SocketAddr) -> bool {
     if origin.port() != listen.port() {
         return false;

@@ -138,6 +138,8 @@ fn what_may_be_secret_is_not_repeated() {
         code == 64 && line.contains("unexpected argument") && !line.contains("s3cr3t"),
         "{line}"
     );
+    let (code, line) = refused(&["gateway", "--upstrem", "http://127.0.0.1:3000"]);
+    assert!(code == 64 && line.contains("did you mean --upstream?"), "{line}");
     // What is none is.
     let (code, line) = refused(&["gateway", "--lease", "soon"]);
     assert!(code == 64 && line.contains("'soon'"), "{line}");

@@ -18,6 +18,8 @@ pub enum ConfigError {
     Upstream,
     #[error("--upstream is --listen ({0}): the gateway would call itself")]
     Loop(SocketAddr),
+    #[error("--admin is --listen ({0}): give the operators' listener another port")]
+    AdminIsListen(SocketAddr),
     #[error("--upstream must not have a path: paths are forwarded as they came")]
     UpstreamPath,
     #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]

@@ -13,7 +13,7 @@ use crate::world::{Upstream, config, post, post_with, start};
 #[tokio::test(flavor = "multi_thread")]
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
-    let cases: [(&str, Change); 33] = [
+    let cases: [(&str, Change); 35] = [
         ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
         ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
@@ -29,6 +29,14 @@ async fn contradictions_do_not_start() {
             it.policy.reconcile_url = Some("http://a/x".parse().unwrap())
         }),
         ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
+        ("--admin is --listen (127.0.0.1:7)", |it| {
+            it.listen = "127.0.0.1:7".parse().unwrap();
+            it.admin = Some(it.listen);
+        }),
+        ("--admin is --listen (127.0.0.1:7)", |it| {
+            it.listen = "127.0.0.1:7".parse().unwrap();
+            it.admin = Some("0.0.0.0:7".parse().unwrap());
+        }),
         ("would call itself", |it| {
             it.policy.scope = Some(Callers::Everyone);
             it.listen = "0.0.0.0:1".parse().unwrap();
