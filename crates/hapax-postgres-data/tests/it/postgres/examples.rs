@@ -11,7 +11,7 @@ use super::support::client;
 #[path = "../../../examples/account.rs"]
 mod account;
 #[allow(dead_code, reason = "its `main` is for people")]
-#[path = "../../../examples/order.rs"]
+#[path = "../../../examples/orders.rs"]
 mod order;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

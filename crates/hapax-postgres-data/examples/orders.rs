@@ -1,7 +1,7 @@
 //! Orders that are placed once: a cart of a customer's becomes one order, however often it is sent.
 //!
 //! ```text
-//! cargo run -p hapax-postgres-data --example order -- postgres://postgres@127.0.0.1/postgres
+//! cargo run -p hapax-postgres-data --example orders -- postgres://postgres@127.0.0.1/postgres
 //! ```
 
 use hapax_postgres_data::{BoxError, Column, InsertOrFetch, Inserted, LayoutError, Table};
