@@ -160,7 +160,7 @@ async fn probed(upstream: &Upstream, times: usize) -> Vec<Seen> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_url_is_probed_at_start_and_on_reload() {
+async fn wire_26_the_url_is_probed_at_start_and_on_reload() {
     let upstream = upstream(|_| did_not_happen()).await;
     let config = reconciling(&upstream);
     let gateway = start(config.clone()).await;

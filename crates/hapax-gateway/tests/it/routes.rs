@@ -309,7 +309,7 @@ async fn a_caller_has_so_many_keys_in_flight_and_others_are_not_held_up() {
 }
 
 #[tokio::test]
-async fn web_pages_are_answered_as_their_route_says() {
+async fn wire_30_web_pages_are_answered_as_their_route_says() {
     let upstream = Upstream::start(|seen| async move {
         let mut answer = text(201, seen.method.as_str().to_owned());
         let theirs = http::HeaderValue::from_static("https://upstream.example");
