@@ -2,11 +2,12 @@
 
 use std::fs::{File, Permissions};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -220,11 +221,11 @@ impl PostgresServer {
     }
 
     async fn make_cluster(&self) {
-        let mut command = Command::new(postgres_program("initdb"));
-        let arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"];
-        command.arg("--pgdata").arg(self.data()).args(arguments).arg("--no-sync");
-        let made = self.spawn(command).wait_with_output().await.expect("initdb can be awaited");
-        assert!(made.status.success(), "initdb fails:\n{}", tail(&self.log()));
+        let template = template(self.user.as_ref()).await;
+        let mut command = Command::new("cp");
+        command.args(["--archive", "--reflink=auto"]).arg(template).arg(self.data());
+        let copied = self.spawn(command).wait_with_output().await.expect("cp can be awaited");
+        assert!(copied.status.success(), "cp fails:\n{}", tail(&self.log()));
         if let Some((chain, key)) = &self.options.certificate {
             for (name, pem) in [("server.crt", chain), ("server.key", key)] {
                 let file = self.data().join(name);
@@ -257,6 +258,11 @@ impl PostgresServer {
             if child.try_wait().expect("our own child can be asked").is_some() {
                 self.child = None;
                 return false;
+            }
+            // A program is started only once something listens there.
+            if TcpStream::connect(loopback(port)).await.is_err() {
+                sleep(EVERY).await;
+                continue;
             }
             // Another server on this port would have other files.
             match psql(port, "postgres", "SHOW data_directory").await {
@@ -364,6 +370,32 @@ impl Drop for PgBouncer {
     }
 }
 
+/// Returns a cluster as `initdb` makes it, to be copied: one on this machine for each user and version.
+async fn template(user: Option<&User>) -> PathBuf {
+    let initdb = postgres_program("initdb");
+    let id = user.map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.id);
+    let made = std::fs::metadata(&initdb).expect("initdb is installed").mtime();
+    let template = std::env::temp_dir().join(format!("hapax-cluster-{id}-{made}"));
+    if !template.exists() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        if let Some(user) = user {
+            user.give(folder.path());
+        }
+        let (data, log) = (folder.path().join("data"), folder.path().join("log"));
+        let mut command = Command::new(initdb);
+        let arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"];
+        command.arg("--pgdata").arg(&data).args(arguments);
+        let made = spawn(command, folder.path(), &log, user).wait_with_output().await;
+        let made = made.expect("initdb can be awaited");
+        assert!(made.status.success(), "initdb fails:\n{}", tail(&log));
+        // Of processes that make it at once the first one counts: a folder with files is not replaced.
+        std::fs::rename(&data, &template).ok();
+    }
+    let owner = std::fs::metadata(&template).expect("it was made").uid();
+    assert_eq!(owner, id, "{} is another user's: remove it", template.display());
+    template
+}
+
 /// Whom the server runs as: it refuses to be root.
 #[derive(Debug)]
 struct User {
@@ -420,7 +452,8 @@ fn postgres_program(name: &str) -> PathBuf {
 }
 
 async fn psql(port: u16, database: &str, text: &str) -> Result<String, String> {
-    let mut command = Command::new(program(&["psql"]));
+    // Not by Debian's wrapper, which takes longer than the query.
+    let mut command = Command::new(postgres_program("psql"));
     let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?connect_timeout=5");
     let arguments = ["--no-psqlrc", "--tuples-only", "--no-align", "--quiet", "--set"];
     command.args(arguments).args(["ON_ERROR_STOP=1", "--command", text]).arg(url);
