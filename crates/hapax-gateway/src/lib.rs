@@ -37,8 +37,12 @@
 //! ```
 
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-mod readme {}
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/rust.md")]
+    mod rust {}
+}
 
 mod access;
 mod admin;

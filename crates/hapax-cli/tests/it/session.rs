@@ -11,8 +11,8 @@ fn the_session_in_the_documents_is_what_a_reader_sees() {
     assert!(run.status.success(), "{printed}\n{}", String::from_utf8_lossy(&run.stderr));
     let seen = alike(&printed);
     assert_eq!(seen, alike(&shown("examples/gateway/README.md")));
-    // The front page shows the beginning of it.
-    let front = alike(&shown("README.md"));
+    // The page of the gateway shows the beginning of it.
+    let front = alike(&shown("docs/gateway.md"));
     assert!(front.len() > 20, "{front:?}");
     assert_eq!(seen[..front.len()], front);
 }
