@@ -67,7 +67,10 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
         // What an earlier run left says nothing of this one.
         let _ = std::fs::remove_file(&report);
         let threads = format!("--test-threads={}", threads());
-        let nextest = Run::cargo().args(["nextest", "run"]).args(EVERYTHING).args([&threads]);
+        let nextest =
+            Run::cargo().args(["nextest", "run", "--tests"]).args(EVERYTHING).args([&threads]);
+        // What would be kept for the next build costs more than a first build gains.
+        let nextest = nextest.env("CARGO_INCREMENTAL", "0");
         let outcome = nextest.args(["--"]).args(skip.filter()).show();
         let text = std::fs::read_to_string(&report).unwrap_or_default();
         let count = Count::reported(&text);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax::store::BoxFuture;
 use hapax_gateway::{Config, Gateway, Running, StoreUrl};
 use hapax_http::Body;
 use hapax_http::server::MissingScope;
@@ -65,6 +66,10 @@ pub(crate) struct Upstream {
     task: JoinHandle<()>,
 }
 
+/// One type for all upstreams, so that their server is compiled once.
+type AnswerFn = dyn Fn(Seen) -> BoxFuture<'static, Response<Body>> + Send + Sync;
+type ProbeFn = dyn Fn(&Seen) -> Response<Body> + Send + Sync;
+
 impl Upstream {
     /// Answers each request, once it is read, with what `answer` makes of it.
     pub(crate) async fn start<F, A>(answer: F) -> Self
@@ -82,29 +87,30 @@ impl Upstream {
         F: Fn(Seen) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
     {
-        Self::listen(tls, answer, |_| did_not_happen()).await
+        let answer: Arc<AnswerFn> = Arc::new(move |seen| Box::pin(answer(seen)));
+        Self::listen(tls, answer, Arc::new(|_: &Seen| did_not_happen())).await
     }
 
     /// Answers probes of a reconcile URL like this, and nothing else.
     pub(crate) async fn probed(
         probe: impl Fn(&Seen) -> Response<Body> + Send + Sync + 'static,
     ) -> Self {
-        Self::listen(None, |_| async { text(500, "") }, probe).await
+        let answer: Arc<AnswerFn> = Arc::new(|_| Box::pin(async { text(500, "") }));
+        Self::listen(None, answer, Arc::new(probe)).await
     }
 
-    async fn listen<F, A, P>(tls: Option<Arc<ServerConfig>>, answer: F, probe: P) -> Self
-    where
-        F: Fn(Seen) -> A + Send + Sync + 'static,
-        A: Future<Output = Response<Body>> + Send + 'static,
-        P: Fn(&Seen) -> Response<Body> + Send + Sync + 'static,
-    {
+    async fn listen(
+        tls: Option<Arc<ServerConfig>>,
+        answer: Arc<AnswerFn>,
+        probe: Arc<ProbeFn>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let connections = Arc::new(AtomicUsize::new(0));
         let probes = Arc::new(Mutex::new(Vec::new()));
-        let (answer, all, count) = (Arc::new(answer), Arc::clone(&seen), Arc::clone(&connections));
-        let (probe, probed) = (Arc::new(probe), Arc::clone(&probes));
+        let (all, count, probed) =
+            (Arc::clone(&seen), Arc::clone(&connections), Arc::clone(&probes));
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();

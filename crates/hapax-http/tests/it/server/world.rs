@@ -79,10 +79,29 @@ where
     H: Fn(Request<Body>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
 {
-    layer.layer(tower::service_fn(move |request| {
-        let answer = handler(request);
-        async move { Ok(answer.await) }
-    }))
+    let handler: Arc<HandlerFn> = Arc::new(move |request| Box::pin(handler(request)));
+    layer.layer(Handler(handler))
+}
+
+type HandlerFn = dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync;
+
+/// One type for all handlers, so that the layer is compiled once.
+#[derive(Clone)]
+struct Handler(Arc<HandlerFn>);
+
+impl Service<Request<Body>> for Handler {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let answer = (self.0)(request);
+        Box::pin(async move { Ok(answer.await) })
+    }
 }
 
 /// A service behind the layer.
