@@ -42,6 +42,29 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
+/// What must be free in memory for the files of some servers at one time.
+const ROOM: u64 = 1 << 30;
+
+/// A new folder for a server's files: in memory where there is room, since no test outlives the system.
+/// `TMPDIR` names another place.
+fn folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = match std::env::var_os("TMPDIR").is_none() && has_room(memory) {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    made.expect("a temporary folder")
+}
+
+/// Whether `folder` is in memory and has [`ROOM`].
+fn has_room(folder: &Path) -> bool {
+    /// `TMPFS_MAGIC` of `linux/magic.h`.
+    const TMPFS: i64 = 0x0102_1994;
+    let Ok(system) = rustix::fs::statfs(folder) else { return false };
+    i64::from(system.f_type) == TMPFS
+        && u64::try_from(system.f_bsize).is_ok_and(|size| system.f_bavail * size >= ROOM)
+}
+
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }

@@ -25,7 +25,9 @@ impl PostgresOptions {
     /// killed, not a crash of the system.
     #[must_use]
     pub fn new() -> Self {
-        Self::default().set("shared_buffers", "32MB").set("fsync", "off")
+        let settings = Self::default().set("shared_buffers", "32MB").set("fsync", "off");
+        // A killed server then leaves nothing in /dev/shm.
+        settings.set("dynamic_shared_memory_type", "mmap")
     }
 
     /// Sets a parameter of the server, in addition to or instead of the usual ones.
@@ -70,7 +72,7 @@ impl PostgresServer {
 
     /// A server without files.
     fn nowhere(options: PostgresOptions) -> Self {
-        let (folder, user) = (tempfile::tempdir().expect("a temporary folder"), User::other());
+        let (folder, user) = (super::folder(), User::other());
         if let Some(user) = &user {
             user.give(folder.path());
         }
