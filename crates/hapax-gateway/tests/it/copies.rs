@@ -65,6 +65,12 @@ async fn storm(addresses: &[SocketAddr], keys: usize) -> HashMap<usize, Vec<Answ
     answers
 }
 
+/// How many keys are copied; `HAPAX_COPIED_KEYS` for a long run.
+fn keys() -> usize {
+    let said = std::env::var("HAPAX_COPIED_KEYS");
+    said.map_or(20, |text| text.parse().expect("HAPAX_COPIED_KEYS is a number"))
+}
+
 fn first_answers(answers: &[Answer]) -> usize {
     let first = |it: &&Answer| it.status == 201 && it.header("idempotency-replayed") == "false";
     answers.iter().filter(first).count()
@@ -74,7 +80,7 @@ fn first_answers(answers: &[Answer]) -> usize {
 async fn rejected_copies_get_409_or_the_same_bytes() {
     let (upstream, executions) = upstream(0).await;
     let gateway = start(config(upstream.url())).await;
-    let answers = storm(&[gateway.local_addr()], 200).await;
+    let answers = storm(&[gateway.local_addr()], keys()).await;
     let mut rejected = 0;
     for (key, answers) in &answers {
         assert_eq!(answers.len(), COPIES);
@@ -91,9 +97,9 @@ async fn rejected_copies_get_409_or_the_same_bytes() {
             }
         }
     }
-    assert!(rejected > COPIES, "copies met an execution under way: {rejected}");
+    assert!(rejected > keys(), "copies met an execution under way: {rejected}");
     let executions = executions.lock().unwrap();
-    assert_eq!(executions.len(), 200);
+    assert_eq!(executions.len(), keys());
     assert!(executions.values().all(|count| *count == 1));
 }
 
@@ -113,7 +119,7 @@ async fn waiting_copies_over(store: StoreUrl, gateways: usize) {
         running.push(start(config).await);
     }
     let addresses: Vec<_> = running.iter().map(Running::local_addr).collect();
-    let answers = storm(&addresses, 200).await;
+    let answers = storm(&addresses, keys()).await;
     for (key, answers) in &answers {
         assert_eq!((answers.len(), first_answers(answers)), (COPIES, 1));
         for answer in answers {
@@ -121,7 +127,7 @@ async fn waiting_copies_over(store: StoreUrl, gateways: usize) {
         }
     }
     let executions = executions.lock().unwrap();
-    assert_eq!(executions.len(), 200);
+    assert_eq!(executions.len(), keys());
     assert!(executions.values().all(|count| *count == 1));
 }
 
@@ -151,7 +157,7 @@ async fn after_the_owner_fails_exactly_one_waiter_executes() {
     let mut config = config(upstream.url());
     config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
     let gateway = start(config).await;
-    let answers = storm(&[gateway.local_addr()], 200).await;
+    let answers = storm(&[gateway.local_addr()], keys()).await;
     for (key, answers) in &answers {
         let failed = answers.iter().filter(|answer| answer.status == 429).count();
         assert_eq!((failed, first_answers(answers)), (1, 1), "key {key}");

@@ -381,7 +381,7 @@ fn play(seed: u64, locks: bool) -> (Result<(), String>, HashMap<Seen, u64>) {
 #[test]
 fn what_is_told_of_a_commit_is_what_became_of_it() {
     let mut all: HashMap<Seen, u64> = HashMap::new();
-    for seed in 0..20_000 {
+    for seed in 0..5_000 {
         let (result, seen) = play(seed, true);
         assert_eq!(result, Ok(()), "seed {seed}");
         for (what, times) in seen {
@@ -398,7 +398,7 @@ fn what_is_told_of_a_commit_is_what_became_of_it() {
         Seen::Replayed,
         Seen::Died,
     ] {
-        assert!(all.get(&what).is_some_and(|times| *times >= 1_000), "{what:?} in {all:?}");
+        assert!(all.get(&what).is_some_and(|times| *times >= 250), "{what:?} in {all:?}");
     }
 }
 

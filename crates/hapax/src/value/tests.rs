@@ -337,7 +337,18 @@ type Anything = (
     Option<(String, u128)>,
 );
 
+/// Few, since the fuzz target `value` tries many more; `PROPTEST_CASES` for a long run.
+fn cases() -> ProptestConfig {
+    let mut config = ProptestConfig::default();
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 64;
+    }
+    config
+}
+
 proptest! {
+    #![proptest_config(cases())]
+
     #[test]
     fn anything_is_kept(value: Anything) {
         let bytes = write(&value, LIMIT).unwrap();

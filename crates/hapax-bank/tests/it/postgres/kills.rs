@@ -137,7 +137,7 @@ fn setting(name: &str, otherwise: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_ledger_says_what_clients_were_told() {
-    let (kills, seed) = (setting("HAPAX_KILLS", 120), setting("HAPAX_SEED", 1));
+    let (kills, seed) = (setting("HAPAX_KILLS", 40), setting("HAPAX_SEED", 1));
     let Seen { kills: ours, deaths, ledger, faults } = torture(kills, seed, None).await;
     let (done, declined) = ledger.tally();
     println!(

@@ -13,7 +13,7 @@ use hapax_postgres::{
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::support::{Same, at, claim, key, named, own, policy, stored};
 
@@ -292,7 +292,7 @@ async fn holds(server: &PostgresServer, text: &str, wanted: &str) {
         loop {
             match server.try_sql("postgres", text).await {
                 Ok(found) if found == wanted => return,
-                _ => {}
+                _ => sleep(Duration::from_millis(20)).await,
             }
         }
     };

@@ -75,7 +75,9 @@ async fn begins_to_evict(disconnect: bool) {
         match store.swap(claim(2)).await {
             Err(StoreError::Unavailable(source)) => break source,
             // The end of the connection, or an answer from before it.
-            Err(StoreError::Ambiguous(_)) | Ok(_) => {}
+            Err(StoreError::Ambiguous(_)) | Ok(_) => {
+                tokio::time::sleep(Duration::from_millis(50)).await
+            }
             Err(other) => panic!("{other:?}"),
         }
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::support::{Same, at, claim, complete, connect_within, key, stored};
 
@@ -193,7 +193,7 @@ async fn emptied_and_taken(disconnect: bool) {
             match store.swap(claim(2)).await {
                 Err(StoreError::Unavailable(why)) => break why.to_string(),
                 // The end of the connection, or an answer from before it.
-                Err(StoreError::Ambiguous(_)) | Ok(_) => {}
+                Err(StoreError::Ambiguous(_)) | Ok(_) => sleep(Duration::from_millis(50)).await,
                 Err(other) => panic!("{other:?}"),
             }
         }
