@@ -59,9 +59,9 @@ fn folder() -> tempfile::TempDir {
 /// Whether `folder` is in memory and has [`ROOM`].
 fn has_room(folder: &Path) -> bool {
     /// `TMPFS_MAGIC` of `linux/magic.h`.
-    const TMPFS: i64 = 0x0102_1994;
+    const TMPFS: i128 = 0x0102_1994;
     let Ok(system) = rustix::fs::statfs(folder) else { return false };
-    i64::from(system.f_type) == TMPFS
+    i128::from(system.f_type) == TMPFS
         && u64::try_from(system.f_bsize).is_ok_and(|size| system.f_bavail * size >= ROOM)
 }
 
