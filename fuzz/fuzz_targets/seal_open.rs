@@ -9,11 +9,11 @@
 use std::fmt;
 
 use arbitrary::{Result, Unstructured};
-use hapax::{Entropy, EntropyError, Sealer, Secret, StoreKey, Tag};
+use hapax::{Entropy, EntropyError, Sealer, Secret, OperationId, Tag};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let nowhere = (StoreKey::from_bytes([1; 32]), Tag::from_bytes([2; 16]));
+    let nowhere = (OperationId::from_bytes([1; 32]), Tag::from_bytes([2; 16]));
     let stranger = Sealer::keyed(&Secret::new([3; 32]));
     assert!(stranger.open(&nowhere.0, nowhere.1, input).is_err(), "forged");
     if let Ok(record) = Sealer::checksum().open(&nowhere.0, nowhere.1, input) {
@@ -28,7 +28,7 @@ fn round_trip(u: &mut Unstructured<'_>) -> Result<()> {
     let secret = Secret::new(u.arbitrary()?);
     let keyed: bool = u.arbitrary()?;
     let sealer = Sealer::new(keyed.then_some(&secret));
-    let (key, tag) = (StoreKey::from_bytes(u.arbitrary()?), Tag::from_bytes(u.arbitrary()?));
+    let (key, tag) = (OperationId::from_bytes(u.arbitrary()?), Tag::from_bytes(u.arbitrary()?));
     let record = hapax_fuzz::record(u)?;
     let sealed = sealer.seal(&key, tag, &record, &nonce).expect("within every limit");
     assert_eq!(sealer.open(&key, tag, &sealed), Ok(record.clone()));
@@ -51,7 +51,7 @@ fn round_trip(u: &mut Unstructured<'_>) -> Result<()> {
     let (mut cell, mut write) = (*key.as_bytes(), *tag.as_bytes());
     cell[at % 32] ^= flip;
     write[at % 16] ^= flip;
-    assert!(sealer.open(&StoreKey::from_bytes(cell), tag, &sealed).is_err(), "may be moved");
+    assert!(sealer.open(&OperationId::from_bytes(cell), tag, &sealed).is_err(), "may be moved");
     assert!(sealer.open(&key, Tag::from_bytes(write), &sealed).is_err(), "may be put back");
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, Request, Scheme, Scope, StoreKey,
+    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, Request, Scheme, Scope, OperationId,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -66,12 +66,12 @@ pub async fn fill(
     name: &str,
     engine: &Idempotency,
     records: u64,
-) -> Result<Vec<StoreKey>, Failure> {
+) -> Result<Vec<OperationId>, Failure> {
     let mut undecided = Vec::new();
     for first in SPREAD {
         let named = |number: u32| {
             let key = format!("undecided-{number}");
-            let id = engine.store_key(&Scope::shared(), &Key::new(&key).ok()?);
+            let id = engine.operation_id(&Scope::shared(), &Key::new(&key).ok()?);
             (id.as_bytes()[0] == first).then_some((key, id))
         };
         let (key, id) = (0..).find_map(named).ok_or("no key has such an id")?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hapax::store::Place as Position;
 use hapax::store::{BoxFuture, Page, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
 use hapax::{
-    Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, StoreError, StoreKey, SystemClock,
+    Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, StoreError, OperationId, SystemClock,
     SystemEntropy,
 };
 use hapax_gateway::{CacheUrl, Opened, Opening};
@@ -152,7 +152,7 @@ impl Store for Gate {
         self.store.swap(swap)
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.store.load(key)
     }
 
@@ -164,7 +164,7 @@ impl Store for Gate {
 impl Inspect for Gate {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.store.page(after, limit)

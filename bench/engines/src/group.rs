@@ -36,7 +36,7 @@ impl Grouped {
 impl Seam for Grouped {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<bool, Failure>> {
         Box::pin(async move {
-            let Swap { key, expected, tag, draft } = swap;
+            let Swap { id: key, expected, tag, draft } = swap;
             // As long as the store's columns.
             let mut value = tag.as_bytes().to_vec();
             value.resize(82, 0);

@@ -19,7 +19,7 @@ use engine::Failure;
 use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreKey, SystemEntropy,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, OperationId, SystemEntropy,
     Tag, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
@@ -293,8 +293,8 @@ async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
     let outcome = Outcome::new("bench/1", vec![b'x'; ANSWER]);
     let record = Record { state: State::Done(outcome), ..claim.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, ..claim.draft };
-    let (key, expected, tag) = (claim.key, Some(claim.tag), Tag::fresh(&SystemEntropy)?);
-    let done = Swap { key, expected, tag, draft };
+    let (key, expected, tag) = (claim.id, Some(claim.tag), Tag::fresh(&SystemEntropy)?);
+    let done = Swap { id: key, expected, tag, draft };
     for swap in [claim, done] {
         if !seam.swap(swap).await? {
             return Err("a conflict on a key of one's own".into());
@@ -321,7 +321,7 @@ fn claim() -> Result<Swap, Failure> {
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
     let tag = Tag::fresh(&SystemEntropy)?;
-    Ok(Swap { key: StoreKey::from_bytes(key), expected: None, tag, draft })
+    Ok(Swap { id: OperationId::from_bytes(key), expected: None, tag, draft })
 }
 
 /// Bytes this process has sent towards the disk.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Stamped, Swap, Swapped};
 use hapax::transaction::{Transactions, TxError};
-use hapax::{FencingToken, Store, StoreError, StoreKey, Timestamp};
+use hapax::{FencingToken, Store, StoreError, OperationId, Timestamp};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -89,7 +89,7 @@ impl Store for Steps {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.store.load(key)
     }
 
@@ -188,7 +188,7 @@ impl Transactions for Deadly {
         self.inner.is_conflict(error)
     }
 
-    fn committed(&self, key: &StoreKey) {
+    fn committed(&self, key: &OperationId) {
         self.inner.committed(key);
     }
 }

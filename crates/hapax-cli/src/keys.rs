@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Idempotency, Store, StoreKey};
+use hapax::{Idempotency, Store, OperationId};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
@@ -308,8 +308,8 @@ fn refused(error: &KeysError) -> Failure {
     failure.named(error.code())
 }
 
-fn id(text: &str) -> Result<StoreKey, Failure> {
-    StoreKey::from_hex(text).ok_or_else(|| Failure::usage("an id has 64 hexadecimal digits"))
+fn id(text: &str) -> Result<OperationId, Failure> {
+    OperationId::from_hex(text).ok_or_else(|| Failure::usage("an id has 64 hexadecimal digits"))
 }
 
 /// Text, or `@PATH` for the content of a file, or `@-` for standard input.

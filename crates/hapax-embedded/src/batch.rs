@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use hapax::store::{Stamp, Stamped};
-use hapax::{FencingToken, StoreError, StoreKey, Tag, Timestamp};
+use hapax::{FencingToken, StoreError, OperationId, Tag, Timestamp};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
 use crate::cell::{Columns, Damaged, Epoch, NEVER, SMALL, Seen};
@@ -20,7 +20,7 @@ use crate::error::EmbeddedError;
 /// A swap that waits for the disk.
 #[derive(Debug)]
 pub(crate) struct SwapJob {
-    pub(crate) key: StoreKey,
+    pub(crate) key: OperationId,
     pub(crate) expected: Option<Tag>,
     pub(crate) tag: Tag,
     pub(crate) stamp: Stamp,
@@ -208,7 +208,7 @@ impl<'t> Batch<'t> {
 
     fn write(
         &mut self,
-        key: &StoreKey,
+        key: &OperationId,
         before: Timestamp,
         columns: &Columns,
         sealed: &[u8],
@@ -226,7 +226,7 @@ impl<'t> Batch<'t> {
 
     fn put(
         &mut self,
-        key: &StoreKey,
+        key: &OperationId,
         columns: &Columns,
         sealed: &[u8],
     ) -> Result<(), StorageError> {
@@ -235,7 +235,7 @@ impl<'t> Batch<'t> {
         Ok(())
     }
 
-    fn index(&mut self, at: Timestamp, key: &StoreKey) -> Result<(), StorageError> {
+    fn index(&mut self, at: Timestamp, key: &OperationId) -> Result<(), StorageError> {
         if at != NEVER {
             self.in_index = true;
             self.due.insert(&entry(at, key), ())?;
@@ -244,7 +244,7 @@ impl<'t> Batch<'t> {
         Ok(())
     }
 
-    fn first_due(&self) -> Result<Option<(Timestamp, StoreKey)>, StorageError> {
+    fn first_due(&self) -> Result<Option<(Timestamp, OperationId)>, StorageError> {
         let first = self.due.first()?;
         Ok(first.map(|(entry, _)| split(entry.value())))
     }
@@ -257,12 +257,12 @@ impl<'t> Batch<'t> {
         Ok(())
     }
 
-    fn read(&self, key: &StoreKey) -> Result<Option<Result<Columns, Damaged>>, StorageError> {
+    fn read(&self, key: &OperationId) -> Result<Option<Result<Columns, Damaged>>, StorageError> {
         let found = self.cells.get(key.as_bytes())?;
         Ok(found.map(|found| Columns::read(key, found.value()).map(|(columns, _)| columns)))
     }
 
-    fn raw(&self, key: &StoreKey) -> Result<Option<Seen>, StorageError> {
+    fn raw(&self, key: &OperationId) -> Result<Option<Seen>, StorageError> {
         let found = self.cells.get(key.as_bytes())?;
         Ok(found.and_then(|found| {
             let (columns, sealed) = Columns::read(key, found.value()).ok()?;
@@ -272,7 +272,7 @@ impl<'t> Batch<'t> {
 
     /// A cell that is there and readable. One that is damaged stays where it is, out of the
     /// index, for an operator to find.
-    fn whole(&self, key: &StoreKey) -> Result<Option<(Columns, Vec<u8>)>, StorageError> {
+    fn whole(&self, key: &OperationId) -> Result<Option<(Columns, Vec<u8>)>, StorageError> {
         let found = self.cells.get(key.as_bytes())?;
         Ok(found.and_then(|found| {
             let (columns, sealed) = Columns::read(key, found.value()).ok()?;
@@ -281,16 +281,16 @@ impl<'t> Batch<'t> {
     }
 }
 
-pub(crate) fn entry(at: Timestamp, key: &StoreKey) -> [u8; 40] {
+pub(crate) fn entry(at: Timestamp, key: &OperationId) -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..8].copy_from_slice(&at.as_micros().to_be_bytes());
     bytes[8..].copy_from_slice(key.as_bytes());
     bytes
 }
 
-fn split(entry: &[u8; 40]) -> (Timestamp, StoreKey) {
+fn split(entry: &[u8; 40]) -> (Timestamp, OperationId) {
     let (mut at, mut key) = ([0; 8], [0; 32]);
     at.copy_from_slice(&entry[..8]);
     key.copy_from_slice(&entry[8..]);
-    (Timestamp::from_micros(u64::from_be_bytes(at)), StoreKey::from_bytes(key))
+    (Timestamp::from_micros(u64::from_be_bytes(at)), OperationId::from_bytes(key))
 }

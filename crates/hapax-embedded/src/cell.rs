@@ -5,7 +5,7 @@
 //! in a deadline must not look like a lapse.
 
 use hapax::store::{Cell, Stamped};
-use hapax::{FencingToken, Sealer, StoreError, StoreKey, Tag, Timestamp};
+use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
 
 const VERSION: u8 = 1;
 const KEPT_FOR_EVER: u8 = 1;
@@ -72,7 +72,7 @@ pub(crate) struct Epoch {
 pub(crate) struct Damaged;
 
 impl Columns {
-    pub(crate) fn write(&self, key: &StoreKey, sealed: &[u8]) -> Vec<u8> {
+    pub(crate) fn write(&self, key: &OperationId, sealed: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD + sealed.len());
         out.push(VERSION);
         out.push(if self.keep_until.is_none() { KEPT_FOR_EVER } else { 0 });
@@ -92,7 +92,7 @@ impl Columns {
     }
 
     /// Splits what is stored into columns and sealed record.
-    pub(crate) fn read<'a>(key: &StoreKey, stored: &'a [u8]) -> Result<(Self, &'a [u8]), Damaged> {
+    pub(crate) fn read<'a>(key: &OperationId, stored: &'a [u8]) -> Result<(Self, &'a [u8]), Damaged> {
         let (fields, rest) = stored.split_first_chunk::<FIELDS>().ok_or(Damaged)?;
         let (sum, sealed) = rest.split_first_chunk::<CHECKSUM>().ok_or(Damaged)?;
         if checksum(key, fields) != *sum {
@@ -139,7 +139,7 @@ impl RawCell {
     /// Opens the record.
     pub(crate) fn open(
         &self,
-        key: &StoreKey,
+        key: &OperationId,
         now: Timestamp,
         epoch: Epoch,
         sealer: &Sealer,
@@ -150,7 +150,7 @@ impl RawCell {
     }
 }
 
-fn checksum(key: &StoreKey, fields: &[u8]) -> [u8; CHECKSUM] {
+fn checksum(key: &OperationId, fields: &[u8]) -> [u8; CHECKSUM] {
     let mut hasher = blake3::Hasher::new_derive_key("hapax 1 embedded columns");
     hasher.update(key.as_bytes());
     hasher.update(fields);

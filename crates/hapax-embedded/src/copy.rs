@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use hapax::machine::{Act, Event, Holder, Step, step};
 use hapax::store::{Cell, Snapshot};
-use hapax::{KeyRing, Sealer, State, StoreKey, SystemEntropy, Tag, Timestamp};
+use hapax::{KeyRing, Sealer, State, OperationId, SystemEntropy, Tag, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 use crate::backing::{FileBacking, sync_directory};
@@ -131,7 +131,7 @@ impl<'a> Copy<'a> {
             let mut due = transaction.open_table(DUE)?;
             for (key, stored) in self.waiting.drain(..) {
                 cells.insert(&key, stored.as_slice())?;
-                let name = StoreKey::from_bytes(key);
+                let name = OperationId::from_bytes(key);
                 // One that is damaged stays out of the index, as in the original.
                 if let Ok((columns, _)) = Columns::read(&name, &stored)
                     && columns.indexed != NEVER
@@ -276,7 +276,7 @@ fn abandoned(
     stored: &[u8],
     sealer: &Sealer,
 ) -> Result<Option<Vec<u8>>, OpenError> {
-    let name = StoreKey::from_bytes(*key);
+    let name = OperationId::from_bytes(*key);
     let unreadable = |what: String| {
         OpenError::database(redb::StorageError::Corrupted(format!("{name:?}: {what}")))
     };

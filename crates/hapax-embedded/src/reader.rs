@@ -4,7 +4,7 @@
 use std::ops::Bound;
 
 use futures_channel::oneshot;
-use hapax::{StoreError, StoreKey, Timestamp};
+use hapax::{StoreError, OperationId, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
 
 use crate::cell::{Columns, RawCell, Seen};
@@ -20,12 +20,12 @@ const PAGE_BYTES: usize = 1 << 20;
 pub(crate) enum ReadJob {
     /// A cell, if it has no more sealed bytes than there is `room` for.
     Load {
-        key: StoreKey,
+        key: OperationId,
         room: usize,
         reply: Reply<RawSnapshot>,
     },
     Page {
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: u32,
         reply: Reply<RawPage>,
     },
@@ -43,7 +43,7 @@ pub(crate) struct RawSnapshot {
 #[derive(Debug)]
 pub(crate) struct RawPage {
     pub(crate) now: Timestamp,
-    pub(crate) cells: Vec<(StoreKey, Found)>,
+    pub(crate) cells: Vec<(OperationId, Found)>,
     pub(crate) more: bool,
 }
 
@@ -83,7 +83,7 @@ fn failed(error: redb::Error) -> StoreError {
 fn load(
     shared: &Shared,
     database: &Database,
-    key: &StoreKey,
+    key: &OperationId,
     room: usize,
 ) -> Result<RawSnapshot, redb::Error> {
     let cells = begin(database)?.open_table(CELLS)?;
@@ -98,7 +98,7 @@ fn load(
 fn page(
     shared: &Shared,
     database: &Database,
-    after: Option<StoreKey>,
+    after: Option<OperationId>,
     limit: u32,
 ) -> Result<RawPage, redb::Error> {
     let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(*name(key)));
@@ -108,7 +108,7 @@ fn page(
         if cells.len() >= limit as usize || bytes >= PAGE_BYTES {
             return false;
         }
-        let key = StoreKey::from_bytes(*key);
+        let key = OperationId::from_bytes(*key);
         bytes += stored.len();
         let found = Columns::read(&key, stored).map_err(StoreError::corrupt);
         let whole = |(columns, sealed): (_, &[u8])| RawCell { columns, sealed: sealed.to_vec() };
@@ -125,7 +125,7 @@ fn page(
         Err(redb::Error::Corrupted(text)) => {
             let last = past_damage(database, from)?;
             let error = unchanged(StorageError::Corrupted(text));
-            let key = StoreKey::from_bytes(last.unwrap_or([0xff; 32]));
+            let key = OperationId::from_bytes(last.unwrap_or([0xff; 32]));
             Ok(RawPage { now, cells: vec![(key, Err(error))], more: last.is_some() })
         }
         Err(error) => Err(error),

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use redb::StorageError;
 use redb::backends::FileBackend;
 
@@ -148,7 +148,7 @@ impl Old {
         let mut read = 0;
         self.tree.walk(self.cells.root, [Some(32), None], MOST_LEVELS, &mut |key, stored| {
             let Ok(key) = <&[u8; 32]>::try_from(key) else { return Ok(()) };
-            if let Ok((columns, _)) = Columns::read(&StoreKey::from_bytes(*key), stored) {
+            if let Ok((columns, _)) = Columns::read(&OperationId::from_bytes(*key), stored) {
                 read += 1;
                 take(key, columns, stored)?;
             }

@@ -7,7 +7,7 @@ use std::sync::{
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use hapax::{Clock, StoreError, StoreKey};
+use hapax::{Clock, StoreError, OperationId};
 use redb::Database;
 
 use crate::batch::SwapJob;
@@ -129,6 +129,6 @@ pub(crate) fn count(counter: &AtomicU64, more: u64) {
 }
 
 /// The key as the tables have it.
-pub(crate) const fn name(key: &StoreKey) -> &[u8; 32] {
+pub(crate) const fn name(key: &OperationId) -> &[u8; 32] {
     key.as_bytes()
 }

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Inspect, Key, KeyRing, OnUnknown, Scope, Sealer, Secret, Store, StoreError, StoreKey,
+    Entropy, Inspect, Key, KeyRing, OnUnknown, Scope, Sealer, Secret, Store, StoreError, OperationId,
     Timestamp,
 };
 
@@ -338,7 +338,7 @@ impl EmbeddedStore {
     /// What was seen, once there is room for it. What is large is read again, and may be another
     /// record by then: a snapshot is of any moment between question and answer, and so is a
     /// conflict's, because a tag that was not there when it was looked for is not written later.
-    async fn opened(&self, key: &StoreKey, mut seen: RawSnapshot) -> Result<Snapshot, StoreError> {
+    async fn opened(&self, key: &OperationId, mut seen: RawSnapshot) -> Result<Snapshot, StoreError> {
         let mut taken = None;
         loop {
             let RawSnapshot { now, cell } = seen;
@@ -400,13 +400,13 @@ impl Store for EmbeddedStore {
             if self.rejects(&swap) {
                 // A record that is there is answered from. One that is written meanwhile by another
                 // claim is not seen, and this one is rejected: nothing executes.
-                let seen = self.load(&swap.key).await?;
+                let seen = self.load(&swap.id).await?;
                 return match seen.cell {
                     Some(_) => Ok(Swapped::Conflict(seen)),
                     None => Err(StoreError::unavailable(EmbeddedError::Replaced)),
                 };
             }
-            let Swap { key, expected, tag, draft } = swap;
+            let Swap { id: key, expected, tag, draft } = swap;
             // Here and not on the writer's thread: sealing goes on for many at once.
             let sealed = self
                 .sealer
@@ -435,7 +435,7 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let seen = self.read(|reply| ReadJob::Load { key: *key, room: SMALL, reply }).await?;
             self.opened(key, seen).await
@@ -458,7 +458,7 @@ impl Store for EmbeddedStore {
 impl Inspect for EmbeddedStore {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
@@ -505,6 +505,6 @@ pub(crate) fn check(secret: Option<&Secret>) -> Vec<u8> {
     let scope = Scope::of([("hapax-embedded", "secret check")]);
     // The shortest of keys: any would do, within a scope that nobody else has.
     let key = Key::new("-").ok();
-    key.map(|key| StoreKey::derive(Some(secret), &scope, &key).as_bytes().to_vec())
+    key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec())
         .unwrap_or_default()
 }

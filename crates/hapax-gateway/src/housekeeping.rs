@@ -89,7 +89,7 @@ mod tests {
     use std::sync::Mutex;
 
     use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-    use hapax::{StoreError, StoreKey};
+    use hapax::{StoreError, OperationId};
     use tokio::time::{Instant, timeout};
 
     use super::*;
@@ -106,7 +106,7 @@ mod tests {
             Box::pin(async { Err(StoreError::unavailable("not asked for")) })
         }
 
-        fn load<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        fn load<'a>(&'a self, _: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
             Box::pin(async { Err(StoreError::unavailable("not asked for")) })
         }
 

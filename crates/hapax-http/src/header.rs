@@ -8,7 +8,7 @@
 //! 3. There is one field line with one key. Two lines, or a list, are no key: no reader may pick
 //!    one where another reader would pick the other.
 
-use hapax::{Key, KeyError, StoreKey, Timestamp};
+use hapax::{Key, KeyError, OperationId, Timestamp};
 use http::header::{
     AUTHORIZATION, COOKIE, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
     ORIGIN, VIA,
@@ -69,7 +69,7 @@ pub(crate) fn is_told(name: &HeaderName) -> bool {
 
 /// Returns the value of [`IDEMPOTENCY_OPERATION_ID`]: 64 hexadecimal digits.
 #[must_use]
-pub fn operation_id(id: StoreKey) -> HeaderValue {
+pub fn operation_id(id: OperationId) -> HeaderValue {
     // Digits are fit for every header.
     HeaderValue::try_from(id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }

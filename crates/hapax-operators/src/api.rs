@@ -11,7 +11,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax::{ClaimError, Key, StoreError, StoreKey};
+use hapax::{ClaimError, Key, StoreError, OperationId};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -104,7 +104,7 @@ fn is_hash(text: &str) -> bool {
 }
 
 async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
-    match StoreKey::from_hex(&id) {
+    match OperationId::from_hex(&id) {
         None => bad_id(),
         Some(id) => answer(shared.keys.show(&id).await),
     }
@@ -285,7 +285,7 @@ async fn decide(
     peer: Option<SocketAddr>,
     decision: Decision,
 ) -> Response {
-    let Some(id) = StoreKey::from_hex(id) else { return bad_id() };
+    let Some(id) = OperationId::from_hex(id) else { return bad_id() };
     let decider = Decider::by_api(decision.who.clone(), peer);
     let decided = shared.keys.resolve(&id, decision, decider).await;
     answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))

@@ -294,7 +294,7 @@ impl Case {
     /// [`KeysError::Invalid`] without a reason, and for one that is too long.
     pub(crate) fn new(
         number: [u8; 16],
-        id: &hapax::StoreKey,
+        id: &hapax::OperationId,
         decision: &Decision,
         decider: &Decider,
     ) -> Result<Self, KeysError> {
@@ -354,7 +354,7 @@ const fn sync_folder(_: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use hapax::StoreKey;
+    use hapax::OperationId;
 
     use super::*;
     use crate::KeyState;
@@ -366,7 +366,7 @@ mod tests {
         let decision: Decision = serde_json::from_value(decision).unwrap();
         let decider =
             Decider { who: "an\noperator".into(), by: Channel::Api, from: "127.0.0.1".into() };
-        Case::new([1; 16], &StoreKey::from_bytes([2; 32]), &decision, &decider)
+        Case::new([1; 16], &OperationId::from_bytes([2; 32]), &decision, &decider)
     }
 
     fn lines(path: &Path) -> Vec<serde_json::Value> {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Cell, Place, Reaped, Scanned, Snapshot, Stamped, Swap, Swapped};
-use hapax::{Inspect, OnUnknown, State, Store, StoreError, StoreKey, Timestamp};
+use hapax::{Inspect, OnUnknown, State, Store, StoreError, OperationId, Timestamp};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -48,7 +48,7 @@ pub struct Census {
 
 #[derive(Default)]
 struct Known {
-    entries: HashMap<StoreKey, Entry>,
+    entries: HashMap<OperationId, Entry>,
     /// The number of the walk under way.
     walk: u64,
     /// The beginning of the last whole walk.
@@ -155,7 +155,7 @@ impl Census {
         };
         loop {
             let asked = Instant::now();
-            let mut visit = |id: &StoreKey, cell: &Result<Cell, StoreError>, now: Timestamp| {
+            let mut visit = |id: &OperationId, cell: &Result<Cell, StoreError>, now: Timestamp| {
                 if let Ok(cell) = cell {
                     self.saw(id, cell, now);
                 }
@@ -178,7 +178,7 @@ impl Census {
     /// Loads the known records that the walk did not visit: one that is written during a walk may move
     /// past it.
     async fn look_again(&self, store: &dyn Inspect, walk: u64) -> Result<(), StoreError> {
-        let missed: Vec<StoreKey> = {
+        let missed: Vec<OperationId> = {
             let known = self.lock();
             let missed = known.entries.iter().filter(|(_, entry)| entry.walk < walk);
             missed.map(|(id, _)| *id).collect()
@@ -194,13 +194,13 @@ impl Census {
         Ok(())
     }
 
-    fn forget(&self, id: &StoreKey) {
+    fn forget(&self, id: &OperationId) {
         let mut known = self.lock();
         known.entries.remove(id);
         self.count.store(known.entries.len(), Ordering::Relaxed);
     }
 
-    fn saw(&self, id: &StoreKey, cell: &Cell, now: Timestamp) {
+    fn saw(&self, id: &OperationId, cell: &Cell, now: Timestamp) {
         let unknown = KeyState::of(cell, now) == KeyState::Unknown;
         if !unknown && self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -251,7 +251,7 @@ impl Store for Watched {
             return self.store.swap(swap);
         }
         Box::pin(async move {
-            let (id, tag, draft) = (swap.key, swap.tag, swap.draft.clone());
+            let (id, tag, draft) = (swap.id, swap.tag, swap.draft.clone());
             let swapped = self.store.swap(swap).await?;
             if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
                 let keep_until = draft.keep.map(|keep| now.after(keep));
@@ -262,7 +262,7 @@ impl Store for Watched {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.store.load(key)
     }
 
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!((described.key.as_str(), described.method.as_deref()), ("a key", Some("POST")));
         assert_eq!(census.oldest(2).keys.len(), 2);
         // It is decided here: the census knows without another walk.
-        let id = here.store_key(&Scope::shared(), &Key::new("second").unwrap());
+        let id = here.operation_id(&Scope::shared(), &Key::new("second").unwrap());
         let fence = store.load(&id).await.unwrap().cell.unwrap().fence;
         let resolve = hapax::machine::Resolve {
             expected: fence,

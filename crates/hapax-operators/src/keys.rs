@@ -16,7 +16,7 @@ use bytes::Bytes;
 use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{
-    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, StoreKey,
+    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, OperationId,
     SystemEntropy,
 };
 use hapax_http::classify::is_grpc;
@@ -222,16 +222,16 @@ impl Keys {
 
     /// The id of `key` in the scope that these headers make.
     #[must_use]
-    pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> StoreKey {
+    pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> OperationId {
         let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
-        self.engine.store_key(&scope, key)
+        self.engine.operation_id(&scope, key)
     }
 
     /// What is known of a record.
     ///
     /// # Errors
     /// [`KeysError::NotFound`], [`KeysError::Store`].
-    pub async fn show(&self, id: &StoreKey) -> Result<KeyView, KeysError> {
+    pub async fn show(&self, id: &OperationId) -> Result<KeyView, KeysError> {
         let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
         let cell = seen.cell.ok_or(KeysError::NotFound)?;
@@ -248,7 +248,7 @@ impl Keys {
     /// [`KeysError`]; after a store's error it may have been written: look again.
     pub async fn resolve(
         &self,
-        id: &StoreKey,
+        id: &OperationId,
         decision: Decision,
         decider: Decider,
     ) -> Result<Was, KeysError> {
@@ -259,7 +259,7 @@ impl Keys {
 
     async fn carry_out(
         self,
-        id: StoreKey,
+        id: OperationId,
         decision: Decision,
         decider: Decider,
     ) -> Result<Was, KeysError> {
@@ -334,7 +334,7 @@ impl Keys {
     /// keeps its scheme for as long as it has the fence that is decided about.
     async fn decidable(
         &self,
-        id: &StoreKey,
+        id: &OperationId,
         wanted: Became,
         any_kind: bool,
     ) -> Result<Was, KeysError> {
@@ -366,7 +366,7 @@ impl Keys {
     /// Whether the store answers in time.
     pub async fn store_answers(&self) -> bool {
         // Any key: nothing is known of it, and nothing is changed.
-        let probe = StoreKey::from_bytes([0; 32]);
+        let probe = OperationId::from_bytes([0; 32]);
         match self.within(self.store.load(&probe)).await {
             Ok(_) | Err(StoreError::Corrupt(_)) => true,
             Err(error) => {

@@ -126,7 +126,7 @@ pub enum DataError {
     #[error("a version that is null or negative: {0:?}")]
     NoVersion(Option<String>),
     /// The operation's id was used for another row, of this table or another, or for something else
-    /// that was [asked](crate::OperationId::asking).
+    /// that was [asked](crate::UpdateId::for_request).
     #[error("the operation {0:?} was used for something else")]
     OperationReused(String),
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::id::OperationId;
+pub use self::id::UpdateId;
 pub use self::retrying::{Retried, RetryError};
 use self::statements::Statements;
 use crate::error::{DataError, Races};
@@ -48,7 +48,7 @@ pub enum Operation<R> {
 ///
 /// Ids are kept in a table of the caller's, one for any number of tables of rows: the id, of any type,
 /// unique; what it was used for, as JSON in a `text`: the table with its schema, the row's key, and what
-/// was [asked](OperationId::asking); the version that it made, a `bigint`.
+/// was [asked](UpdateId::for_request); the version that it made, a `bigint`.
 ///
 /// ```sql
 /// CREATE TABLE operations (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL,
@@ -66,7 +66,7 @@ pub enum Operation<R> {
 ///   version. Either it is carried out before the same operation is sent again, which then
 ///   finds its id or another version; or afterwards, and then it finds another version.
 /// - The same id for another row, of this table or another, or for another
-///   [request](OperationId::asking), is [`DataError::OperationReused`], and changes nothing.
+///   [request](UpdateId::for_request), is [`DataError::OperationReused`], and changes nothing.
 #[derive(Debug)]
 pub struct Operations {
     rows: VersionedRows,
@@ -134,7 +134,7 @@ impl Operations {
     pub async fn update<T, R>(
         &self,
         mut executor: impl Executor,
-        operation: impl Into<OperationId>,
+        operation: impl Into<UpdateId>,
         expected: u64,
         item: &T,
     ) -> Result<Operation<R>, DataError>
@@ -145,7 +145,7 @@ impl Operations {
         let fields = self.rows.shape.fields(item).map_err(|problem| problem.at(0))?;
         let (item, version, operation) =
             (self.rows.item(&fields)?, sent(expected)?, operation.into());
-        let (id, asked) = (self.id(&operation), operation.asked());
+        let (id, asked) = (self.id(&operation), operation.request_fingerprint());
         self.verified.once(&mut executor).await?;
         let mut races = Races::default();
         let rounds = self.rows.shape.limits.rounds;
@@ -173,14 +173,14 @@ impl Operations {
         Err(races.into_error(rounds))
     }
 
-    fn id(&self, operation: &OperationId) -> String {
+    fn id(&self, operation: &UpdateId) -> String {
         let id = (self.layout.operation.name.clone(), Value::from(operation.as_str()));
         Value::from_iter([id]).to_string()
     }
 }
 
 /// What `look` answered.
-fn seen<R: DeserializeOwned>(rows: &Rows, operation: &OperationId) -> Result<Seen<R>, DataError> {
+fn seen<R: DeserializeOwned>(rows: &Rows, operation: &UpdateId) -> Result<Seen<R>, DataError> {
     let there = rows.first().ok_or(DataError::OtherRows)?;
     if text(there, 1).is_some() {
         return Err(DataError::OperationReused(operation.as_str().into()));

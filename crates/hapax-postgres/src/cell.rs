@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, OnUnknown, Sealer, State, StoreError, StoreKey, Tag, Timestamp};
+use hapax::{FencingToken, OnUnknown, Sealer, State, StoreError, OperationId, Tag, Timestamp};
 use tokio_postgres::Row;
 
 /// A swap, its record sealed.
 #[derive(Debug)]
 pub(crate) struct Write {
-    pub(crate) key: StoreKey,
+    pub(crate) key: OperationId,
     pub(crate) tag: Tag,
     pub(crate) expected: Option<Tag>,
     pub(crate) state: &'static str,
@@ -29,7 +29,7 @@ pub(crate) struct Write {
 
 impl Write {
     pub(crate) fn new(swap: &Swap, sealed: Vec<u8>) -> Self {
-        let Swap { key, expected, tag, draft } = swap;
+        let Swap { id: key, expected, tag, draft } = swap;
         let terms = draft.record.terms;
         Self {
             key: *key,
@@ -81,7 +81,7 @@ pub(crate) struct Said {
     /// Whether this statement wrote it.
     pub(crate) written: bool,
     /// Which key; `None` in a page without rows.
-    pub(crate) key: Option<StoreKey>,
+    pub(crate) key: Option<OperationId>,
     /// What is there.
     pub(crate) found: Result<Option<Found>, Damaged>,
 }
@@ -118,7 +118,7 @@ impl Said {
         Ok(Self {
             now: time(get(row, 0)?)?,
             written: get(row, 1)?,
-            key: key.map(bytes).transpose()?.map(StoreKey::from_bytes),
+            key: key.map(bytes).transpose()?.map(OperationId::from_bytes),
             found: Found::read(row),
         })
     }
@@ -145,7 +145,7 @@ impl Said {
 }
 
 impl Answer {
-    pub(crate) fn open(self, key: &StoreKey, sealer: &Sealer) -> Result<Swapped, StoreError> {
+    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<Swapped, StoreError> {
         Ok(match self {
             Self::Stored(stamped) => Swapped::Stored(stamped),
             Self::Conflict { now, found } => {
@@ -169,7 +169,7 @@ impl Found {
         }))
     }
 
-    pub(crate) fn open(self, key: &StoreKey, sealer: &Sealer) -> Result<Cell, StoreError> {
+    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<Cell, StoreError> {
         let Self { tag, fence, lease_until, keep_until, state, sealed } = self;
         let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
         let record = sealer.open(key, tag, &sealed).map_err(StoreError::corrupt)?;

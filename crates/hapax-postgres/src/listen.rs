@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -100,7 +100,7 @@ impl Listener {
     }
 
     /// Resolves when the key was written elsewhere, since the call.
-    pub(crate) fn written(&self, key: &StoreKey) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn written(&self, key: &OperationId) -> impl Future<Output = ()> + Send + use<> {
         let mut place = Place::take(&self.board, name(key));
         async move {
             // The sender lives as long as anybody waits.
@@ -117,7 +117,7 @@ impl Drop for Listener {
 
 impl Bell {
     /// The record is in flight no more.
-    pub(crate) fn ring(&self, key: &StoreKey) {
+    pub(crate) fn ring(&self, key: &OperationId) {
         let name = name(key);
         let mut notes = self.0.lock();
         let awaited = notes.elsewhere.get(&name).is_some_and(|until| *until > Instant::now());
@@ -225,7 +225,7 @@ impl Board {
     }
 }
 
-fn name(key: &StoreKey) -> Name {
+fn name(key: &OperationId) -> Name {
     let (name, _) = key.as_bytes().split_at(16);
     name.try_into().unwrap_or_default()
 }
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_is_not_said() {
         let board = Arc::new(Board::default());
-        Bell(Arc::clone(&board)).ring(&StoreKey::from_bytes([7; 32]));
+        Bell(Arc::clone(&board)).ring(&OperationId::from_bytes([7; 32]));
         assert!(board.take().is_empty());
     }
 }

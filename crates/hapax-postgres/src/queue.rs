@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use tokio::sync::Notify;
 
 use crate::error::PostgresError;
@@ -27,7 +27,7 @@ pub(crate) enum Share {
 
 /// What waits in a queue.
 pub(crate) trait Item {
-    fn key(&self) -> &StoreKey;
+    fn key(&self) -> &OperationId;
     fn size(&self) -> usize;
     fn ticket(&self) -> &Ticket;
 }
@@ -76,7 +76,7 @@ struct Inner<T> {
     items: VecDeque<T>,
     bytes: usize,
     /// Keys that somebody took and has not finished.
-    busy: HashSet<StoreKey>,
+    busy: HashSet<OperationId>,
     closed: bool,
 }
 
@@ -180,7 +180,7 @@ impl<T: Item> Queue<T> {
     }
 
     /// The keys are no longer busy.
-    pub(crate) fn done<'a>(&self, keys: impl IntoIterator<Item = &'a StoreKey>) {
+    pub(crate) fn done<'a>(&self, keys: impl IntoIterator<Item = &'a OperationId>) {
         let mut inner = self.lock();
         for key in keys {
             inner.busy.remove(key);
@@ -193,7 +193,7 @@ impl<T: Item> Queue<T> {
     }
 
     /// Takes everything of one key: nothing of it is sent.
-    pub(crate) fn drain_key(&self, key: &StoreKey) -> Vec<T> {
+    pub(crate) fn drain_key(&self, key: &OperationId) -> Vec<T> {
         let mut inner = self.lock();
         let (of_key, others) = std::mem::take(&mut inner.items)
             .into_iter()

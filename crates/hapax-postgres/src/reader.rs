@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hapax::{StoreError, StoreKey};
+use hapax::{StoreError, OperationId};
 use tokio::time::timeout;
 
 use crate::cell::Said;
@@ -31,7 +31,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             }
         };
         let jobs = shared.loads.take(BATCH, usize::MAX);
-        let keys: Vec<StoreKey> = jobs.iter().map(|job| job.key).collect();
+        let keys: Vec<OperationId> = jobs.iter().map(|job| job.key).collect();
         if !jobs.is_empty() && !load(&shared, link, &keys, jobs).await {
             line.hang_up();
         }
@@ -41,7 +41,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 /// Loads and answers. Whether the connection is still good.
-async fn load(shared: &Shared, link: &Link, keys: &[StoreKey], jobs: Vec<LoadJob>) -> bool {
+async fn load(shared: &Shared, link: &Link, keys: &[OperationId], jobs: Vec<LoadJob>) -> bool {
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key.as_bytes()[..]).collect();
     let call = Call { verb: Verb::Load, parameters: vec![&keys] };
     let sent = link.transact(&shared.setup, shared.setup.begin(), call);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use hapax::{Key, Scope, Secret, StoreKey};
+use hapax::{Key, Scope, Secret, OperationId};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
@@ -84,6 +84,6 @@ fn name(secret: Option<&Secret>) -> Vec<u8> {
     let scope = Scope::of([("hapax-postgres", "secret check")]);
     // The shortest of keys: any would do, within a scope that nobody else has.
     let key = Key::new("-").ok();
-    let named = key.map(|key| StoreKey::derive(Some(secret), &scope, &key).as_bytes().to_vec());
+    let named = key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec());
     named.unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax::StoreError;
-use hapax::StoreKey;
+use hapax::OperationId;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -36,7 +36,7 @@ pub(crate) struct SwapJob {
 /// A load that waits.
 #[derive(Debug)]
 pub(crate) struct LoadJob {
-    pub(crate) key: StoreKey,
+    pub(crate) key: OperationId,
     pub(crate) ticket: Ticket,
     pub(crate) reply: oneshot::Sender<Result<Loaded, StoreError>>,
 }
@@ -78,7 +78,7 @@ impl Shared {
     }
 
     /// Which lane has `key`. Keys are hashes: any two bytes spread them.
-    pub(crate) fn lane(&self, key: &StoreKey) -> &Queue<SwapJob> {
+    pub(crate) fn lane(&self, key: &OperationId) -> &Queue<SwapJob> {
         let [one, two, ..] = key.as_bytes();
         &self.lanes[usize::from(u16::from_be_bytes([*one, *two])) % self.lanes.len()]
     }
@@ -95,7 +95,7 @@ pub(crate) fn count(counter: &AtomicU64, more: usize) {
 }
 
 impl Item for SwapJob {
-    fn key(&self) -> &StoreKey {
+    fn key(&self) -> &OperationId {
         &self.write.key
     }
 
@@ -109,7 +109,7 @@ impl Item for SwapJob {
 }
 
 impl Item for LoadJob {
-    fn key(&self) -> &StoreKey {
+    fn key(&self) -> &OperationId {
         &self.key
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hapax::store::{
     BoxFuture, Notify, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit, scan_by_pages,
 };
-use hapax::{Inspect, Sealer, Secret, Store, StoreError, StoreKey};
+use hapax::{Inspect, Sealer, Secret, Store, StoreError, OperationId};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -174,13 +174,13 @@ impl PostgresStore {
         let entropy = &*self.shared.setup.options.entropy;
         let sealed = self
             .sealer
-            .seal(&swap.key, swap.tag, &swap.draft.record, entropy)
+            .seal(&swap.id, swap.tag, &swap.draft.record, entropy)
             .map_err(StoreError::unavailable)?;
         Ok(Write::new(swap, sealed))
     }
 
     /// Tells those who wait for `key` in other processes that it was written, but not by us.
-    pub(crate) fn tell(&self, key: &StoreKey) {
+    pub(crate) fn tell(&self, key: &OperationId) {
         if let Some(bell) = &self.shared.bell {
             bell.ring(key);
         }
@@ -286,7 +286,7 @@ impl Store for PostgresStore {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let job = |ticket, reply| LoadJob { key: *key, ticket, reply };
             let loaded = self.ask(&self.shared.loads, Share::All, job).await.map_err(|error| {
@@ -326,7 +326,7 @@ impl Store for PostgresStore {
 impl Inspect for PostgresStore {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
@@ -378,7 +378,7 @@ impl PostgresStore {
 }
 
 impl Notify for PostgresStore {
-    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
         match &self.listener {
             Some(listener) => Box::pin(listener.written(key)),
             None => Box::pin(std::future::pending()),

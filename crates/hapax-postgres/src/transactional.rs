@@ -91,7 +91,7 @@ impl PostgresStore {
 
     /// What is there instead, by another connection: the transaction has failed.
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
-        let seen = self.load(&swap.key).await?;
+        let seen = self.load(&swap.id).await?;
         if seen.cell.as_ref().map(|cell| cell.tag) == swap.expected {
             return Err(StoreError::unavailable(PostgresError::OldTransaction));
         }

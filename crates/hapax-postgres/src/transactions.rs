@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Source, Transactions, TxError};
-use hapax::{StoreError, StoreKey};
+use hapax::{StoreError, OperationId};
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 
@@ -290,7 +290,7 @@ impl Transactions for PgTransactions {
         is_conflict(error)
     }
 
-    fn committed(&self, key: &StoreKey) {
+    fn committed(&self, key: &OperationId) {
         self.store.tell(key);
     }
 }

@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{StoreError, StoreKey};
+use hapax::{StoreError, OperationId};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 
@@ -96,7 +96,7 @@ impl Writer {
                 Way::Alone => queue.take(1, BATCH_BYTES),
             };
             self.crowded = jobs.len() > 1;
-            let keys: Vec<StoreKey> = jobs.iter().map(|job| job.write.key).collect();
+            let keys: Vec<OperationId> = jobs.iter().map(|job| job.write.key).collect();
             if !jobs.is_empty() && !write(&shared, self.way, link, jobs).await {
                 self.line.hang_up();
             }
@@ -210,7 +210,7 @@ fn begin_alone(jobs: &[SwapJob], setup: &Setup) -> String {
 }
 
 /// What the rows say, by key; `None` if they cannot be read.
-fn said(rows: &[Row]) -> Option<HashMap<StoreKey, Said>> {
+fn said(rows: &[Row]) -> Option<HashMap<OperationId, Said>> {
     let mut by_key = HashMap::with_capacity(rows.len());
     for row in rows {
         let said = Said::read(row).ok()?;
@@ -220,7 +220,7 @@ fn said(rows: &[Row]) -> Option<HashMap<StoreKey, Said>> {
     Some(by_key)
 }
 
-fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<StoreKey, Said>) {
+fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<OperationId, Said>) {
     count(&shared.counters.swaps, jobs.len());
     let mut again = VecDeque::new();
     for job in jobs {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Entropy, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, Sealer, State, Store,
-    StoreKey, SystemEntropy, Tag, Terms,
+    OperationId, SystemEntropy, Tag, Terms,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -63,7 +63,7 @@ async fn measure<T, F>(
     callers: u64,
     span: Duration,
     on: T,
-    request: impl Fn(T, StoreKey) -> F + Clone + Send + 'static,
+    request: impl Fn(T, OperationId) -> F + Clone + Send + 'static,
 ) -> f64
 where
     T: Clone + Send + 'static,
@@ -77,7 +77,7 @@ where
         let (over, count) = (Arc::clone(&over), Arc::clone(&count));
         tasks.spawn(async move {
             while !over.load(Ordering::Relaxed) {
-                request(on.clone(), StoreKey::from_bytes(random())).await;
+                request(on.clone(), OperationId::from_bytes(random())).await;
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -88,7 +88,7 @@ where
     count.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64()
 }
 
-async fn request(store: &RedisStore, key: StoreKey) {
+async fn request(store: &RedisStore, key: OperationId) {
     let claim = claim(key);
     let complete = complete(&claim);
     for swap in [claim, complete] {
@@ -112,14 +112,14 @@ impl Raw {
         let hash = script.load_async(&mut connection).await.unwrap();
         let sealed = |swap: &Swap| {
             let sealer = Sealer::checksum();
-            sealer.seal(&swap.key, swap.tag, &swap.draft.record, &SystemEntropy).unwrap().into()
+            sealer.seal(&swap.id, swap.tag, &swap.draft.record, &SystemEntropy).unwrap().into()
         };
-        let claim = claim(StoreKey::from_bytes([1; 32]));
+        let claim = claim(OperationId::from_bytes([1; 32]));
         let (in_flight, done) = (sealed(&claim), sealed(&complete(&claim)));
         Self { connection, hash: hash.into(), in_flight, done }
     }
 
-    async fn request(mut self, key: StoreKey) {
+    async fn request(mut self, key: OperationId) {
         let name = format!("hapax:{key}");
         let (first, second): ([u8; 16], [u8; 16]) = (random(), random());
         for (tag, expected, fence, lease, end, sealed) in [
@@ -135,7 +135,7 @@ impl Raw {
     }
 }
 
-fn claim(key: StoreKey) -> Swap {
+fn claim(key: OperationId) -> Swap {
     let grant = Grant::from_bytes(random());
     let lease = Duration::from_secs(30);
     let retention = Duration::from_secs(86_400);
@@ -151,7 +151,7 @@ fn claim(key: StoreKey) -> Swap {
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
-    Swap { key, expected: None, tag: Tag::from_bytes(random()), draft }
+    Swap { id: key, expected: None, tag: Tag::from_bytes(random()), draft }
 }
 
 fn complete(claim: &Swap) -> Swap {
@@ -160,7 +160,7 @@ fn complete(claim: &Swap) -> Swap {
     let keep = claim.draft.keep;
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
     let tag = Tag::from_bytes(random());
-    Swap { key: claim.key, expected: Some(claim.tag), tag, draft }
+    Swap { id: claim.id, expected: Some(claim.tag), tag, draft }
 }
 
 fn random<const N: usize>() -> [u8; N] {

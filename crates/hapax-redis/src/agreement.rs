@@ -1,6 +1,6 @@
 //! That everybody names keys by the same secret.
 
-use hapax::{Key, Scope, Secret, StoreKey};
+use hapax::{Key, Scope, Secret, OperationId};
 use redis::Value;
 
 use crate::connection::Connection;
@@ -46,7 +46,7 @@ fn secret_name(secret: Option<&Secret>) -> String {
     let named = |secret| {
         let scope = Scope::of([("hapax-redis", "secret check")]);
         // The shortest of keys: any would do, within a scope that nobody else has.
-        Key::new("-").ok().map(|key| StoreKey::derive(Some(secret), &scope, &key).to_string())
+        Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key).to_string())
     };
     secret.and_then(named).unwrap_or_else(|| "none".into())
 }

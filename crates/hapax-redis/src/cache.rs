@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::StoreKey;
+use hapax::OperationId;
 use redis::{Cmd, Value};
 
 use crate::door::{Door, Share};
@@ -48,7 +48,7 @@ impl RedisCache {
     ///
     /// # Errors
     /// [`RedisStoreError`]; it may be there.
-    pub async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>, RedisStoreError> {
+    pub async fn get(&self, key: &OperationId) -> Result<Option<Bytes>, RedisStoreError> {
         match self.send(0, redis::cmd("GET").arg(self.names.name(key))).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => Ok(Some(bytes.into())),
@@ -62,7 +62,7 @@ impl RedisCache {
     /// [`RedisStoreError`]; it may be there now.
     pub async fn put(
         &self,
-        key: &StoreKey,
+        key: &OperationId,
         bytes: &[u8],
         life: Duration,
     ) -> Result<(), RedisStoreError> {
@@ -76,7 +76,7 @@ impl RedisCache {
     ///
     /// # Errors
     /// [`RedisStoreError`]; it may still be there.
-    pub async fn remove(&self, key: &StoreKey) -> Result<(), RedisStoreError> {
+    pub async fn remove(&self, key: &OperationId) -> Result<(), RedisStoreError> {
         self.send(0, redis::cmd("DEL").arg(self.names.name(key))).await.map(drop)
     }
 

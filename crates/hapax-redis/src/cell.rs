@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use hapax::store::{Cell, Snapshot, Stamped, Swapped};
-use hapax::{FencingToken, Sealer, StoreError, StoreKey, Tag, Timestamp};
+use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
 use redis::Value;
 
 use crate::error::RedisStoreError;
@@ -27,7 +27,7 @@ pub(crate) fn micros(duration: Duration) -> String {
 
 /// Reads the answer of `swap.lua` to a swap of this key and tag.
 pub(crate) fn swapped(
-    (key, tag): (&StoreKey, Tag),
+    (key, tag): (&OperationId, Tag),
     value: Value,
     sealer: &Sealer,
 ) -> Result<Swapped, Answer> {
@@ -60,7 +60,7 @@ pub(crate) fn is_replaced(tag: Tag, value: &Value) -> bool {
 
 /// Reads the answer of `load.lua` for this key, which has that name on the server.
 pub(crate) fn loaded(
-    (key, name): (&StoreKey, &str),
+    (key, name): (&OperationId, &str),
     value: Value,
     sealer: &Sealer,
 ) -> Result<Snapshot, Answer> {
@@ -74,7 +74,7 @@ pub(crate) fn loaded(
 }
 
 /// Reads the answer of `GET` for this key.
-pub(crate) fn got(key: &StoreKey, value: &Value, sealer: &Sealer) -> Result<Option<Cell>, Answer> {
+pub(crate) fn got(key: &OperationId, value: &Value, sealer: &Sealer) -> Result<Option<Cell>, Answer> {
     if *value == Value::Nil {
         return Ok(None);
     }
@@ -102,7 +102,7 @@ impl Answer {
 }
 
 fn snapshot(
-    key: &StoreKey,
+    key: &OperationId,
     now: &Value,
     cell: &Value,
     sealer: &Sealer,
@@ -115,7 +115,7 @@ fn snapshot(
     Ok(Snapshot { now, cell })
 }
 
-fn open(key: &StoreKey, stored: &[u8], sealer: &Sealer) -> Result<Cell, StoreError> {
+fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<Cell, StoreError> {
     let (columns, sealed) =
         columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::NoCell))?;
     let [fence, lease_until, keep_until, _due] = columns.numbers;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use redis::{PushKind, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
@@ -234,7 +234,7 @@ impl Keeper {
 
     /// Subscribes to what is wanted and not subscribed to. Those who wait look once more then: what
     /// was written before the server knew of them, nobody else tells them.
-    async fn subscribe(&self, wire: &Wire, subscribed: &mut HashSet<StoreKey>) {
+    async fn subscribe(&self, wire: &Wire, subscribed: &mut HashSet<OperationId>) {
         let mut new = self.watches.wanted();
         new.retain(|key| !subscribed.contains(key));
         for keys in new.chunks(CHANNELS_AT_ONCE) {
@@ -266,8 +266,8 @@ impl Keeper {
     async fn unsubscribe(
         &self,
         wire: &Wire,
-        subscribed: &mut HashSet<StoreKey>,
-        idle: &mut HashSet<StoreKey>,
+        subscribed: &mut HashSet<OperationId>,
+        idle: &mut HashSet<OperationId>,
     ) {
         let unwanted: HashSet<_> =
             subscribed.iter().filter(|key| !self.watches.is_wanted(key)).copied().collect();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 
 /// A prefix, and after it the store key in hexadecimal digits.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ impl Names {
         Self(prefix.into())
     }
 
-    pub(crate) fn name(&self, key: &StoreKey) -> String {
+    pub(crate) fn name(&self, key: &OperationId) -> String {
         format!("{}{key}", self.0)
     }
 
@@ -28,11 +28,11 @@ impl Names {
     }
 
     /// What has such a name; `None` for a name that is not ours.
-    pub(crate) fn key(&self, name: &[u8]) -> Option<StoreKey> {
+    pub(crate) fn key(&self, name: &[u8]) -> Option<OperationId> {
         let digits = name.strip_prefix(self.0.as_bytes())?;
         // One spelling only.
         let lower = digits.iter().all(|digit| !digit.is_ascii_uppercase());
-        lower.then(|| StoreKey::from_hex(std::str::from_utf8(digits).ok()?)).flatten()
+        lower.then(|| OperationId::from_hex(std::str::from_utf8(digits).ok()?)).flatten()
     }
 
     /// The pattern that every name fits.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use hapax::store::Place;
-use hapax::{StoreError, StoreKey};
+use hapax::{StoreError, OperationId};
 use redis::Value;
 use tokio::time::timeout;
 
@@ -30,7 +30,7 @@ const MOST: usize = 10_000;
 
 /// The keys of a page.
 pub(crate) struct Found {
-    pub(crate) keys: Vec<StoreKey>,
+    pub(crate) keys: Vec<OperationId>,
     /// Whether there are keys after the last one.
     pub(crate) more: bool,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Found {
 pub(crate) async fn keys(
     link: &Link,
     names: &Names,
-    after: Option<StoreKey>,
+    after: Option<OperationId>,
     limit: NonZeroU32,
 ) -> Result<Found, StoreError> {
     let limit = (limit.get() as usize).min(MOST);
@@ -53,13 +53,13 @@ pub(crate) async fn keys(
 
 /// The lowest keys after `after`, and one that says whether there are more.
 struct Lowest {
-    keys: BTreeSet<StoreKey>,
-    after: Option<StoreKey>,
+    keys: BTreeSet<OperationId>,
+    after: Option<OperationId>,
     room: usize,
 }
 
 impl Lowest {
-    fn offer(&mut self, key: StoreKey) {
+    fn offer(&mut self, key: OperationId) {
         if self.after.is_some_and(|after| key <= after) {
             return;
         }
@@ -108,7 +108,7 @@ async fn scan(
     node: Option<&Node>,
     names: &Names,
     (cursor, count): (&[u8], u32),
-) -> Result<(Vec<u8>, Vec<StoreKey>), StoreError> {
+) -> Result<(Vec<u8>, Vec<OperationId>), StoreError> {
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor).arg("MATCH").arg(names.pattern()).arg("COUNT").arg(count);
     let step = timeout(link.timeout(), connection.query_on(node, &scan)).await;
@@ -123,7 +123,7 @@ async fn scan(
 
 /// The keys of a step of a walk in the server's order.
 pub(crate) struct Stepped {
-    pub(crate) keys: Vec<StoreKey>,
+    pub(crate) keys: Vec<OperationId>,
     pub(crate) next: Option<Place>,
 }
 

@@ -11,7 +11,7 @@ use hapax::store::{
     BoxFuture, Cell, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
 };
 use hapax::{
-    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, State, Store, StoreError, StoreKey, Tag,
+    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, State, Store, StoreError, OperationId, Tag,
     Timestamp,
 };
 use redis::Value;
@@ -257,7 +257,7 @@ impl RedisStore {
     }
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
-        let Swap { key, expected, tag, draft } = swap;
+        let Swap { id: key, expected, tag, draft } = swap;
         if expected.is_none() && !self.make {
             return Err(StoreError::unavailable(RedisStoreError::OnlyLooks));
         }
@@ -333,7 +333,7 @@ impl RedisStore {
         }
     }
 
-    async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+    async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let _inside = self.door.enter(0, Share::All)?;
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
@@ -343,7 +343,7 @@ impl RedisStore {
 
     /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
     /// a script.
-    async fn get_cell(&self, key: &StoreKey) -> Result<Option<Cell>, StoreError> {
+    async fn get_cell(&self, key: &OperationId) -> Result<Option<Cell>, StoreError> {
         let _inside = self.door.enter(0, Share::All)?;
         let mut get = redis::cmd("GET");
         get.arg(self.names.name(key));
@@ -374,7 +374,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let answer = self.load_cell(key).await;
             count(if answer.is_ok() { &self.counters.loads } else { &self.counters.refused });
@@ -392,7 +392,7 @@ impl Inspect for RedisStore {
     /// Walks over every key of the server's database: keys have no order there.
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
@@ -459,7 +459,7 @@ fn is_lapsed(cell: &Cell, now: Timestamp) -> bool {
 }
 
 impl Notify for RedisStore {
-    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
         // On the list before this returns, and not only once the future is polled.
         let watching = self.watches.watch(*key);
         Box::pin(watching.written())
@@ -481,4 +481,4 @@ fn weight(cell: &Cell) -> usize {
 }
 
 /// A key that no scope and key hash to, but for one chance in 2²⁵⁶: to ask what time it is.
-const NOBODY: StoreKey = StoreKey::from_bytes([0; 32]);
+const NOBODY: OperationId = OperationId::from_bytes([0; 32]);

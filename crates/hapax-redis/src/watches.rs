@@ -7,14 +7,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use tokio::sync::{Notify, watch};
 
 /// The list of those who wait, as long as it is: whoever waits has a place in the engine's crowd,
 /// and those are counted.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    wanted: Mutex<HashMap<StoreKey, Wanted>>,
+    wanted: Mutex<HashMap<OperationId, Wanted>>,
     /// Somebody waits for a cell that nobody waited for.
     pub(crate) more: Notify,
 }
@@ -27,7 +27,7 @@ struct Wanted {
 
 impl Watches {
     /// Hears what happens to `key` from now on.
-    pub(crate) fn watch(self: &Arc<Self>, key: StoreKey) -> Watching {
+    pub(crate) fn watch(self: &Arc<Self>, key: OperationId) -> Watching {
         let mut wanted = self.lock();
         let written = match wanted.entry(key) {
             Entry::Occupied(mut entry) => {
@@ -45,14 +45,14 @@ impl Watches {
     }
 
     /// `key` was written, or may have been.
-    pub(crate) fn wake(&self, key: &StoreKey) {
+    pub(crate) fn wake(&self, key: &OperationId) {
         if let Some(wanted) = self.lock().get(key) {
             wanted.written.send_replace(());
         }
     }
 
     /// The cells that somebody waits for now.
-    pub(crate) fn wanted(&self) -> Vec<StoreKey> {
+    pub(crate) fn wanted(&self) -> Vec<OperationId> {
         self.lock().keys().copied().collect()
     }
 
@@ -60,11 +60,11 @@ impl Watches {
         self.lock().len()
     }
 
-    pub(crate) fn is_wanted(&self, key: &StoreKey) -> bool {
+    pub(crate) fn is_wanted(&self, key: &OperationId) -> bool {
         self.lock().contains_key(key)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, Wanted>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Wanted>> {
         // Nothing panics while it is held; and counts stay whole if something did.
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +74,7 @@ impl Watches {
 #[derive(Debug)]
 pub(crate) struct Watching {
     watches: Arc<Watches>,
-    key: StoreKey,
+    key: OperationId,
     written: watch::Receiver<()>,
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax::Tag;
 use hapax::store::{Snapshot, Swap, Swapped};
-use hapax::{StoreError, StoreKey};
+use hapax::{StoreError, OperationId};
 
 /// The longest history that can be checked, for one key.
 pub const MAX_OPERATIONS: usize = 64;
@@ -66,7 +66,7 @@ pub struct Operation {
 #[derive(Debug, Default)]
 pub struct Recorder {
     clock: AtomicU64,
-    operations: Mutex<Vec<(StoreKey, Operation)>>,
+    operations: Mutex<Vec<(OperationId, Operation)>>,
 }
 
 impl Recorder {
@@ -80,15 +80,15 @@ impl Recorder {
     pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
         let call = Call::Swap { expected: swap.expected, tag: swap.tag };
         match answer {
-            Ok(Swapped::Stored(_)) => self.note(swap.key, called, call, Answer::Stored),
-            Ok(Swapped::Conflict(seen)) => self.note(swap.key, called, call, found(seen)),
+            Ok(Swapped::Stored(_)) => self.note(swap.id, called, call, Answer::Stored),
+            Ok(Swapped::Conflict(seen)) => self.note(swap.id, called, call, found(seen)),
             Err(StoreError::Unavailable(_)) => {}
-            Err(_) => self.note(swap.key, called, call, Answer::Ambiguous),
+            Err(_) => self.note(swap.id, called, call, Answer::Ambiguous),
         }
     }
 
     /// Notes what a load found.
-    pub fn loaded(&self, called: u64, key: StoreKey, seen: &Snapshot) {
+    pub fn loaded(&self, called: u64, key: OperationId, seen: &Snapshot) {
         self.note(key, called, Call::Load, found(seen));
     }
 
@@ -104,7 +104,7 @@ impl Recorder {
         })
     }
 
-    fn note(&self, key: StoreKey, called: u64, call: Call, answer: Answer) {
+    fn note(&self, key: OperationId, called: u64, call: Call, answer: Answer) {
         let returned = self.clock.fetch_add(1, Ordering::SeqCst);
         let operation = Operation { called, returned, call, answer };
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);

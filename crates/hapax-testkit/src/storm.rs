@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, StoreKey,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, OperationId,
     Tag, Terms,
 };
 use tokio::task::JoinSet;
@@ -103,7 +103,7 @@ impl Storm {
         let entropy = SeededEntropy::new(self.seed);
         let mut running = JoinSet::new();
         for _ in 0..keys {
-            let key = StoreKey::from_bytes(wide(&entropy));
+            let key = OperationId::from_bytes(wide(&entropy));
             let callers: Vec<_> = (0..CALLERS)
                 .map(|number| Caller {
                     store: Arc::clone(&stores[number as usize % stores.len()]),
@@ -156,7 +156,7 @@ struct Caller<S> {
 }
 
 impl<S: Store> Caller<S> {
-    async fn run(&self, key: StoreKey) {
+    async fn run(&self, key: OperationId) {
         let mut last = None;
         let mut again: Option<Swap> = None;
         for _ in 0..EACH {
@@ -190,7 +190,7 @@ impl<S: Store> Caller<S> {
         }
     }
 
-    async fn load(&self, key: StoreKey) -> Option<Option<Tag>> {
+    async fn load(&self, key: OperationId) -> Option<Option<Tag>> {
         let called = self.recorder.called();
         match self.store.load(&key).await {
             Ok(seen) => {
@@ -212,7 +212,7 @@ impl<S: Store> Caller<S> {
     }
 
     /// A swap that leaves a record which names its tag.
-    fn swap(&self, key: StoreKey, expected: Option<Tag>) -> Swap {
+    fn swap(&self, key: OperationId, expected: Option<Tag>) -> Swap {
         let tag = Tag::fresh(&self.entropy).expect("it never fails");
         let grant = Grant::fresh(&self.entropy).expect("it never fails");
         let day = Duration::from_secs(24 * 60 * 60);
@@ -228,7 +228,7 @@ impl<S: Store> Caller<S> {
             state: State::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
         };
         let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };
-        Swap { key, expected, tag, draft }
+        Swap { id: key, expected, tag, draft }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::StoreKey;
+use hapax::OperationId;
 use hapax::store::BoxFuture;
 use tokio::time::Instant;
 
@@ -17,18 +17,18 @@ pub type CacheError = Box<dyn Error + Send + Sync>;
 /// Bytes by store key, each for a time. It may forget anything at any time; it decides nothing.
 pub trait Cache: fmt::Debug + Send + Sync + 'static {
     /// What was put under `key`, unless its time is over or it was lost.
-    fn get<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>>;
+    fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>>;
 
     /// Puts `entry` under `key`, instead of what was there, for `life`.
     fn put<'a>(
         &'a self,
-        key: &'a StoreKey,
+        key: &'a OperationId,
         entry: Bytes,
         life: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>>;
 
     /// Forgets `key`.
-    fn remove<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<(), CacheError>>;
+    fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>>;
 }
 
 /// A cache in this process, of bounded size: when it is full, what was put first goes first.
@@ -39,10 +39,10 @@ pub struct MemoryCache {
 
 #[derive(Default)]
 struct Shard {
-    entries: HashMap<StoreKey, Entry>,
+    entries: HashMap<OperationId, Entry>,
     /// In the order they were put, with their numbers; what was replaced or removed stays in here
     /// until its turn comes.
-    order: VecDeque<(u64, StoreKey)>,
+    order: VecDeque<(u64, OperationId)>,
     bytes: usize,
     puts: u64,
 }
@@ -72,7 +72,7 @@ impl MemoryCache {
         self.shards.iter().map(|shard| lock(shard).bytes).sum()
     }
 
-    fn shard(&self, key: &StoreKey) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
         lock(&self.shards[usize::from(key.as_bytes()[0]) % Self::SHARDS])
     }
 }
@@ -86,7 +86,7 @@ impl Default for MemoryCache {
 
 // Each does all its work within one poll.
 impl Cache for MemoryCache {
-    fn get<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
+    fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move {
             let shard = self.shard(key);
             let entry = shard.entries.get(key).filter(|entry| Instant::now() < entry.until);
@@ -96,7 +96,7 @@ impl Cache for MemoryCache {
 
     fn put<'a>(
         &'a self,
-        key: &'a StoreKey,
+        key: &'a OperationId,
         entry: Bytes,
         life: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
@@ -112,7 +112,7 @@ impl Cache for MemoryCache {
         })
     }
 
-    fn remove<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<(), CacheError>> {
+    fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move {
             self.shard(key).forget(key);
             Ok(())
@@ -127,7 +127,7 @@ impl fmt::Debug for MemoryCache {
 }
 
 impl Shard {
-    fn put(&mut self, key: StoreKey, bytes: Bytes, until: Instant) {
+    fn put(&mut self, key: OperationId, bytes: Bytes, until: Instant) {
         self.puts += 1;
         self.bytes += bytes.len() + MemoryCache::OVERHEAD;
         self.order.push_back((self.puts, key));
@@ -141,7 +141,7 @@ impl Shard {
         }
     }
 
-    fn forget(&mut self, key: &StoreKey) {
+    fn forget(&mut self, key: &OperationId) {
         if let Some(entry) = self.entries.remove(key) {
             self.bytes -= entry.bytes.len() + MemoryCache::OVERHEAD;
         }
@@ -170,20 +170,20 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 
 #[cfg(feature = "redis")]
 impl Cache for hapax_redis::RedisCache {
-    fn get<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
+    fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move { Ok(Self::get(self, key).await?) })
     }
 
     fn put<'a>(
         &'a self,
-        key: &'a StoreKey,
+        key: &'a OperationId,
         entry: Bytes,
         life: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move { Ok(Self::put(self, key, &entry, life).await?) })
     }
 
-    fn remove<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<(), CacheError>> {
+    fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move { Ok(Self::remove(self, key).await?) })
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::store::Cell;
-use hapax::{Entropy, FencingToken, SealError, Sealer, State, StoreKey, Tag, Timestamp};
+use hapax::{Entropy, FencingToken, SealError, Sealer, State, OperationId, Tag, Timestamp};
 
 const MAGIC: &[u8; 4] = b"hxt1";
 const FIELDS: usize = 4 + 16 + 4 * 8;
@@ -39,7 +39,7 @@ impl Entry {
 
     pub(crate) fn encode(
         &self,
-        key: &StoreKey,
+        key: &OperationId,
         sealer: &Sealer,
         entropy: &dyn Entropy,
     ) -> Result<Bytes, SealError> {
@@ -57,7 +57,7 @@ impl Entry {
     }
 
     /// `None` for bytes that are no entry of ours for this key.
-    pub(crate) fn decode(key: &StoreKey, bytes: &[u8], sealer: &Sealer) -> Option<Self> {
+    pub(crate) fn decode(key: &OperationId, bytes: &[u8], sealer: &Sealer) -> Option<Self> {
         let (fields, sealed) = bytes.split_at_checked(FIELDS)?;
         let (tag, numbers) = fields.strip_prefix(MAGIC)?.split_first_chunk()?;
         let mut numbers = numbers.as_chunks().0.iter().map(|number| u64::from_be_bytes(*number));

@@ -27,7 +27,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax::{StoreKey, Tag};
+use hapax::{OperationId, Tag};
 use tokio::time::Instant;
 
 const SHARDS: usize = 64;
@@ -46,9 +46,9 @@ pub(crate) struct Keys {
 
 #[derive(Debug, Default)]
 struct Shard {
-    rows: HashMap<StoreKey, Row>,
+    rows: HashMap<OperationId, Row>,
     /// When rows that are kept for what is in the cache are to be looked at again, each once.
-    over: VecDeque<(Instant, StoreKey)>,
+    over: VecDeque<(Instant, OperationId)>,
 }
 
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ struct Row {
 #[derive(Debug)]
 pub(crate) struct Call {
     keys: Arc<Keys>,
-    key: StoreKey,
+    key: OperationId,
     epoch: u64,
 }
 
@@ -94,7 +94,7 @@ impl Keys {
     }
 
     /// Begins a call.
-    pub(crate) fn enter(self: &Arc<Self>, key: StoreKey) -> Call {
+    pub(crate) fn enter(self: &Arc<Self>, key: OperationId) -> Call {
         let mut shard = self.shard(&key);
         shard.sweep();
         let row = shard.rows.entry(key).or_default();
@@ -102,7 +102,7 @@ impl Keys {
         Call { keys: Arc::clone(self), key, epoch: row.epoch }
     }
 
-    fn shard(&self, key: &StoreKey) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[usize::from(key.as_bytes()[1]) % SHARDS];
         // Nothing panics while it is held; and rows stay whole if something did.
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -114,7 +114,7 @@ impl Keys {
 }
 
 impl Call {
-    pub(crate) const fn key(&self) -> &StoreKey {
+    pub(crate) const fn key(&self) -> &OperationId {
         &self.key
     }
 
@@ -234,7 +234,7 @@ impl Drop for Call {
 }
 
 impl Shard {
-    fn note(&mut self, key: StoreKey) -> bool {
+    fn note(&mut self, key: OperationId) -> bool {
         let row = self.rows.entry(key).or_default();
         row.epoch += 1;
         let Some((_, until)) = row.cached.take() else { return false };
@@ -248,7 +248,7 @@ impl Shard {
     }
 
     /// Puts a row among those to be looked at again, when nothing is to be known of it any more.
-    fn look_again(&mut self, key: StoreKey) {
+    fn look_again(&mut self, key: OperationId) {
         let Some(row) = self.rows.get_mut(&key) else { return };
         if let Some(at) = row.needed_until()
             && !row.queued

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, KeyRing, Sealer, Secret, StoreKey, SystemEntropy};
+use hapax::{Entropy, KeyRing, Sealer, Secret, OperationId, SystemEntropy};
 
 /// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
 #[derive(Clone, Debug)]
@@ -68,11 +68,11 @@ impl Options {
 
 impl Options {
     /// The name of `key` in the cache.
-    pub(crate) fn name(&self, key: &StoreKey) -> StoreKey {
+    pub(crate) fn name(&self, key: &OperationId) -> OperationId {
         self.authority.as_ref().map_or(*key, |authority| {
             let mut hash = blake3::Hasher::new_keyed(authority);
             hash.update(key.as_bytes());
-            StoreKey::from_bytes(*hash.finalize().as_bytes())
+            OperationId::from_bytes(*hash.finalize().as_bytes())
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Notify, Store, StoreError, StoreKey};
+use hapax::{Inspect, Notify, Store, StoreError, OperationId};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -121,7 +121,7 @@ impl<A: Store + ?Sized> Tiered<A> {
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
         let inner = &self.inner;
-        let (key, tag, is_claim) = (swap.key, swap.tag, swap.expected.is_none());
+        let (key, tag, is_claim) = (swap.id, swap.tag, swap.expected.is_none());
         let call = inner.keys.enter(key);
         if is_claim {
             if let Some(seen) = inner.recall(&call, &swap).await {
@@ -148,7 +148,7 @@ impl<A: Store + ?Sized> Tiered<A> {
         swapped
     }
 
-    async fn load_cell(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+    async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let call = self.inner.keys.enter(*key);
         let called = Instant::now();
         let seen = self.authority.load(key).await?;
@@ -175,7 +175,7 @@ impl Inner {
         }
         // Without an answer of the authority nobody knows how old an entry is.
         self.guess.now()?;
-        let name = self.options.name(&claim.key);
+        let name = self.options.name(&claim.id);
         let found = self.ask(self.cache.get(&name)).await;
         let seen = found.flatten().and_then(|bytes| self.accept(call, claim, &bytes));
         let counter = if seen.is_some() { &self.counters.hits } else { &self.counters.misses };
@@ -185,7 +185,7 @@ impl Inner {
 
     /// What an entry says, if it may be said to `claim` now.
     fn accept(&self, call: &Call, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
-        let entry = Entry::decode(&claim.key, bytes, &self.options.sealer)?;
+        let entry = Entry::decode(&claim.id, bytes, &self.options.sealer)?;
         let (asked, kept) = (&claim.draft.record, &entry.cell.record);
         let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
         let now = self.guess.now()?;
@@ -205,7 +205,7 @@ impl Inner {
     }
 
     /// The authority showed the cell to a call that began at `called`.
-    async fn saw(&self, call: &Call, called: Instant, key: StoreKey, seen: &Snapshot) {
+    async fn saw(&self, call: &Call, called: Instant, key: OperationId, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
         let entry = seen.cell.as_ref().and_then(|cell| Entry::new(seen.now, cell));
         let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.options.longest));
@@ -225,7 +225,7 @@ impl Inner {
     }
 
     /// Puts an entry in the background: whoever waits for the answer need not wait for that.
-    fn put(&self, key: StoreKey, entry: &Entry, left: Duration, until: Instant) {
+    fn put(&self, key: OperationId, entry: &Entry, left: Duration, until: Instant) {
         // A call of its own, so that the row is kept until the put has ended.
         let mut putting = Putting { call: self.keys.enter(key), until, unsure: false };
         let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
@@ -322,7 +322,7 @@ impl<A: Store + ?Sized> Store for Tiered<A> {
     }
 
     /// By the authority: whoever loads wants to know what is true now.
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(self.load_cell(key))
     }
 
@@ -335,7 +335,7 @@ impl<A: Store + ?Sized> Store for Tiered<A> {
 impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.authority.page(after, limit)
@@ -353,7 +353,7 @@ impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: Notify + ?Sized> Notify for Tiered<A> {
-    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
         self.authority.written(key)
     }
 }

@@ -49,7 +49,7 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     say(format!("the server sent {} mails: one more", server.sent()));
 
     // An operator looks into the server's log, and says what was there.
-    let record = idempotency.store_key(&invoice.scope(&recipient()), &key());
+    let record = idempotency.operation_id(&invoice.scope(&recipient()), &key());
     let seen = idempotency.store().load(&record).await?.cell.ok_or("there is no record")?;
     let resolution = Resolution::Happened(invoice.outcome(&server.sent()));
     let resolve =

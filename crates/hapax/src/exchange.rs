@@ -24,7 +24,7 @@ use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
 use crate::record::{FencingToken, Grant, Outcome, Record, State, Tag, Terms};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::{Cell, Draft, Snapshot, Stamped, Swap, Swapped};
 
 /// Conflicts in a row after which an exchange gives up. Each means that somebody else got ahead,
@@ -115,7 +115,7 @@ enum Intent {
 /// A claim under way.
 #[derive(Debug)]
 pub struct Claiming {
-    key: StoreKey,
+    key: OperationId,
     claim: Claim,
     mine: Vec<Grant>,
     /// Those of `mine` that may be in the store and execute, or be released.
@@ -132,7 +132,7 @@ impl Claiming {
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
     pub fn start(
-        key: StoreKey,
+        key: OperationId,
         claim: Claim,
         entropy: &dyn Entropy,
     ) -> Result<(Self, Next<Claimed>), EntropyError> {
@@ -144,7 +144,7 @@ impl Claiming {
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
     pub fn start_at(
-        key: StoreKey,
+        key: OperationId,
         claim: Claim,
         seen: Snapshot,
         entropy: &dyn Entropy,
@@ -291,7 +291,7 @@ impl Claiming {
 
     /// Which key is claimed.
     #[must_use]
-    pub const fn key(&self) -> &StoreKey {
+    pub const fn id(&self) -> &OperationId {
         &self.key
     }
 
@@ -359,7 +359,7 @@ impl Claiming {
         }
         self.intent = intent;
         self.sent = Some((tag, draft.clone()));
-        Ok(Next::Send(Swap { key: self.key, expected: tag_of(&self.seen), tag, draft }))
+        Ok(Next::Send(Swap { id: self.key, expected: tag_of(&self.seen), tag, draft }))
     }
 
     fn landed(&mut self, stamped: Stamped) -> Option<Cell> {
@@ -371,7 +371,7 @@ impl Claiming {
 /// the same process do not take the key over.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    key: StoreKey,
+    key: OperationId,
     seen: Snapshot,
     holder: Holder,
     fence: FencingToken,
@@ -381,7 +381,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(key: StoreKey, now: Timestamp, cell: Cell, entered: &[Arc<Entered>]) -> Self {
+    fn new(key: OperationId, now: Timestamp, cell: Cell, entered: &[Arc<Entered>]) -> Self {
         let Record { grant, life, attempt, terms, .. } = cell.record;
         let fence = cell.fence;
         let holder = Holder { grant, life };
@@ -392,7 +392,7 @@ impl Holding {
 
     /// Which key.
     #[must_use]
-    pub const fn key(&self) -> &StoreKey {
+    pub const fn id(&self) -> &OperationId {
         &self.key
     }
 
@@ -477,7 +477,7 @@ pub struct Resolved {
 /// A write under way: a holder's or an operator's.
 #[derive(Debug)]
 pub struct Writing {
-    key: StoreKey,
+    key: OperationId,
     event: Event<'static>,
     sent: Option<(Tag, Draft)>,
     seen: Snapshot,
@@ -490,7 +490,7 @@ impl Writing {
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
     pub fn resolve(
-        key: StoreKey,
+        key: OperationId,
         seen: Snapshot,
         resolve: Resolve,
         entropy: &dyn Entropy,
@@ -499,7 +499,7 @@ impl Writing {
     }
 
     fn start(
-        key: StoreKey,
+        key: OperationId,
         seen: Snapshot,
         event: Event<'static>,
         entropy: &dyn Entropy,
@@ -556,7 +556,7 @@ impl Writing {
                 let tag = Tag::fresh(entropy)?;
                 self.sent = Some((tag, draft.clone()));
                 let expected = tag_of(&self.seen);
-                return Ok(Next::Send(Swap { key: self.key, expected, tag, draft }));
+                return Ok(Next::Send(Swap { id: self.key, expected, tag, draft }));
             }
             Step::Recorded => Wrote::Recorded(self.seen.clone()),
             Step::Lost => Wrote::Lost,

@@ -130,7 +130,7 @@ pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, Natu
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, State, Tag, Terms};
-pub use scope::{Scope, StoreKey};
+pub use scope::{Scope, OperationId};
 pub use seal::{SealError, Sealer};
 pub use secret::{KeyRing, KeyRingError, Secret};
 pub use store::{Inspect, Notify, Store, StoreError, Transactional};

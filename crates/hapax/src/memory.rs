@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::record::{FencingToken, Record, State};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::{
     BoxFuture, Cell, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
     Swap, Swapped,
@@ -60,9 +60,9 @@ pub struct MemoryStore {
 
 #[derive(Default)]
 struct Shard {
-    cells: BTreeMap<StoreKey, Cell>,
+    cells: BTreeMap<OperationId, Cell>,
     /// When each cell may be reaped; those kept for ever are not in here.
-    due: BTreeSet<(Timestamp, StoreKey)>,
+    due: BTreeSet<(Timestamp, OperationId)>,
 }
 
 impl MemoryStore {
@@ -91,9 +91,9 @@ impl MemoryStore {
     }
 
     fn swap_now(&self, swap: Swap) -> Result<Swapped, StoreError> {
-        let mut shard = self.shard(&swap.key);
+        let mut shard = self.shard(&swap.id);
         let now = self.clock.now();
-        let found = shard.cells.get(&swap.key);
+        let found = shard.cells.get(&swap.id);
         if let Some(cell) = found
             && cell.tag == swap.tag
         {
@@ -103,7 +103,7 @@ impl MemoryStore {
             return Ok(Swapped::Conflict(Snapshot { now, cell: found.cloned() }));
         }
         let old = found.map(size);
-        let key = swap.key;
+        let key = swap.id;
         let cell = write(now, found.map(|cell| cell.fence), swap);
         self.reserve(old, size(&cell))?;
         let stamped = stamped(now, &cell);
@@ -111,7 +111,7 @@ impl MemoryStore {
         Ok(Swapped::Stored(stamped))
     }
 
-    fn load_now(&self, key: &StoreKey) -> Snapshot {
+    fn load_now(&self, key: &OperationId) -> Snapshot {
         let shard = self.shard(key);
         Snapshot { now: self.clock.now(), cell: shard.cells.get(key).cloned() }
     }
@@ -135,7 +135,7 @@ impl MemoryStore {
         Reaped { removed: limit.get() - left, more: false }
     }
 
-    fn page_now(&self, after: Option<StoreKey>, limit: NonZeroU32) -> Page {
+    fn page_now(&self, after: Option<OperationId>, limit: NonZeroU32) -> Page {
         let limit = limit.get() as usize;
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut cells = Vec::new();
@@ -150,7 +150,7 @@ impl MemoryStore {
         Page { now: self.clock.now(), cells, more: false }
     }
 
-    fn shard(&self, key: &StoreKey) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
         lock(&self.shards[index(key)])
     }
 
@@ -201,7 +201,7 @@ impl Store for MemoryStore {
         Box::pin(async move { self.swap_now(swap) })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move { Ok(self.load_now(key)) })
     }
 
@@ -213,7 +213,7 @@ impl Store for MemoryStore {
 impl Inspect for MemoryStore {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move { Ok(self.page_now(after, limit)) })
@@ -221,7 +221,7 @@ impl Inspect for MemoryStore {
 }
 
 impl Shard {
-    fn put(&mut self, key: StoreKey, cell: Cell) {
+    fn put(&mut self, key: OperationId, cell: Cell) {
         let after = reapable_from(&cell);
         self.due.extend(after.map(|due| (due, key)));
         if let Some(before) = self.cells.insert(key, cell)
@@ -253,7 +253,7 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn index(key: &StoreKey) -> usize {
+fn index(key: &OperationId) -> usize {
     usize::from(key.as_bytes()[0]) * SHARDS / 256
 }
 
@@ -289,7 +289,7 @@ fn size(cell: &Cell) -> usize {
         }
         State::InFlight | State::Released | State::Unknown { seen: None, .. } => 0,
     };
-    2 * size_of::<(Timestamp, StoreKey)>()
+    2 * size_of::<(Timestamp, OperationId)>()
         + size_of::<Cell>()
         + scheme.as_str().len()
         + length(checkpoint)

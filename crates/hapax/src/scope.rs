@@ -64,9 +64,9 @@ fn push(bytes: &mut Vec<u8>, field: &[u8]) {
 ///
 /// Nothing of scope or key can be read from it; with a secret, nothing can be guessed either.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StoreKey([u8; 32]);
+pub struct OperationId([u8; 32]);
 
-impl StoreKey {
+impl OperationId {
     /// The name of `key` within `scope`: BLAKE3, in keyed mode where there is a secret.
     #[must_use]
     pub fn derive(secret: Option<&Secret>, scope: &Scope, key: &Key) -> Self {
@@ -108,13 +108,13 @@ impl StoreKey {
     }
 }
 
-impl fmt::Display for StoreKey {
+impl fmt::Display for OperationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for StoreKey {
+impl fmt::Debug for OperationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }

@@ -26,7 +26,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use crate::codec::{self, DecodeError, EncodeError};
 use crate::entropy::{Entropy, EntropyError};
 use crate::record::{Record, Tag};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::secret::Secret;
 
 const MAGIC: [u8; 3] = *b"hxs";
@@ -89,7 +89,7 @@ impl Sealer {
     /// [`SealError::TooLong`] and [`SealError::Entropy`].
     pub fn seal(
         &self,
-        key: &StoreKey,
+        key: &OperationId,
         tag: Tag,
         record: &Record,
         entropy: &dyn Entropy,
@@ -125,7 +125,7 @@ impl Sealer {
     ///
     /// # Errors
     /// Every [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
-    pub fn open(&self, key: &StoreKey, tag: Tag, sealed: &[u8]) -> Result<Record, SealError> {
+    pub fn open(&self, key: &OperationId, tag: Tag, sealed: &[u8]) -> Result<Record, SealError> {
         let rest = sealed.strip_prefix(&MAGIC).ok_or(SealError::NotSealed)?;
         let (&version, rest) = rest.split_first().ok_or(SealError::Broken)?;
         if version != VERSION {
@@ -148,7 +148,7 @@ impl Sealer {
         Ok(codec::decode(&payload)?)
     }
 
-    fn decrypt(&self, key: &StoreKey, tag: Tag, body: &[u8]) -> Result<Bytes, SealError> {
+    fn decrypt(&self, key: &OperationId, tag: Tag, body: &[u8]) -> Result<Bytes, SealError> {
         let (id, body) = body.split_first_chunk::<4>().ok_or(SealError::Broken)?;
         let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
         let aad = associated(key, tag, *id);
@@ -221,7 +221,7 @@ impl From<EntropyError> for SealError {
 
 /// Over what the seal binds, and the payload, which has no length to be mistaken about: it is
 /// all that follows the fields of fixed length.
-fn checksum(key: &StoreKey, tag: Tag, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
+fn checksum(key: &OperationId, tag: Tag, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
     let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
     hasher.update(&[VERSION]);
     hasher.update(key.as_bytes());
@@ -230,7 +230,7 @@ fn checksum(key: &StoreKey, tag: Tag, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
     *hasher.finalize().as_bytes()
 }
 
-fn associated(key: &StoreKey, tag: Tag, id: [u8; 4]) -> [u8; 53] {
+fn associated(key: &OperationId, tag: Tag, id: [u8; 4]) -> [u8; 53] {
     let mut bytes = [0; 53];
     bytes[0] = VERSION;
     bytes[1..33].copy_from_slice(key.as_bytes());

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::record::{FencingToken, Record, Tag};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 
 /// A boxed future, as the store's methods return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -75,7 +75,7 @@ pub struct Draft {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Swap {
     /// Which cell.
-    pub key: StoreKey,
+    pub id: OperationId,
     /// The tag the cell must bear; `None`: there must be no cell.
     pub expected: Option<Tag>,
     /// The tag it will bear.
@@ -128,7 +128,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Any [`StoreError`]; nothing was changed.
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
 
     /// Removes at most `limit` cells whose `keep_until` passed at least one lease
     /// (`record.terms.lease`) ago.
@@ -147,7 +147,7 @@ pub trait Inspect: Store {
     /// Any [`StoreError`].
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
 
@@ -179,7 +179,7 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
     visit: Visit<'a>,
 ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
     Box::pin(async move {
-        let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(StoreKey::from_bytes);
+        let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(OperationId::from_bytes);
         let Page { now, cells, more } = store.page(after, limit).await?;
         let next = match cells.last() {
             _ if !more => None,
@@ -195,7 +195,7 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
 
 /// A function that a walk calls with each cell and the store's clock.
 pub type Visit<'a> =
-    &'a mut (dyn FnMut(&StoreKey, &Result<Cell, StoreError>, Timestamp) + Send + 'a);
+    &'a mut (dyn FnMut(&OperationId, &Result<Cell, StoreError>, Timestamp) + Send + 'a);
 
 /// A store that tells when a cell was written, by whichever process: copies that wait for the
 /// first then need not wait for the next look.
@@ -205,7 +205,7 @@ pub type Visit<'a> =
 pub trait Notify: fmt::Debug + Send + Sync + 'static {
     /// Resolves when the cell may have been written since the call, not since the first poll.
     /// Dropping the future ends the watch.
-    fn written<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, ()>;
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()>;
 }
 
 /// A store whose records can commit together with a caller's own writes, in one transaction of the
@@ -237,7 +237,7 @@ pub struct Page {
     /// The store's clock.
     pub now: Timestamp,
     /// Keys and what they hold.
-    pub cells: Vec<(StoreKey, Result<Cell, StoreError>)>,
+    pub cells: Vec<(OperationId, Result<Cell, StoreError>)>,
     /// Whether there are keys after the last one.
     pub more: bool,
 }

@@ -42,7 +42,7 @@ use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::{BoxFuture, Swap, Swapped};
 
 #[cfg(feature = "function")]
@@ -168,7 +168,7 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
 
     /// The record of `key` was committed by a transaction: a store that tells of writes
     /// ([`Notify`](crate::Notify)) tells of this one.
-    fn committed(&self, _key: &StoreKey) {}
+    fn committed(&self, _key: &OperationId) {}
 }
 
 /// A transaction of some database.
@@ -203,7 +203,7 @@ pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
 
     /// [`Transactions::committed`].
-    fn any_committed(&self, key: &StoreKey);
+    fn any_committed(&self, key: &OperationId);
 }
 
 impl<D: Transactions> AnyTransactions for D {
@@ -237,7 +237,7 @@ impl<D: Transactions> AnyTransactions for D {
         causes.any(<dyn StdError>::is::<Race>) || self.is_conflict(error)
     }
 
-    fn any_committed(&self, key: &StoreKey) {
+    fn any_committed(&self, key: &OperationId) {
         self.committed(key);
     }
 }

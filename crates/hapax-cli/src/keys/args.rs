@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use hapax::{Key, StoreKey};
+use hapax::{Key, OperationId};
 use hapax_gateway::{StoreUrl, Written};
 use hapax_operators::{AdminToken, KeyState};
 use http::header::AUTHORIZATION;
@@ -256,7 +256,7 @@ pub(super) enum Outcome {
 /// How a record is named.
 #[derive(Debug)]
 pub(super) enum Named {
-    Id(StoreKey),
+    Id(OperationId),
     Key(Key, ScopeText),
 }
 

@@ -260,7 +260,7 @@ async fn takes_over(
     };
     match step(&snapshot, &Event::Claim(asked)) {
         Step::Execute(draft) => Some(hapax::store::Swap {
-            key: claimed.key,
+            id: claimed.id,
             expected: Some(cell.tag),
             tag: crate::support::tag(99),
             draft,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::store::{Cell, Stamped, Swap, Swapped};
-use hapax::{Inspect, Store, StoreError, StoreKey};
+use hapax::{Inspect, Store, StoreError, OperationId};
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
@@ -30,14 +30,14 @@ struct Written {
 
 /// What was sent, by key, in order.
 #[derive(Default, Debug)]
-struct History(Mutex<BTreeMap<StoreKey, Vec<Written>>>);
+struct History(Mutex<BTreeMap<OperationId, Vec<Written>>>);
 
 impl History {
     /// Sends a swap and notes what came of it.
     async fn write(&self, store: &EmbeddedStore, medium: &Medium, swap: &Swap) {
         let sent = medium.operations();
         let written = Written { swap: swap.clone(), sent, acknowledged: None };
-        self.0.lock().unwrap().entry(swap.key).or_default().push(written);
+        self.0.lock().unwrap().entry(swap.id).or_default().push(written);
         // Where a sync failed, the same swap goes again until the store knows.
         let stamped = loop {
             match store.swap(swap.clone()).await {
@@ -49,11 +49,11 @@ impl History {
         };
         let acknowledged = Some((medium.operations(), stamped));
         let mut keys = self.0.lock().unwrap();
-        keys.get_mut(&swap.key).unwrap().last_mut().unwrap().acknowledged = acknowledged;
+        keys.get_mut(&swap.id).unwrap().last_mut().unwrap().acknowledged = acknowledged;
     }
 
     /// Whether `cell` may be what a failure after `at` operations left of `key`.
-    fn allows(&self, key: &StoreKey, at: usize, cell: Option<&Cell>) -> bool {
+    fn allows(&self, key: &OperationId, at: usize, cell: Option<&Cell>) -> bool {
         let keys = self.0.lock().unwrap();
         let Some(chain) = keys.get(key) else { return cell.is_none() };
         let old = |written: &Written| written.acknowledged.is_some_and(|(when, _)| when <= at);
@@ -76,7 +76,7 @@ impl History {
         })
     }
 
-    fn keys(&self) -> Vec<StoreKey> {
+    fn keys(&self) -> Vec<OperationId> {
         self.0.lock().unwrap().keys().copied().collect()
     }
 }

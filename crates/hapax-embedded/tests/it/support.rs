@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use hapax::store::{Cell, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreKey, Tag, Terms,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, OperationId, Tag, Terms,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
-pub(crate) fn key(of: u64) -> StoreKey {
-    StoreKey::from_bytes(wide(of))
+pub(crate) fn key(of: u64) -> OperationId {
+    OperationId::from_bytes(wide(of))
 }
 
 pub(crate) fn tag(of: u64) -> Tag {
@@ -34,7 +34,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
-    Swap { key: key(of), expected: None, tag: tag(of), draft }
+    Swap { id: key(of), expected: None, tag: tag(of), draft }
 }
 
 /// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
@@ -42,7 +42,7 @@ pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
     let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
-    Swap { key: swap.key, expected: Some(swap.tag), tag: tag(next), draft }
+    Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
 pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::StoreKey;
+use hapax::OperationId;
 use hapax::store::BoxFuture;
 use hapax_redis::{Options, RedisCache};
 use hapax_tiered::{Cache, CacheError};
@@ -69,20 +69,20 @@ impl fmt::Debug for LateCache {
 }
 
 impl Cache for LateCache {
-    fn get<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
+    fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move { Ok(self.cache()?.get(key).await?) })
     }
 
     fn put<'a>(
         &'a self,
-        key: &'a StoreKey,
+        key: &'a OperationId,
         entry: Bytes,
         life: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move { Ok(self.cache()?.put(key, &entry, life).await?) })
     }
 
-    fn remove<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<(), CacheError>> {
+    fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move { Ok(self.cache()?.remove(key).await?) })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Store, StoreError, StoreKey};
+use hapax::{Inspect, Store, StoreError, OperationId};
 use tokio::time::Instant;
 
 use crate::metrics::{Histogram, head, micros};
@@ -159,7 +159,7 @@ impl Store for Measured {
         }))
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         let timed = self.timed(&self.calls.loads, &self.calls.load_took, None);
         Box::pin(timed.count(self.store.load(key), |_| 0))
     }
@@ -172,7 +172,7 @@ impl Store for Measured {
 impl Inspect for Measured {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.store.page(after, limit)
@@ -190,7 +190,7 @@ impl Inspect for Measured {
 
 #[cfg(test)]
 mod tests {
-    use hapax::{MemoryStore, StoreKey};
+    use hapax::{MemoryStore, OperationId};
     use tokio::time::timeout;
 
     use super::*;
@@ -206,7 +206,7 @@ mod tests {
             Box::pin(std::future::pending())
         }
 
-        fn load<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        fn load<'a>(&'a self, _: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
             Box::pin(std::future::pending())
         }
 
@@ -218,7 +218,7 @@ mod tests {
     impl Inspect for Silent {
         fn page(
             &self,
-            _: Option<StoreKey>,
+            _: Option<OperationId>,
             _: NonZeroU32,
         ) -> BoxFuture<'_, Result<Page, StoreError>> {
             Box::pin(std::future::pending())
@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn answers_and_silence_are_counted() {
         let calls = Arc::new(Calls::default());
-        let key = StoreKey::from_bytes([1; 32]);
+        let key = OperationId::from_bytes([1; 32]);
         let well = Measured::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), PATIENCE);
         well.load(&key).await.unwrap();
         let silent = Measured::new(Arc::new(Silent), Arc::clone(&calls), PATIENCE);

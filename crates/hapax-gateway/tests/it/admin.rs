@@ -9,7 +9,7 @@ use std::time::Duration;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
-    StoreKey, SystemClock,
+    OperationId, SystemClock,
 };
 use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
 use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError};
@@ -170,7 +170,7 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
         engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await
     };
     call().await.unwrap_err();
-    let id = engine.store_key(&scope, &key);
+    let id = engine.operation_id(&scope, &key);
     let fence = keys.show(&id).await.unwrap().fence;
     let by = || Decider { who: "a test".into(), by: Channel::Cli, from: "here".into() };
     let decision = |outcome: &str, any_kind: bool| -> Decision {
@@ -365,7 +365,7 @@ impl Store for Away {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             self.check()?;
             self.store.load(key).await
@@ -383,7 +383,7 @@ impl Store for Away {
 impl Inspect for Away {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {

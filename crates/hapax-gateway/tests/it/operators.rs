@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, State, Store, StoreError, StoreKey,
+    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, State, Store, StoreError, OperationId,
     SystemClock,
 };
 use hapax_gateway::{Gateway, Opened};
@@ -90,7 +90,7 @@ impl Store for Stopped {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let seen = self.store.load(key).await;
             self.pass(Call::Read).await;
@@ -106,7 +106,7 @@ impl Store for Stopped {
 impl Inspect for Stopped {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
@@ -265,7 +265,7 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
     let upstream = Upstream::counting().await;
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
-    let id = StoreKey::from_hex(keys.list(List::default()).await.unwrap().keys[0].id.as_str());
+    let id = OperationId::from_hex(keys.list(List::default()).await.unwrap().keys[0].id.as_str());
     let id = id.unwrap();
     let fence = keys.show(&id).await.unwrap().fence;
     let decide = || {

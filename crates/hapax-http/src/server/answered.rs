@@ -1,13 +1,13 @@
 //! A mark on responses, for those who log them.
 
-use hapax::{FencingToken, StoreKey};
+use hapax::{FencingToken, OperationId};
 
 /// A response extension: the way in which the layer answered a request of a protected route. A
 /// request that has no key and needs none gets a response without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answered {
     /// The name of scope and key; `None` where the request was rejected before it had one.
-    pub operation: Option<StoreKey>,
+    pub operation: Option<OperationId>,
     /// The way.
     pub by: AnsweredBy,
 }

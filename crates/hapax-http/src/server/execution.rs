@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FencingToken, FinishError, LeaseHandle, StoreKey};
+use hapax::{FencingToken, FinishError, LeaseHandle, OperationId};
 
 use crate::classify::Class;
 
@@ -23,7 +23,7 @@ use crate::classify::Class;
 /// ```
 #[derive(Clone)]
 pub struct Execution {
-    id: StoreKey,
+    id: OperationId,
     lease: LeaseHandle,
     checkpoint: Option<Bytes>,
     said: Arc<Mutex<Said>>,
@@ -38,7 +38,7 @@ pub(super) struct Said {
 }
 
 impl Execution {
-    pub(super) fn new(id: StoreKey, lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
+    pub(super) fn new(id: OperationId, lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
         Self { id, lease, checkpoint, said: Arc::default() }
     }
 
@@ -46,7 +46,7 @@ impl Execution {
     /// one for another caller's same key. Handlers look operations up by it, never by the key alone.
     /// It names the record in the store, and in logs, where a key must not be.
     #[must_use]
-    pub const fn id(&self) -> StoreKey {
+    pub const fn id(&self) -> OperationId {
         self.id
     }
 

@@ -100,7 +100,7 @@ where
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
-                        id = %engine.store_key(&scope, &key),
+                        id = %engine.operation_id(&scope, &key),
                         did_not_happen = %fence,
                         fence = %lease.fence(),
                         "the reconcile hook allows an execution"
@@ -132,13 +132,13 @@ where
     match settle(&layer, &policy, manner, claim) {
         Settled::Answer(mut response) => {
             let by = response.extensions().get().map_or(AnsweredBy::Replay, |it: &Answered| it.by);
-            let operation = Some(layer.engine.store_key(&scope, &key));
+            let operation = Some(layer.engine.operation_id(&scope, &key));
             response.extensions_mut().insert(Answered { operation, by });
             Ok(response)
         }
         // No await since the claim was granted: it cannot be dropped in between.
         Settled::Execute(lease) => {
-            let operation = layer.engine.store_key(&scope, &key);
+            let operation = layer.engine.operation_id(&scope, &key);
             let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = Named::new(operation, &received.parts);
             let work = Work { layer, policy, manner, pass, named };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::machine::Hook;
 use hapax::store::BoxFuture;
-use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError, StoreKey};
+use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError, OperationId};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, Uri};
 
@@ -266,7 +266,7 @@ pub struct Doubt {
     pub fence: FencingToken,
     /// Its operation id, as [`Execution::id`](super::Execution::id) gave it. Two callers may have the
     /// same key, and never the same operation id: look the operation up by this.
-    pub id: StoreKey,
+    pub id: OperationId,
     /// Which execution of the record it is, from 1.
     pub attempt: u32,
     /// The key it had.

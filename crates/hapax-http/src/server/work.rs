@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FinishError, Lease, Outcome, StoreKey, Timestamp};
+use hapax::{FinishError, Lease, Outcome, OperationId, Timestamp};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
@@ -49,13 +49,13 @@ pub(super) struct Work {
 
 /// How an execution is named in logs: its key must not be there.
 pub(super) struct Named {
-    id: StoreKey,
+    id: OperationId,
     method: Method,
     uri: Uri,
 }
 
 impl Named {
-    pub(super) fn new(id: StoreKey, request: &Parts) -> Self {
+    pub(super) fn new(id: OperationId, request: &Parts) -> Self {
         Self { id, method: request.method.clone(), uri: request.uri.clone() }
     }
 }

@@ -9,7 +9,7 @@ use axum::Router;
 use hapax::machine::Hook;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, Store, StoreError, StoreKey,
+    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, Store, StoreError, OperationId,
     SystemClock,
 };
 use hapax_conformance::{
@@ -292,7 +292,7 @@ impl Store for Linked {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             self.arrive().await;
             self.store.load(key).await

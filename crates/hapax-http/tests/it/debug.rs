@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
-use hapax::{FencingToken, Key, Scope, StoreKey};
+use hapax::{FencingToken, Key, Scope, OperationId};
 use hapax_http::fingerprint::{Asked, HttpScheme};
 use hapax_http::server::{Doubt, Reconciled};
 use hapax_http::stored::{Cookies, Stored, Whole};
@@ -42,7 +42,7 @@ fn request() -> http::request::Parts {
 #[test]
 fn a_doubt_and_its_end() {
     let key: Key = SECRET.parse().unwrap();
-    let id = StoreKey::derive(None, &Scope::shared(), &key);
+    let id = OperationId::derive(None, &Scope::shared(), &key);
     let doubt = Doubt { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
     assert_silent(&doubt);
     assert!(format!("{doubt:?}").contains("17"));

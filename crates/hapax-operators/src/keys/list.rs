@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use serde::{Deserialize, Serialize};
 
 use super::view::{KeyState, KeyView, id_or_none};
@@ -28,7 +28,7 @@ pub struct List {
     pub state: Option<KeyState>,
     /// After this id.
     #[serde(default, deserialize_with = "id_or_none")]
-    pub after: Option<StoreKey>,
+    pub after: Option<OperationId>,
     /// At most so many; 1 to 1,000. Default 100.
     #[serde(default)]
     pub limit: Option<u32>,

@@ -5,7 +5,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::Cell;
-use hapax::{Outcome, Record, State, StoreKey, Timestamp};
+use hapax::{Outcome, Record, State, OperationId, Timestamp};
 use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -187,12 +187,12 @@ pub struct ResponseView {
 
 impl KeyView {
     /// With what it is answered with.
-    pub(super) fn of(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
+    pub(super) fn of(id: &OperationId, cell: &Cell, now: Timestamp) -> Self {
         Self { response: outcome(cell).and_then(ResponseView::of), ..Self::named(id, cell, now) }
     }
 
     /// Without it: nothing that is large is copied.
-    pub(crate) fn named(id: &StoreKey, cell: &Cell, now: Timestamp) -> Self {
+    pub(crate) fn named(id: &OperationId, cell: &Cell, now: Timestamp) -> Self {
         let record = &cell.record;
         Self {
             id: id.to_string(),
@@ -281,8 +281,8 @@ pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-pub(super) fn id_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoreKey>, D::Error> {
+pub(super) fn id_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OperationId>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
-    let id = StoreKey::from_hex(&text);
+    let id = OperationId::from_hex(&text);
     id.map(Some).ok_or_else(|| serde::de::Error::custom("an id has 64 hexadecimal digits"))
 }

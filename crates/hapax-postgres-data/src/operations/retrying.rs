@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{OperationId, Operations, Seen, seen, statements};
+use super::{UpdateId, Operations, Seen, seen, statements};
 use crate::error::{BoxError, DataError, Failure, ItemError};
 use crate::executor::{Executor, Rows};
 use crate::items::Fields;
@@ -127,7 +127,7 @@ impl Operations {
     /// holds it: of `json` and `jsonb` that is all of it, with numbers that an `f64` may have rounded.
     ///
     /// Of two changes under one id the second is [`AlreadyApplied`](Retried::AlreadyApplied), unless the id
-    /// says what is [asked](OperationId::asking).
+    /// says what is [asked](UpdateId::for_request).
     ///
     /// `connect` makes a connection, or takes one from a pool: one at first, and another after one was
     /// lost. It must be outside of a transaction.
@@ -146,7 +146,7 @@ impl Operations {
         &self,
         connect: impl Fn() -> Connecting,
         retry: &Retry,
-        operation: impl Into<OperationId>,
+        operation: impl Into<UpdateId>,
         key: &K,
         mut change: impl FnMut(R) -> Result<R, E>,
     ) -> Result<Retried<R>, RetryError<E>>
@@ -284,19 +284,19 @@ impl Operations {
 
     fn attempt<K: Serialize>(
         &self,
-        operation: OperationId,
+        operation: UpdateId,
         key: &K,
     ) -> Result<Attempt<'_>, DataError> {
         let key = self.rows.key(key)?;
         let (wanted, id) = (self.rows.item(&key)?, self.id(&operation));
-        Ok(Attempt { of: self, wanted, key, id, asked: operation.asked(), operation })
+        Ok(Attempt { of: self, wanted, key, id, asked: operation.request_fingerprint(), operation })
     }
 }
 
 /// What is the same in every attempt.
 struct Attempt<'a> {
     of: &'a Operations,
-    operation: OperationId,
+    operation: UpdateId,
     key: Fields,
     wanted: String,
     id: String,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Record, Scheme, State, Store, StoreError, StoreKey, Tag, Terms,
+    Fingerprint, Grant, OnUnknown, Record, Scheme, State, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -67,14 +67,14 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: KEEP, keep: Some(KEEP) };
-    let swapped = store.swap(Swap { key, expected, tag, draft }).await?;
+    let swapped = store.swap(Swap { id: key, expected, tag, draft }).await?;
     Ok(matches!(swapped, Swapped::Stored(_)))
 }
 
 /// Spread over the key space as hashes are.
-fn key(of: u64) -> StoreKey {
+fn key(of: u64) -> OperationId {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&of.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
     bytes[8..16].copy_from_slice(&of.to_be_bytes());
-    StoreKey::from_bytes(bytes)
+    OperationId::from_bytes(bytes)
 }

@@ -75,7 +75,7 @@ impl Pool {
     }
 
     fn seal(&self, swap: &Swap) -> Outcome<Vec<u8>> {
-        Ok(self.sealer.seal(&swap.key, swap.tag, &swap.draft.record, &SystemEntropy)?)
+        Ok(self.sealer.seal(&swap.id, swap.tag, &swap.draft.record, &SystemEntropy)?)
     }
 }
 
@@ -89,7 +89,7 @@ impl Server for Pool {
         let sealed = self.seal(&claim)?;
         let Draft { record, lease, .. } = &claim.draft;
         let (lease, keep) = (micros(*lease), micros(record.terms.retention));
-        let key = &claim.key.as_bytes()[..];
+        let key = &claim.id.as_bytes()[..];
         let first = &claim.tag.as_bytes()[..];
         let before = Instant::now();
         self.one(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, State, Store, StoreKey, Tag,
+    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, State, Store, OperationId, Tag,
     Terms,
 };
 use hapax_testkit::SeededEntropy;
@@ -41,7 +41,7 @@ impl Requests {
     pub(crate) fn next(&self) -> Outcome<Request> {
         let mut key = [0; 32];
         hapax::Entropy::fill(&self.entropy, &mut key)?;
-        let key = StoreKey::from_bytes(key);
+        let key = OperationId::from_bytes(key);
         let grant = Grant::fresh(&self.entropy)?;
         let record = Record {
             scheme: Scheme::new("measure/1")?,
@@ -59,9 +59,9 @@ impl Requests {
         let done = Record { state, ..record.clone() };
         let (first, second) = (Tag::fresh(&self.entropy)?, Tag::fresh(&self.entropy)?);
         let draft = Draft { record, stamp: Stamp::NextFence, lease: self.terms.lease, keep };
-        let claim = Swap { key, expected: None, tag: first, draft };
+        let claim = Swap { id: key, expected: None, tag: first, draft };
         let draft = Draft { record: done, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-        let complete = Swap { key, expected: Some(first), tag: second, draft };
+        let complete = Swap { id: key, expected: Some(first), tag: second, draft };
         Ok(Request { claim, complete })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use hapax::StoreKey;
+use hapax::OperationId;
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Transactions, TxError};
 use sqlx::error::DatabaseError;
@@ -107,7 +107,7 @@ impl Transactions for SqlxTransactions {
         is_conflict(error)
     }
 
-    fn committed(&self, key: &StoreKey) {
+    fn committed(&self, key: &OperationId) {
         self.store.tell(key);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Store, StoreError, StoreKey};
+use hapax::{Inspect, Store, StoreError, OperationId};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -173,7 +173,7 @@ impl<S: Store> Store for FaultyStore<S> {
         Box::pin(self.swap_or_fail(swap))
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             self.enter(&self.rates()).await?;
             self.inner.load(key).await
@@ -192,7 +192,7 @@ impl<S: Store> Store for FaultyStore<S> {
 impl<S: Inspect> Inspect for FaultyStore<S> {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use hapax::machine::Hook;
-use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, StoreKey, Terms};
+use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, OperationId, Terms};
 
 use crate::SeededEntropy;
 
@@ -149,8 +149,8 @@ struct Names {
     fingerprints: [[Fingerprint; 2]; 2],
 }
 
-pub(super) fn key(number: usize) -> StoreKey {
-    StoreKey::from_bytes([number as u8; 32])
+pub(super) fn key(number: usize) -> OperationId {
+    OperationId::from_bytes([number as u8; 32])
 }
 
 pub(super) fn scheme(number: u8) -> Scheme {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::store::{Cell, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, StoreKey,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, OperationId,
     Tag, Terms,
 };
 
@@ -41,12 +41,12 @@ impl<'a, F: Fixture> Bench<'a, F> {
         }
     }
 
-    pub(super) fn key(&self) -> StoreKey {
+    pub(super) fn key(&self) -> OperationId {
         let mut bytes = [0; 32];
         bytes.chunks_mut(8).for_each(|chunk| {
             chunk.copy_from_slice(&self.entropy.next().to_be_bytes());
         });
-        StoreKey::from_bytes(bytes)
+        OperationId::from_bytes(bytes)
     }
 
     pub(super) fn tag(&self) -> Tag {
@@ -94,8 +94,8 @@ impl<'a, F: Fixture> Bench<'a, F> {
         }
     }
 
-    pub(super) fn swap(&self, key: StoreKey, expected: Option<Tag>, draft: Draft) -> Swap {
-        Swap { key, expected, tag: self.tag(), draft }
+    pub(super) fn swap(&self, key: OperationId, expected: Option<Tag>, draft: Draft) -> Swap {
+        Swap { id: key, expected, tag: self.tag(), draft }
     }
 
     pub(super) async fn send(&self, swap: &Swap) -> Swapped {
@@ -119,24 +119,24 @@ impl<'a, F: Fixture> Bench<'a, F> {
     }
 
     /// Writes `draft` under a new key and returns key and cell.
-    pub(super) async fn put(&self, draft: Draft) -> (StoreKey, Cell) {
+    pub(super) async fn put(&self, draft: Draft) -> (OperationId, Cell) {
         let key = self.key();
         self.stored(&self.swap(key, None, draft)).await;
         (key, self.cell(&key).await)
     }
 
     /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
-    pub(super) async fn put_unseen(&self, draft: Draft) -> (StoreKey, Tag) {
+    pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, Tag) {
         let swap = self.swap(self.key(), None, draft);
         self.stored(&swap).await;
-        (swap.key, swap.tag)
+        (swap.id, swap.tag)
     }
 
-    pub(super) async fn load(&self, key: &StoreKey) -> Snapshot {
+    pub(super) async fn load(&self, key: &OperationId) -> Snapshot {
         load(&*self.store, key).await
     }
 
-    pub(super) async fn cell(&self, key: &StoreKey) -> Cell {
+    pub(super) async fn cell(&self, key: &OperationId) -> Cell {
         self.load(key).await.cell.expect("the cell was written and is not due")
     }
 
@@ -180,7 +180,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
 
     /// Whether reaping removes a cell that is due. Where it removes itself, or where an earlier
     /// reaping may be under way, that may take a moment.
-    pub(super) async fn reaps_away(&self, key: &StoreKey) -> bool {
+    pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
         for _ in 0..PATIENCE {
             self.reap_all().await;
             let gone = self.load(key).await.cell.is_none();
@@ -214,7 +214,7 @@ pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
     panic!("no answer to {PATIENCE} sends of a swap: {last:?}")
 }
 
-pub(super) async fn load(store: &dyn Store, key: &StoreKey) -> Snapshot {
+pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
     let mut last = None;
     for _ in 0..PATIENCE {
         match store.load(key).await {

@@ -59,7 +59,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Inspect, Store, StoreKey};
+use hapax::{Inspect, Store, OperationId};
 
 use bench::Bench;
 pub use clocks::*;
@@ -93,7 +93,7 @@ pub trait ClockFixture: Fixture {
 
 /// Waits until the store's own clock shows at least `by` more than now.
 pub async fn wait(store: &dyn Store, by: Duration) {
-    let key = StoreKey::from_bytes([0; 32]);
+    let key = OperationId::from_bytes([0; 32]);
     let mut until = None;
     loop {
         // A load that fails says nothing about the time: ask again.

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use hapax::store::{Cell, Draft, Place, Stamp};
-use hapax::{Inspect, Outcome, Record, State, StoreKey};
+use hapax::{Inspect, Outcome, Record, State, OperationId};
 
 use super::{Bench, Fixture};
 
@@ -33,7 +33,7 @@ where
     }
     all.sort_by_key(|(key, _)| *key);
     for limit in [1, 7, 59, 60, 61, 1_000] {
-        let mut found: Vec<(StoreKey, Cell)> = Vec::new();
+        let mut found: Vec<(OperationId, Cell)> = Vec::new();
         loop {
             let after = found.last().map(|(key, _)| *key);
             let (cells, more) = page(&bench, after, limit).await;
@@ -58,7 +58,7 @@ where
     let at = |first: u8, last: u8| {
         let mut bytes = [first; 32];
         bytes[31] = last;
-        StoreKey::from_bytes(bytes)
+        OperationId::from_bytes(bytes)
     };
     let keys = [at(0, 0), at(3, 9), at(3, 10), at(127, 0), at(128, 255), at(255, 255)];
     for key in keys {
@@ -106,12 +106,12 @@ where
             let record = Record { state, ..claim.draft.record.clone() };
             let end = Draft { record, lease: Duration::ZERO, ..bench.draft() };
             let end = Draft { stamp: Stamp::Keep, ..end };
-            bench.stored(&bench.swap(claim.key, Some(claim.tag), end)).await;
+            bench.stored(&bench.swap(claim.id, Some(claim.tag), end)).await;
         }
         if matches!(number % 4, 0 | 3) {
-            undecided.insert(claim.key);
+            undecided.insert(claim.id);
         }
-        all.insert(claim.key, bench.cell(&claim.key).await);
+        all.insert(claim.id, bench.cell(&claim.id).await);
     }
     bench.pass(LAPSES).await;
     for limit in [1, 7, 1_000] {
@@ -121,7 +121,7 @@ where
         while let Some(from) = place {
             steps += 1;
             assert!(steps < 10_000, "a walk in steps of {limit} does not end");
-            let mut visit = |key: &StoreKey, cell: &Result<Cell, _>, _| {
+            let mut visit = |key: &OperationId, cell: &Result<Cell, _>, _| {
                 if let Ok(cell) = cell {
                     found.insert(*key, cell.clone());
                 }
@@ -143,9 +143,9 @@ where
 
 async fn page<F: Fixture>(
     bench: &Bench<'_, F>,
-    after: Option<StoreKey>,
+    after: Option<OperationId>,
     limit: u32,
-) -> (Vec<(StoreKey, Cell)>, bool)
+) -> (Vec<(OperationId, Cell)>, bool)
 where
     F::Store: Inspect,
 {

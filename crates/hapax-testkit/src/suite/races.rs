@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
-use hapax::{Outcome, Record, State, Store, StoreKey, Tag};
+use hapax::{Outcome, Record, State, Store, OperationId, Tag};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -100,7 +100,7 @@ pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
 
 /// Adds `tag` to those in the checkpoint. It is there already where a copy of the swap was stored
 /// whose reply was lost, and others were stored since.
-async fn add(store: &dyn Store, key: StoreKey, tag: Tag) {
+async fn add(store: &dyn Store, key: OperationId, tag: Tag) {
     let mut seen = load(store, &key).await;
     loop {
         let cell = seen.cell.expect("nobody removes it");
@@ -111,7 +111,7 @@ async fn add(store: &dyn Store, key: StoreKey, tag: Tag) {
         added.extend_from_slice(tag.as_bytes());
         let record = Record { checkpoint: Some(added.into()), ..cell.record };
         let draft = Draft { record, stamp: Stamp::Keep, lease: LEASE, keep: Some(LONG) };
-        match send(store, &Swap { key, expected: Some(cell.tag), tag, draft }).await {
+        match send(store, &Swap { id: key, expected: Some(cell.tag), tag, draft }).await {
             Swapped::Stored(_) => return,
             Swapped::Conflict(found) => seen = found,
         }
@@ -211,7 +211,7 @@ struct Caller<S> {
 
 impl<S: Store> Caller<S> {
     /// Ten operations on what was last seen; each swap leaves a record that names its tag.
-    async fn run(&self, key: StoreKey) {
+    async fn run(&self, key: OperationId) {
         let mut last = None;
         for _ in 0..10 {
             let called = self.recorder.called();
@@ -226,7 +226,7 @@ impl<S: Store> Caller<S> {
             let mut draft = self.draft.clone();
             let name = Outcome::new("tag", tag.as_bytes().to_vec());
             draft.record.state = State::Done(name);
-            let swap = Swap { key, expected: last, tag, draft };
+            let swap = Swap { id: key, expected: last, tag, draft };
             let answer = self.store.swap(swap.clone()).await;
             self.recorder.swapped(called, &swap, &answer);
             match answer {

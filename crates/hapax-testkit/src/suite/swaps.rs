@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp};
-use hapax::{OnUnknown, Outcome, Record, Scheme, State, StoreKey, Terms};
+use hapax::{OnUnknown, Outcome, Record, Scheme, State, OperationId, Terms};
 
 use super::bench::LEASE;
 use super::{Bench, Fixture};
@@ -21,7 +21,7 @@ pub async fn a_swap_writes_where_nothing_is<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
     let stamped = bench.stored(&swap).await;
-    let cell = bench.cell(&swap.key).await;
+    let cell = bench.cell(&swap.id).await;
     assert_eq!(cell.tag, swap.tag);
     assert_eq!(cell.record, swap.draft.record);
     assert_eq!((cell.fence, cell.lease_until), (stamped.fence, stamped.lease_until));
@@ -32,9 +32,9 @@ pub async fn a_swap_replaces_what_it_expected<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
-    let second = bench.swap(first.key, Some(first.tag), bench.done(&first.draft, b"yes"));
+    let second = bench.swap(first.id, Some(first.tag), bench.done(&first.draft, b"yes"));
     bench.stored(&second).await;
-    let cell = bench.cell(&first.key).await;
+    let cell = bench.cell(&first.id).await;
     assert_eq!((cell.tag, cell.record), (second.tag, second.draft.record));
 }
 
@@ -43,7 +43,7 @@ pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fix
     let bench = Bench::open(fixture).await;
     let absent = bench.swap(bench.key(), Some(bench.tag()), bench.draft());
     assert_eq!(bench.refused(&absent).await.cell, None);
-    assert_eq!(bench.load(&absent.key).await.cell, None);
+    assert_eq!(bench.load(&absent.id).await.cell, None);
 
     let (key, cell) = bench.put(bench.draft()).await;
     for expected in [None, Some(bench.tag())] {
@@ -69,16 +69,16 @@ pub async fn a_conflict_brings_what_a_load_finds<F: Fixture>(fixture: &F) {
 pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let claim = bench.swap(bench.key(), None, bench.draft());
-    let complete = bench.swap(claim.key, Some(claim.tag), bench.done(&claim.draft, b"yes"));
+    let complete = bench.swap(claim.id, Some(claim.tag), bench.done(&claim.draft, b"yes"));
     for swap in [claim, complete] {
         let first = bench.stored(&swap).await;
-        let cell = bench.cell(&swap.key).await;
-        bench.refused(&bench.swap(swap.key, Some(bench.tag()), bench.draft())).await;
+        let cell = bench.cell(&swap.id).await;
+        bench.refused(&bench.swap(swap.id, Some(bench.tag()), bench.draft())).await;
         bench.pass(Duration::from_millis(5)).await;
         let again = bench.stored(&swap).await;
         assert_eq!((again.fence, again.lease_until), (first.fence, first.lease_until));
         assert!(again.now > first.now, "a repeated swap is answered with the time it is now");
-        assert_eq!(bench.cell(&swap.key).await, cell, "a repeated swap wrote again");
+        assert_eq!(bench.cell(&swap.id).await, cell, "a repeated swap wrote again");
     }
 }
 
@@ -87,23 +87,23 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixtur
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
-    let second = bench.swap(first.key, Some(first.tag), bench.draft());
+    let second = bench.swap(first.id, Some(first.tag), bench.draft());
     bench.stored(&second).await;
-    let cell = bench.cell(&first.key).await;
+    let cell = bench.cell(&first.id).await;
     assert_eq!(bench.refused(&first).await.cell.as_ref(), Some(&cell));
     bench.stored(&second).await;
-    assert_eq!(bench.cell(&first.key).await, cell);
+    assert_eq!(bench.cell(&first.id).await, cell);
 }
 
 /// A conflict leaves no trace: the same swap is stored once what it expects is there.
 pub async fn a_conflicting_swap_may_be_stored_later<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
-    let second = bench.swap(first.key, Some(first.tag), bench.draft());
+    let second = bench.swap(first.id, Some(first.tag), bench.draft());
     assert_eq!(bench.refused(&second).await.cell, None);
     bench.stored(&first).await;
     bench.stored(&second).await;
-    assert_eq!(bench.cell(&first.key).await.tag, second.tag);
+    assert_eq!(bench.cell(&first.id).await.tag, second.tag);
 }
 
 /// Keys that differ in a single bit, wherever it is, have cells of their own.
@@ -114,14 +114,14 @@ pub async fn keys_do_not_share_cells<F: Fixture>(fixture: &F) {
     for bit in [0, 7, 8, 100, 128, 248, 255] {
         let mut bytes = base;
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let swap = bench.swap(StoreKey::from_bytes(bytes), None, bench.draft());
+        let swap = bench.swap(OperationId::from_bytes(bytes), None, bench.draft());
         bench.stored(&swap).await;
         swaps.push(swap);
     }
     for swap in swaps {
-        assert_eq!(bench.cell(&swap.key).await.tag, swap.tag);
+        assert_eq!(bench.cell(&swap.id).await.tag, swap.tag);
     }
-    assert_eq!(bench.load(&StoreKey::from_bytes(base)).await.cell, None);
+    assert_eq!(bench.load(&OperationId::from_bytes(base)).await.cell, None);
 }
 
 /// Every state, policy and optional part comes back as it was written, both by `load` and by a

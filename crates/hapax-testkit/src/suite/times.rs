@@ -57,9 +57,9 @@ pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
 pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
-    let before = bench.load(&swap.key).await.now;
+    let before = bench.load(&swap.id).await.now;
     let stamped = bench.stored(&swap).await;
-    let cell = bench.cell(&swap.key).await;
+    let cell = bench.cell(&swap.id).await;
     let keep = cell.keep_until.expect("it has an end");
     assert!(before.after(LEASE) <= stamped.lease_until, "{before:?} {stamped:?}");
     assert!(stamped.lease_until <= stamped.now.after(LEASE), "{stamped:?}");
@@ -69,7 +69,7 @@ pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
     let swap = bench.swap(bench.key(), None, none);
     let stamped = bench.stored(&swap).await;
     assert!(stamped.lease_until <= stamped.now, "no lease lapses at once: {stamped:?}");
-    let seen = bench.load(&swap.key).await;
+    let seen = bench.load(&swap.id).await;
     let keep = seen.cell.and_then(|cell| cell.keep_until);
     assert_eq!(keep, Some(stamped.lease_until));
 }

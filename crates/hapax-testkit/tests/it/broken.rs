@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{Clock, FencingToken, Inspect, State, Store, StoreError, StoreKey, Timestamp};
+use hapax::{Clock, FencingToken, Inspect, State, Store, StoreError, OperationId, Timestamp};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, Fixture, clock_rules, inspect_rules, store_rules};
 
@@ -45,20 +45,20 @@ enum Bug {
 struct Broken {
     clock: Arc<ManualClock>,
     bug: Bug,
-    cells: Mutex<BTreeMap<StoreKey, (Cell, Timestamp)>>,
+    cells: Mutex<BTreeMap<OperationId, (Cell, Timestamp)>>,
 }
 
 impl Broken {
-    fn name(&self, key: StoreKey) -> StoreKey {
+    fn name(&self, key: OperationId) -> OperationId {
         let mut bytes = *key.as_bytes();
         if self.bug == Bug::SharesCellsOfSimilarKeys {
             bytes[31] = 0;
         }
-        StoreKey::from_bytes(bytes)
+        OperationId::from_bytes(bytes)
     }
 
     async fn swap(&self, swap: Swap) -> Swapped {
-        let key = self.name(swap.key);
+        let key = self.name(swap.id);
         if self.bug == Bug::ChecksThenSets {
             let before = self.cells.lock().unwrap().get(&key).cloned();
             tokio::task::yield_now().await;
@@ -77,7 +77,7 @@ impl Broken {
     }
 
     /// Writes the outcome, and leaves the tag to the second step.
-    fn tear(&self, key: &StoreKey, swap: &Swap) {
+    fn tear(&self, key: &OperationId, swap: &Swap) {
         if let Some((cell, _)) = self.cells.lock().unwrap().get_mut(key)
             && Some(cell.tag) == swap.expected
         {
@@ -185,7 +185,7 @@ impl Store for Broken {
         Box::pin(async move { Ok(self.swap(swap).await) })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         let now = self.clock.now();
         let cell = self.cells.lock().unwrap().get(&self.name(*key)).map(|(cell, _)| cell.clone());
         let expired = |cell: &Cell| cell.keep_until.is_some_and(|until| until <= now);
@@ -201,11 +201,11 @@ impl Store for Broken {
 impl Inspect for Broken {
     fn page(
         &self,
-        after: Option<StoreKey>,
+        after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         let now = self.clock.now();
-        let after = |key: &StoreKey| match after {
+        let after = |key: &OperationId| match after {
             Some(after) if self.bug == Bug::PagesRepeatTheirFirstKey => *key >= after,
             Some(after) => *key > after,
             None => true,

@@ -10,12 +10,12 @@ use std::time::Duration;
 use hapax::exchange::{Claim, Claimed, Claiming, Completion, Holding, Next, Told, Writing, Wrote};
 use hapax::machine::{Act, Resolution, Resolve};
 use hapax::store::{Cell, Snapshot, Swap, Swapped};
-use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, State, StoreKey, Terms};
+use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, State, OperationId, Terms};
 use hapax_testkit::SeededEntropy;
 
 use database::{Database, Fate, Tx};
 
-const KEY: StoreKey = StoreKey::from_bytes([1; 32]);
+const KEY: OperationId = OperationId::from_bytes([1; 32]);
 const LEASE: Duration = Duration::from_micros(40);
 const RETENTION: Duration = Duration::from_micros(400);
 const STEPS: u32 = 400;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Clock, MemoryCapacity, MemoryStore, StoreError, StoreKey};
+use hapax::{Clock, MemoryCapacity, MemoryStore, StoreError, OperationId};
 use hapax_testkit::ManualClock;
 use hapax_testkit::faults::{FaultyRates, FaultyStore, Proxy, ProxyRates};
 use hapax_testkit::suite::{Fixture, inspect_rules, store_rules};
@@ -164,7 +164,7 @@ async fn the_suite_holds_for_a_store_that_fails() {
 #[tokio::test]
 async fn a_faulty_store_counts_what_it_does() {
     let store = Faulty(Arc::default()).open().await;
-    let key = StoreKey::from_bytes([1; 32]);
+    let key = OperationId::from_bytes([1; 32]);
     store.set(FaultyRates::default());
     store.set_down(true);
     let down = hapax::Store::load(&*store, &key).await;

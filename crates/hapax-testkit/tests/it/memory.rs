@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    State, Store, StoreError, StoreKey, Tag, Terms,
+    State, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
@@ -62,7 +62,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
     hapax::Entropy::fill(entropy, &mut key).unwrap();
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(lease) };
     let tag = Tag::fresh(entropy).unwrap();
-    Swap { key: StoreKey::from_bytes(key), expected: None, tag, draft }
+    Swap { id: OperationId::from_bytes(key), expected: None, tag, draft }
 }
 
 fn completion(entropy: &SeededEntropy, claim: &Swap, bytes: usize) -> Swap {

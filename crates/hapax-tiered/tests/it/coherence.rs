@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-use hapax::{MemoryStore, State, Store, StoreError, StoreKey};
+use hapax::{MemoryStore, State, Store, StoreError, OperationId};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::storm::Storm;
 use hapax_tiered::{MemoryCache, Options, Tiered};
@@ -51,7 +51,7 @@ impl Store for Far {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             self.travel().await;
             let seen = self.store.load(key).await;
@@ -87,11 +87,11 @@ async fn callers_cannot_tell_that_there_is_a_cache() {
 #[derive(Debug)]
 struct Naive {
     authority: Far,
-    cache: Mutex<HashMap<StoreKey, Snapshot>>,
+    cache: Mutex<HashMap<OperationId, Snapshot>>,
 }
 
 impl Naive {
-    fn saw(&self, key: StoreKey, seen: &Snapshot) {
+    fn saw(&self, key: OperationId, seen: &Snapshot) {
         if seen.cell.as_ref().is_some_and(|cell| matches!(cell.record.state, State::Done(_))) {
             self.cache.lock().unwrap().insert(key, seen.clone());
         }
@@ -101,7 +101,7 @@ impl Naive {
 impl Store for Naive {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
-            let key = swap.key;
+            let key = swap.id;
             if swap.expected.is_none()
                 && let Some(seen) = self.cache.lock().unwrap().get(&key)
             {
@@ -116,7 +116,7 @@ impl Store for Naive {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let seen = self.authority.load(key).await?;
             self.saw(*key, &seen);

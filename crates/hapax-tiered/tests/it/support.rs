@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    State, Store, StoreError, StoreKey, Tag, Terms, Timestamp,
+    State, Store, StoreError, OperationId, Tag, Terms, Timestamp,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
@@ -75,7 +75,7 @@ impl Store for Authority {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.store.load(key)
     }
 
@@ -111,17 +111,17 @@ impl Odd {
         self.asked.load(Ordering::SeqCst)
     }
 
-    pub(crate) async fn entry(&self, key: &StoreKey) -> Option<Bytes> {
+    pub(crate) async fn entry(&self, key: &OperationId) -> Option<Bytes> {
         self.cache.get(key).await.unwrap()
     }
 
-    pub(crate) async fn plant(&self, key: &StoreKey, entry: impl Into<Bytes>) {
+    pub(crate) async fn plant(&self, key: &OperationId, entry: impl Into<Bytes>) {
         self.cache.put(key, entry.into(), RETENTION).await.unwrap();
     }
 }
 
 impl Cache for Odd {
-    fn get<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
+    fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move {
             self.mood().await?;
             self.cache.get(key).await
@@ -130,7 +130,7 @@ impl Cache for Odd {
 
     fn put<'a>(
         &'a self,
-        key: &'a StoreKey,
+        key: &'a OperationId,
         entry: Bytes,
         life: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
@@ -140,7 +140,7 @@ impl Cache for Odd {
         })
     }
 
-    fn remove<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<(), CacheError>> {
+    fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move {
             self.mood().await?;
             match self.never_forgets.load(Ordering::SeqCst) {
@@ -171,8 +171,8 @@ impl World {
     }
 }
 
-pub(crate) fn key(of: u64) -> StoreKey {
-    StoreKey::from_bytes(wide(of))
+pub(crate) fn key(of: u64) -> OperationId {
+    OperationId::from_bytes(wide(of))
 }
 
 pub(crate) fn tag(of: u64) -> Tag {
@@ -195,7 +195,7 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: None };
-    Swap { key: key(of), expected: None, tag: tag(tagged), draft }
+    Swap { id: key(of), expected: None, tag: tag(tagged), draft }
 }
 
 /// What follows `swap`: its outcome is `outcome`, its tag is `next`.
@@ -212,7 +212,7 @@ pub(crate) fn release(swap: &Swap, next: u64) -> Swap {
 fn follow(swap: &Swap, next: u64, state: State, keep: Option<Duration>) -> Swap {
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-    Swap { key: swap.key, expected: Some(swap.tag), tag: tag(next), draft }
+    Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
 pub(crate) async fn stored(store: &dyn Store, swap: &Swap) {

@@ -10,7 +10,7 @@ use super::idempotency::Inner;
 use crate::exchange::{Claiming, Holding, Next, Replay, Writing, Wrote};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::Act;
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::Swap;
 
 /// Held-back writes sent at one time.
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 16;
 /// Everything held back, counted; outcomes among it can be replayed from here.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    outcomes: Mutex<HashMap<StoreKey, Arc<HeldOutcome>>>,
+    outcomes: Mutex<HashMap<OperationId, Arc<HeldOutcome>>>,
     size: watch::Sender<Size>,
     permits: Semaphore,
 }
@@ -53,7 +53,7 @@ impl Backlog {
         *self.size.borrow()
     }
 
-    pub(super) fn outcome(&self, key: &StoreKey) -> Option<Arc<HeldOutcome>> {
+    pub(super) fn outcome(&self, key: &OperationId) -> Option<Arc<HeldOutcome>> {
         self.lock().get(key).cloned()
     }
 
@@ -79,12 +79,12 @@ impl Backlog {
         Talking(Arc::clone(self))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<StoreKey, Arc<HeldOutcome>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<HeldOutcome>>> {
         // Nothing panics while it is held; and a map stays whole if something did.
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, key: StoreKey, bytes: usize, outcome: Option<HeldOutcome>) -> Entry {
+    fn enter(self: &Arc<Self>, key: OperationId, bytes: usize, outcome: Option<HeldOutcome>) -> Entry {
         let outcome = outcome.map(Arc::new);
         if let Some(outcome) = &outcome {
             self.lock().insert(key, Arc::clone(outcome));
@@ -114,7 +114,7 @@ impl Drop for Talking {
 #[derive(Debug)]
 struct Entry {
     backlog: Arc<Backlog>,
-    key: StoreKey,
+    key: OperationId,
     bytes: usize,
     outcome: Option<Arc<HeldOutcome>>,
 }
@@ -161,7 +161,7 @@ impl Inner {
     /// to answer copies from meanwhile.
     pub(super) fn hold_back(self: &Arc<Self>, held: Held, outcome: Option<HeldOutcome>) {
         // Entered before the task runs: from here on nobody sees it missing.
-        let entry = self.backlog.enter(*held.holding.key(), held.bytes(), outcome);
+        let entry = self.backlog.enter(*held.holding.id(), held.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
@@ -186,7 +186,7 @@ impl Inner {
     /// A claim that was given up while its last swap was unanswered: it may land later, so it is
     /// sent on until it is known, and what it owns is released.
     pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: Claiming, swap: Box<Swap>) {
-        let entry = self.backlog.enter(swap.key, 0, None);
+        let entry = self.backlog.enter(swap.id, 0, None);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let landed =

@@ -129,10 +129,10 @@ pub(super) async fn carry_on(
         match answer {
             Ok(swapped) => return Some(swapped),
             Err((error @ StoreError::Corrupt(_), _)) => {
-                tracing::error!(key = ?swap.key, %error, "a held-back write is given up");
+                tracing::error!(key = ?swap.id, %error, "a held-back write is given up");
                 return None;
             }
-            Err((error, _)) => tracing::debug!(key = ?swap.key, %error, "still held back"),
+            Err((error, _)) => tracing::debug!(key = ?swap.id, %error, "still held back"),
         }
         sleep(pause).await;
         pause = (pause * 2).min(LAST_PAUSE);

@@ -20,7 +20,7 @@ use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
 use crate::record::{FencingToken, Tag};
-use crate::scope::{Scope, StoreKey};
+use crate::scope::{Scope, OperationId};
 use crate::store::{Snapshot, StoreError};
 
 /// What is asked, as far as it must be told from another request under the same key.
@@ -142,7 +142,7 @@ impl Idempotency {
         request: &dyn Request,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
-        let key = self.store_key(scope, key);
+        let key = self.operation_id(scope, key);
         let described = self.inner.secret.is_some().then(|| request.description()).flatten();
         let request = &Keyed { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
@@ -199,7 +199,7 @@ fn until(moment: Instant) -> Duration {
 #[derive(Clone, Debug)]
 struct Call {
     inner: Arc<Inner>,
-    key: StoreKey,
+    key: OperationId,
     claim: exchange::Claim,
     deadline: Option<Instant>,
 }
@@ -462,7 +462,7 @@ impl Question {
 
     /// Returns the operation id: the name of scope and key, and of the record in the store.
     #[must_use]
-    pub const fn id(&self) -> StoreKey {
+    pub const fn id(&self) -> OperationId {
         self.call.key
     }
 

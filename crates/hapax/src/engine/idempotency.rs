@@ -17,7 +17,7 @@ use crate::entropy::{Entropy, SystemEntropy};
 use crate::exchange::{Executions, Resolved, Writing, Wrote};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
-use crate::scope::{Scope, StoreKey};
+use crate::scope::{Scope, OperationId};
 use crate::secret::Secret;
 use crate::store::{Notify, Snapshot, Store, StoreError};
 
@@ -99,7 +99,7 @@ impl Inner {
     }
 
     /// Loads what is there, within the time that the store may take.
-    pub(super) async fn look(&self, key: &StoreKey) -> Result<Snapshot, StoreError> {
+    pub(super) async fn look(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let look = async {
             // A record may be of any size. A closed semaphore would bound nothing.
             let _turn = self.turns.acquire().await;
@@ -139,8 +139,8 @@ impl Idempotency {
 
     /// The name under which the store keeps `key` of `scope`.
     #[must_use]
-    pub fn store_key(&self, scope: &Scope, key: &Key) -> StoreKey {
-        StoreKey::derive(self.inner.secret.as_ref(), scope, key)
+    pub fn operation_id(&self, scope: &Scope, key: &Key) -> OperationId {
+        OperationId::derive(self.inner.secret.as_ref(), scope, key)
     }
 
     /// Returns a short keyed hash of a caller's credential, for operators; `None` without a secret.
@@ -161,7 +161,7 @@ impl Idempotency {
     pub async fn choose(&self, scope: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
         let inner = &self.inner;
         let [previous, current] = key.candidates();
-        let record = self.store_key(scope, previous);
+        let record = self.operation_id(scope, previous);
         if inner.backlog.outcome(&record).is_some() {
             return Ok(previous.clone());
         }
@@ -201,7 +201,7 @@ impl Idempotency {
     ///
     /// # Errors
     /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
-    pub async fn resolve(&self, key: StoreKey, resolve: Resolve) -> Result<Resolved, ClaimError> {
+    pub async fn resolve(&self, key: OperationId, resolve: Resolve) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let talking = inner.backlog.talking();
         let task = inner.runtime.clone().spawn(async move {

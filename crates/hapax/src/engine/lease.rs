@@ -20,7 +20,7 @@ use crate::exchange::{Holding, Replay, Wrote};
 use crate::key::Key;
 use crate::machine::Act;
 use crate::record::{FencingToken, Outcome, Record, Terms};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 
 /// Why an ending was not recorded, or not yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ pub struct LeaseHandle {
 
 pub(super) struct Shared {
     pub(super) inner: Arc<Inner>,
-    pub(super) key: StoreKey,
+    pub(super) key: OperationId,
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
@@ -105,7 +105,7 @@ impl Lease {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
         let shared = Shared {
             inner: Arc::clone(inner),
-            key: *holding.key(),
+            key: *holding.id(),
             fence: holding.fence(),
             attempt: holding.attempt(),
             terms: holding.terms(),

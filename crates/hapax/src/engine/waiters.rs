@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::idempotency::Inner;
 use crate::record::{State, Tag};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::{BoxFuture, Notify, Snapshot};
 
 /// How often a process looks at a key for which copies wait.
@@ -34,7 +34,7 @@ pub(super) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Keys {
-    by_key: HashMap<StoreKey, Crowd>,
+    by_key: HashMap<OperationId, Crowd>,
     waiting: usize,
 }
 
@@ -56,7 +56,7 @@ impl Waiters {
     }
 
     /// Joins those who wait for `key`; `None` when there are too many.
-    pub(super) fn register(self: &Arc<Self>, key: StoreKey) -> Option<Waiter> {
+    pub(super) fn register(self: &Arc<Self>, key: OperationId) -> Option<Waiter> {
         let mut keys = self.lock();
         if keys.waiting >= self.in_all {
             return None;
@@ -82,7 +82,7 @@ impl Waiters {
     }
 
     /// Wakes those who wait for `key`, with what was seen of it.
-    pub(super) fn wake(&self, key: &StoreKey, seen: Option<Snapshot>) {
+    pub(super) fn wake(&self, key: &OperationId, seen: Option<Snapshot>) {
         if let Some(crowd) = self.lock().by_key.get(key) {
             crowd.news.send_replace(seen.map(Arc::new));
         }
@@ -98,7 +98,7 @@ impl Waiters {
 #[derive(Debug)]
 pub(super) struct Waiter {
     waiters: Arc<Waiters>,
-    key: StoreKey,
+    key: OperationId,
     news: watch::Receiver<News>,
     poller: Arc<tokio::sync::Mutex<()>>,
 }
@@ -175,7 +175,7 @@ impl Drop for Waiter {
 }
 
 /// Never resolves where the store does not tell.
-fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a StoreKey) -> BoxFuture<'a, ()> {
+fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFuture<'a, ()> {
     notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 

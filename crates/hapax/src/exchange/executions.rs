@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Claiming, Holding};
 use crate::machine::{Local, runs_here};
 use crate::record::{Grant, State};
-use crate::scope::StoreKey;
+use crate::scope::OperationId;
 use crate::store::{Cell, Snapshot};
 
 /// A registry of the executions under way in one process, and of the claims that may become one.
@@ -19,7 +19,7 @@ use crate::store::{Cell, Snapshot};
 /// process that stood still makes a lease lapse, but no second execution beside the first.
 #[derive(Clone, Default)]
 pub struct Executions {
-    keys: Arc<Mutex<HashMap<StoreKey, Vec<Local>>>>,
+    keys: Arc<Mutex<HashMap<OperationId, Vec<Local>>>>,
 }
 
 impl fmt::Debug for Executions {
@@ -31,29 +31,29 @@ impl fmt::Debug for Executions {
 impl Executions {
     /// Returns whether an execution of `key` is under way: its claim was answered.
     #[must_use]
-    pub fn executes(&self, key: &StoreKey) -> bool {
+    pub fn executes(&self, key: &OperationId) -> bool {
         self.lock().get(key).is_some_and(|locals| locals.iter().any(|local| local.executes))
     }
 
     /// Returns whether `seen` is the record of an execution under way here, or lacks the record of
     /// one.
     #[must_use]
-    pub fn runs(&self, key: &StoreKey, seen: &Snapshot) -> bool {
+    pub fn runs(&self, key: &OperationId, seen: &Snapshot) -> bool {
         self.lock().get(key).is_some_and(|locals| runs_here(seen, locals, &[]))
     }
 
     /// Returns the executions and claims under way for `key`.
-    pub(super) fn of(&self, key: &StoreKey) -> Vec<Local> {
+    pub(super) fn of(&self, key: &OperationId) -> Vec<Local> {
         self.lock().get(key).cloned().unwrap_or_default()
     }
 
     /// Enters a claim, until what is returned is dropped.
-    pub(super) fn enter(&self, key: StoreKey, grant: Grant) -> Arc<Entered> {
+    pub(super) fn enter(&self, key: OperationId, grant: Grant) -> Arc<Entered> {
         self.lock().entry(key).or_default().push(Local { grant, executes: false });
         Arc::new(Entered { executions: self.clone(), key, grant })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, Vec<Local>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<Local>>> {
         // Each change is one call of a collection: the map stays whole if something panicked.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,7 +62,7 @@ impl Executions {
 /// One claim or execution in the registry; leaves it when dropped.
 pub(super) struct Entered {
     executions: Executions,
-    key: StoreKey,
+    key: OperationId,
     grant: Grant,
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Policy, Store, StoreError,
-    StoreKey, Timestamp,
+    OperationId, Timestamp,
 };
 use hapax_http::Body;
 use hapax_http::server::{
@@ -344,7 +344,7 @@ impl Store for Moody {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             self.ready().await?;
             self.inner.load(key).await

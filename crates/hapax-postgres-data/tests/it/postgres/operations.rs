@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
 use hapax_postgres_data::{
-    Column, DataError, Operation, OperationId, Operations, Pooled, Retried, Retry, RetryError,
+    Column, DataError, Operation, UpdateId, Operations, Pooled, Retried, Retry, RetryError,
     Table, VersionedRows,
 };
 use hapax_testkit::faults::Proxy;
@@ -95,7 +95,7 @@ async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
     let here = client(server).await;
-    let asked = |cents: u64| OperationId::from("o").asking(&json!({"add": cents})).unwrap();
+    let asked = |cents: u64| UpdateId::from("o").for_request(&json!({"add": cents})).unwrap();
     let told: Operation<Value> =
         operations.update(&here, asked(1), 0, &counter("a", 1)).await.unwrap();
     assert_eq!(told, Operation::Applied { version: 1 });

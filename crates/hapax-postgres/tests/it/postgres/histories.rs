@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Store, StoreError, StoreKey};
+use hapax::{Store, StoreError, OperationId};
 use hapax_postgres::PostgresStore;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::PostgresServer;
@@ -153,7 +153,7 @@ impl Store for Optimist {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.0.load(key)
     }
 

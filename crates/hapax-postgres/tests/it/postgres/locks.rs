@@ -122,7 +122,7 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
     let mut together = JoinSet::new();
     for swap in [claim(3), stuck.clone(), free] {
         let store = Arc::clone(&store);
-        together.spawn(async move { (swap.key, store.swap(swap).await) });
+        together.spawn(async move { (swap.id, store.swap(swap).await) });
     }
     for (key, answer) in together.join_all().await {
         if key == stuck.key {

@@ -85,7 +85,7 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
     for (swap, keep) in entered.iter().zip([Some(Duration::from_secs(86_400)), None, Some(SHORT)]) {
         let mut next = complete(swap, u64::from_be_bytes([9; 8]), b"yes");
         next.draft.keep = keep;
-        next.tag = tag(u64::from(swap.key.as_bytes()[0]) + 500);
+        next.tag = tag(u64::from(swap.id.as_bytes()[0]) + 500);
         stored(&*store, &next).await;
     }
     wait(&*store, SHORT).await;

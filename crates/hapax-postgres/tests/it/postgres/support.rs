@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::{Cell, Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, State, Store, StoreError, StoreKey, Tag, Terms,
+    Request, Scheme, Scope, State, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -37,8 +37,8 @@ pub(crate) async fn connect_within(options: Options) -> PostgresStore {
     }
 }
 
-pub(crate) fn key(of: u64) -> StoreKey {
-    StoreKey::from_bytes(wide(of))
+pub(crate) fn key(of: u64) -> OperationId {
+    OperationId::from_bytes(wide(of))
 }
 
 pub(crate) fn tag(of: u64) -> Tag {
@@ -61,7 +61,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         state: State::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
-    Swap { key: key(of), expected: None, tag: tag(of), draft }
+    Swap { id: key(of), expected: None, tag: tag(of), draft }
 }
 
 /// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
@@ -69,7 +69,7 @@ pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
     let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
-    Swap { key: swap.key, expected: Some(swap.tag), tag: tag(next), draft }
+    Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
 pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {

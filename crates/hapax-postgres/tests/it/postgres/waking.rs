@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use hapax::transaction::{Ended, Ending, InDatabase, Ran};
-use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, OperationId};
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use super::support::{ask, at, by, claim, complete, key, own, policy, stored};
 const SOON: Duration = Duration::from_secs(60);
 
 /// The key that the tests write.
-static ONE: LazyLock<StoreKey> = LazyLock::new(|| key(1));
+static ONE: LazyLock<OperationId> = LazyLock::new(|| key(1));
 
 async fn listening(server: &PostgresServer) -> Arc<PostgresStore> {
     Arc::new(PostgresStore::connect(at(server).listen(true)).await.unwrap())
@@ -61,7 +61,7 @@ async fn a_commit_by_another_process_is_heard_of() {
     let (here, there) = (listening(&server).await, listening(&server).await);
     let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build();
     let lease = own(&engine, 1, &policy(OnUnknown::Block)).await;
-    let key = engine.store_key(&hapax::Scope::shared(), &super::support::named(1));
+    let key = engine.operation_id(&hapax::Scope::shared(), &super::support::named(1));
     let mut written = here.written(&key);
     hears_of(&there, 1).await;
     if timeout(Duration::from_millis(1), &mut written).await.is_ok() {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, StoreKey};
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, OperationId};
 use hapax_redis::RedisStore;
 use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
@@ -13,7 +13,7 @@ use super::support::{ask, at, claim, complete, connect, connect_within, key, own
 const SOON: Duration = Duration::from_secs(60);
 
 /// The key that the tests write.
-static ONE: LazyLock<StoreKey> = LazyLock::new(|| key(1));
+static ONE: LazyLock<OperationId> = LazyLock::new(|| key(1));
 
 /// Waits until what is wanted is subscribed to: the first news is that.
 async fn listen(store: &RedisStore, of: u64) {
@@ -109,7 +109,7 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
         .expect("it waits");
         let channel = format!(
             "hapax:{}",
-            there.store_key(&hapax::Scope::shared(), &super::support::named(of))
+            there.operation_id(&hapax::Scope::shared(), &super::support::named(of))
         );
         let subscribed =
             async { while !server.command("PUBSUB CHANNELS *").await.contains(&channel) {} };

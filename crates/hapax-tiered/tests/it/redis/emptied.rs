@@ -25,7 +25,7 @@ impl hapax::Store for Both {
 
     fn load<'a>(
         &'a self,
-        key: &'a hapax::StoreKey,
+        key: &'a hapax::OperationId,
     ) -> hapax::store::BoxFuture<'a, Result<hapax::store::Snapshot, hapax::StoreError>> {
         self.tiered.load(key)
     }

@@ -130,7 +130,7 @@ impl<T, E> Function<T, E> {
     }
 
     /// The scope that a caller's becomes by this function's name. With it
-    /// [`Idempotency::store_key`] names the record of a call, as operators see it.
+    /// [`Idempotency::operation_id`] names the record of a call, as operators see it.
     #[must_use]
     pub fn scope(&self, caller: &Scope) -> Scope {
         match &self.declared.name {

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use hapax::{
-    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, State, StoreKey, Tag, codec,
+    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, State, OperationId, Tag, codec,
 };
 
 use super::strategy::sample;
@@ -42,7 +42,7 @@ fn seals_are_opened_and_made_as_ever() {
             Ok(())
         }
     }
-    let (key, tag) = (StoreKey::from_bytes([0x11; 32]), Tag::from_bytes([0x22; 16]));
+    let (key, tag) = (OperationId::from_bytes([0x11; 32]), Tag::from_bytes([0x22; 16]));
     let keyed = Sealer::keyed(&Secret::new([0x33; 32]));
     for (name, sealer) in [("checksum", Sealer::checksum()), ("keyed", keyed)] {
         let sealed = sealer.seal(&key, tag, &sample(), &Counting).unwrap();

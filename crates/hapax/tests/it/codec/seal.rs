@@ -1,9 +1,9 @@
-use hapax::{Entropy, EntropyError, SealError, Sealer, Secret, StoreKey, SystemEntropy, Tag};
+use hapax::{Entropy, EntropyError, SealError, Sealer, Secret, OperationId, SystemEntropy, Tag};
 use proptest::prelude::*;
 
 use super::strategy::{record, sample};
 
-const KEY: StoreKey = StoreKey::from_bytes([1; 32]);
+const KEY: OperationId = OperationId::from_bytes([1; 32]);
 const TAG: Tag = Tag::from_bytes([2; 16]);
 
 fn secret(of: u8) -> Secret {
@@ -17,7 +17,7 @@ fn sealers() -> [Sealer; 2] {
 proptest! {
     #[test]
     fn what_is_sealed_opens(record in record(), key: [u8; 32], tag: [u8; 16]) {
-        let (key, tag) = (StoreKey::from_bytes(key), Tag::from_bytes(tag));
+        let (key, tag) = (OperationId::from_bytes(key), Tag::from_bytes(tag));
         for sealer in sealers() {
             let sealed = sealer.seal(&key, tag, &record, &SystemEntropy).unwrap();
             prop_assert_eq!(sealer.open(&key, tag, &sealed), Ok(record.clone()));
@@ -49,7 +49,7 @@ proptest! {
 fn a_record_belongs_to_one_cell_and_one_write() {
     for sealer in sealers() {
         let sealed = sealer.seal(&KEY, TAG, &sample(), &SystemEntropy).unwrap();
-        let elsewhere = StoreKey::from_bytes([9; 32]);
+        let elsewhere = OperationId::from_bytes([9; 32]);
         let later = Tag::from_bytes([9; 16]);
         assert_eq!(sealer.open(&elsewhere, TAG, &sealed), Err(SealError::Broken));
         assert_eq!(sealer.open(&KEY, later, &sealed), Err(SealError::Broken));

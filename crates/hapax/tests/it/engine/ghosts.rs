@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     ClaimError, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
-    StoreKey,
+    OperationId,
 };
 use tokio::time::Instant;
 
@@ -43,7 +43,7 @@ impl Store for Haunted {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a StoreKey) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.memory.load(key)
     }
 

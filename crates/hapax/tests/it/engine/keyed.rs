@@ -3,7 +3,7 @@
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
     Claim, ClaimError, Fingerprint, Grant, Idempotency, Outcome, Record, Request, Scheme, Scope,
-    Secret, State, Store, StoreKey, SystemEntropy, Tag,
+    Secret, State, Store, OperationId, SystemEntropy, Tag,
 };
 
 use super::{Text, World, claim, key, outcome, reexecute};
@@ -19,7 +19,7 @@ fn plain(text: &'static str) -> Fingerprint {
     Text(text).fingerprint(&Text(text).scheme()).unwrap()
 }
 
-async fn stored(world: &World, id: &StoreKey) -> Record {
+async fn stored(world: &World, id: &OperationId) -> Record {
     world.store.load(id).await.unwrap().cell.unwrap().record
 }
 
@@ -28,7 +28,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     let world = World::new();
     let process = process(&world);
     let Claim::Execute(lease) = claim(&process, "a", &reexecute()).await else { panic!() };
-    let record = stored(&world, &process.store_key(&Scope::shared(), &key())).await;
+    let record = stored(&world, &process.operation_id(&Scope::shared(), &key())).await;
     assert_eq!(record.scheme.as_str(), "keyed/1;text/2");
     assert_eq!(record.scheme.of_request(), "text/2");
     assert_ne!(record.fingerprint, plain("a"));
@@ -37,7 +37,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     // Another secret gives another one, so that nothing is learnt from two stores.
     let other = Idempotency::builder(world.store.clone()).secret(Secret::new([8; 32])).build();
     assert!(matches!(claim(&other, "a", &reexecute()).await, Claim::Execute(_)));
-    let others = stored(&world, &other.store_key(&Scope::shared(), &key())).await;
+    let others = stored(&world, &other.operation_id(&Scope::shared(), &key())).await;
     assert_ne!(others.fingerprint, record.fingerprint);
 
     lease.complete(outcome("done"), None).await.unwrap();
@@ -46,7 +46,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
 }
 
 /// Puts a record of the request "a" there.
-async fn put(world: &World, id: StoreKey, scheme: &str) {
+async fn put(world: &World, id: OperationId, scheme: &str) {
     let grant = Grant::fresh(&SystemEntropy).unwrap();
     let record = Record {
         scheme: Scheme::new(scheme).unwrap(),
@@ -62,14 +62,14 @@ async fn put(world: &World, id: StoreKey, scheme: &str) {
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);
     let draft = Draft { record, stamp, lease, keep: Some(LEASE) };
     let tag = Tag::fresh(&SystemEntropy).unwrap();
-    world.store.swap(Swap { key: id, expected: None, tag, draft }).await.unwrap();
+    world.store.swap(Swap { id, expected: None, tag, draft }).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_is_hashed_as_its_record_says() {
     let world = World::new();
     let process = process(&world);
-    put(&world, process.store_key(&Scope::shared(), &key()), "text/2").await;
+    put(&world, process.operation_id(&Scope::shared(), &key()), "text/2").await;
     assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Replay(_)));
     assert!(matches!(claim(&process, "b", &reexecute()).await, Claim::Mismatch));
 }
@@ -78,7 +78,7 @@ async fn a_retry_is_hashed_as_its_record_says() {
 async fn without_the_secret_a_keyed_record_is_neither_executed_nor_answered() {
     let world = World::new();
     let process = world.process();
-    put(&world, process.store_key(&Scope::shared(), &key()), "keyed/1;text/2").await;
+    put(&world, process.operation_id(&Scope::shared(), &key()), "keyed/1;text/2").await;
     let claimed = process.claim(&Scope::shared(), &key(), &Text("a"), &reexecute()).await;
     assert!(matches!(claimed, Err(ClaimError::UnknownScheme)), "{claimed:?}");
 }

@@ -112,7 +112,7 @@ async fn what_is_unknown_is_blocked_until_an_operator_says() {
     assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown { .. }));
     let resolution = Resolution::Happened(outcome("seen in the ledger"));
     let resolve = Resolve { expected: fence, force: false, forget: false, resolution, note: None };
-    let store_key = process.store_key(&Scope::shared(), &key());
+    let store_key = process.operation_id(&Scope::shared(), &key());
     process.resolve(store_key, resolve).await.unwrap();
     assert_eq!(replayed(&process).await, outcome("seen in the ledger"));
 }

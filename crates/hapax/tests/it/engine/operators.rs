@@ -3,13 +3,13 @@
 use hapax::exchange::{Next, Resolved, Writing, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Swapped;
-use hapax::{FencingToken, Scope, State, Store, StoreKey, SystemEntropy};
+use hapax::{FencingToken, Scope, State, Store, OperationId, SystemEntropy};
 
 use super::faults::Mode;
 use super::{World, key, outcome, own, reexecute};
 
-fn store_key(world: &World) -> StoreKey {
-    world.process().store_key(&Scope::shared(), &key())
+fn operation_id(world: &World) -> OperationId {
+    world.process().operation_id(&Scope::shared(), &key())
 }
 
 const fn whatever_it_is(expected: FencingToken) -> Resolve {
@@ -33,11 +33,11 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
     let lease = own(&process, &reexecute()).await;
     let fence = lease.fence();
     lease.complete(outcome("done"), None).await.unwrap();
-    let (store_key, sent) = (store_key(&world), world.store.swaps());
+    let (operation_id, sent) = (operation_id(&world), world.store.swaps());
     world.store.set(Mode::LosesReplies);
     let resolving =
         tokio::spawn(
-            async move { process.resolve(store_key, whatever_it_is(fence)).await.unwrap() },
+            async move { process.resolve(operation_id, whatever_it_is(fence)).await.unwrap() },
         );
     world.store.asked(sent + 2).await;
     world.store.set(Mode::Well);
@@ -50,7 +50,7 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
 async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
     let world = World::new();
     let lease = own(&world.process(), &reexecute()).await;
-    let (key, fence) = (store_key(&world), lease.fence());
+    let (key, fence) = (operation_id(&world), lease.fence());
     let seen = world.store.load(&key).await.unwrap();
     let resolve = whatever_it_is(fence);
     let (mut writing, next) = Writing::resolve(key, seen, resolve, &SystemEntropy).unwrap();
@@ -72,7 +72,7 @@ async fn who_is_refused_is_told_for_what() {
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
     let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
-    let resolved = process.resolve(store_key(&world), resolve).await.unwrap();
+    let resolved = process.resolve(operation_id(&world), resolve).await.unwrap();
     assert_eq!(resolved.wrote, Wrote::Refused);
     assert_eq!(was(resolved), State::InFlight);
     assert!(lease.complete(outcome("done"), None).await.is_ok());

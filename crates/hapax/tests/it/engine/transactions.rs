@@ -83,7 +83,7 @@ impl Transactions for Database {
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, TxError>> {
         Box::pin(async move {
-            let seen = self.store.load(&swap.key).await.unwrap();
+            let seen = self.store.load(&swap.id).await.unwrap();
             if seen.cell.as_ref().map(|cell| cell.tag) != swap.expected {
                 return Ok(Swapped::Conflict(seen));
             }
@@ -229,7 +229,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let running = tokio::spawn(async move { lease.transact(&within, going).await });
         sleep(Duration::from_secs(1)).await;
         let operator = world.elsewhere().process();
-        let id = process.store_key(&Scope::shared(), &key());
+        let id = process.operation_id(&Scope::shared(), &key());
         operator.resolve(id, resolve).await.unwrap();
         world.store.set(Mode::Well);
         match (running.await.unwrap(), expected) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::machine::Hook;
 use hapax::store::BoxFuture;
-use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, StoreKey};
+use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, OperationId};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -145,7 +145,7 @@ async fn one_process_polls_a_key_once_for_all_its_copies() {
 struct Bell(tokio::sync::Notify);
 
 impl Notify for Bell {
-    fn written<'a>(&'a self, _: &'a StoreKey) -> BoxFuture<'a, ()> {
+    fn written<'a>(&'a self, _: &'a OperationId) -> BoxFuture<'a, ()> {
         Box::pin(self.0.notified())
     }
 }

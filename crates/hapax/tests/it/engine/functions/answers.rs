@@ -200,7 +200,7 @@ async fn functions_of_different_names_do_not_answer_for_each_other() {
     assert_eq!((one.value, two.value, two.replayed), (1, 2, false));
     // Where operators find them.
     assert_ne!(charge.scope(&scope), mail.scope(&scope));
-    let record = process.store_key(&charge.scope(&scope), &key());
+    let record = process.operation_id(&charge.scope(&scope), &key());
     assert!(process.store().load(&record).await.unwrap().cell.is_some());
 }
 

@@ -167,7 +167,7 @@ async fn who_asked_waits_for_who_came_before_the_answer() {
     let operator = async {
         settle().await;
         let process = world.process();
-        let record = process.store_key(&charge.scope(&Scope::shared()), &key());
+        let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
         let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
         let resolution = Resolution::DidNotHappen;
         let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
@@ -206,6 +206,6 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     assert_eq!(keys[0], keys[3], "the same whenever it executes");
     assert_eq!(asked.lock().unwrap().as_ref(), Some(&keys[0]));
     assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
-    let record = world.process().store_key(&charge.scope(&Scope::of([("customer", "a")])), &key());
+    let record = world.process().operation_id(&charge.scope(&Scope::of([("customer", "a")])), &key());
     assert_ne!(keys[0].as_str(), record.to_string());
 }
