@@ -48,10 +48,10 @@ fn round_trip(u: &mut Unstructured<'_>) -> Result<()> {
     assert!(sealer.open(&key, tag, &sealed[..at]).is_err(), "may be cut at {at}");
     assert!(sealer.open(&key, tag, &[&sealed[..], &[flip]].concat()).is_err(), "may grow");
 
-    let (mut cell, mut write) = (*key.as_bytes(), *tag.as_bytes());
-    cell[at % 32] ^= flip;
+    let (mut stored, mut write) = (*key.as_bytes(), *tag.as_bytes());
+    stored[at % 32] ^= flip;
     write[at % 16] ^= flip;
-    assert!(sealer.open(&OperationId::from_bytes(cell), tag, &sealed).is_err(), "may be moved");
+    assert!(sealer.open(&OperationId::from_bytes(stored), tag, &sealed).is_err(), "may be moved");
     assert!(sealer.open(&key, Tag::from_bytes(write), &sealed).is_err(), "may be put back");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
-use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, State, Terms};
+use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
 
 /// Any record that can be written.
 pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
@@ -27,13 +27,13 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
         checkpoint: Option::<Vec<u8>>::arbitrary(u)?.map(Into::into),
         notes: Notes { description: note(u, MAX_DESCRIPTION)?, decision: note(u, MAX_DECISION)? },
         state: match u.int_in_range(0..=3)? {
-            0 => State::InFlight,
-            1 => State::Unknown {
+            0 => RecordState::InFlight,
+            1 => RecordState::Unknown {
                 seen: if u.arbitrary()? { Some(outcome(u)?) } else { None },
                 asking: u.arbitrary()?,
             },
-            2 => State::Done(outcome(u)?),
-            _ => State::Released,
+            2 => RecordState::Done(outcome(u)?),
+            _ => RecordState::Released,
         },
     })
 }

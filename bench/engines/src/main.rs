@@ -19,7 +19,7 @@ use engine::Failure;
 use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, OperationId, SystemEntropy,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, SystemEntropy,
     Tag, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
@@ -291,7 +291,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
     let claim = claim()?;
     let outcome = Outcome::new("bench/1", vec![b'x'; ANSWER]);
-    let record = Record { state: State::Done(outcome), ..claim.draft.record.clone() };
+    let record = Record { state: RecordState::Done(outcome), ..claim.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, ..claim.draft };
     let (key, expected, tag) = (claim.id, Some(claim.tag), Tag::fresh(&SystemEntropy)?);
     let done = Swap { id: key, expected, tag, draft };
@@ -317,7 +317,7 @@ fn claim() -> Result<Swap, Failure> {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
     let tag = Tag::fresh(&SystemEntropy)?;

@@ -13,7 +13,7 @@ use hapax::store::{Stamp, Stamped};
 use hapax::{FencingToken, StoreError, OperationId, Tag, Timestamp};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
-use crate::cell::{Columns, Damaged, Epoch, NEVER, SMALL, Seen};
+use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
 use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
 use crate::error::EmbeddedError;
 
@@ -36,7 +36,7 @@ pub(crate) struct SwapJob {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Stored(Stamped),
-    Conflict { now: Timestamp, cell: Option<Seen> },
+    Conflict { now: Timestamp, stored: Option<SealedRead> },
 }
 
 /// What a batch goes by.
@@ -124,8 +124,8 @@ impl<'t> Batch<'t> {
             return Ok(Ok(Answer::Stored(columns.stamped(now, terms.epoch))));
         }
         if found.map(|columns| columns.tag) != job.expected {
-            let cell = self.raw(&job.key)?;
-            return Ok(Ok(Answer::Conflict { now, cell }));
+            let stored = self.raw(&job.key)?;
+            return Ok(Ok(Answer::Conflict { now, stored }));
         }
         if terms.no_writes {
             return Ok(Err(StoreError::unavailable(EmbeddedError::NoRoom)));
@@ -262,11 +262,11 @@ impl<'t> Batch<'t> {
         Ok(found.map(|found| Columns::read(key, found.value()).map(|(columns, _)| columns)))
     }
 
-    fn raw(&self, key: &OperationId) -> Result<Option<Seen>, StorageError> {
+    fn raw(&self, key: &OperationId) -> Result<Option<SealedRead>, StorageError> {
         let found = self.cells.get(key.as_bytes())?;
         Ok(found.and_then(|found| {
             let (columns, sealed) = Columns::read(key, found.value()).ok()?;
-            Some(Seen::copy(columns, sealed, SMALL))
+            Some(SealedRead::copy(columns, sealed, SMALL))
         }))
     }
 

@@ -6,14 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax::machine::{Act, Event, Holder, Step, step};
-use hapax::store::{Cell, Snapshot};
-use hapax::{KeyRing, Sealer, State, OperationId, SystemEntropy, Tag, Timestamp};
+use hapax::store::{StoredRecord, Snapshot};
+use hapax::{KeyRing, Sealer, RecordState, OperationId, SystemEntropy, Tag, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 use crate::backing::{FileBacking, sync_directory};
 use crate::batch::entry;
 use crate::blocks::Damages;
-use crate::cell::{Columns, NEVER};
+use crate::record::{Columns, NEVER};
 use crate::database::{self, CELLS, CHECK, DUE, NAMES, NUMBERS, guarded};
 use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
@@ -284,13 +284,13 @@ fn abandoned(
         Columns::read(&name, stored).map_err(|error| unreadable(error.to_string()))?;
     let record =
         sealer.open(&name, columns.tag, sealed).map_err(|error| unreadable(error.to_string()))?;
-    if record.state != State::InFlight {
+    if record.state != RecordState::InFlight {
         return Ok(None);
     }
     let holder = Holder { grant: record.grant, life: record.life };
     let Columns { tag, fence, lease_until, .. } = columns;
-    let cell = Cell { tag, fence, lease_until, keep_until: None, record };
-    let seen = Snapshot { now: Timestamp::default(), cell: Some(cell) };
+    let stored = StoredRecord { tag, fence, lease_until, keep_until: None, record };
+    let seen = Snapshot { now: Timestamp::default(), stored: Some(stored) };
     let Step::Write(draft) = step(&seen, &Event::Hold(holder, Act::Abandon { seen: None })) else {
         return Ok(None);
     };

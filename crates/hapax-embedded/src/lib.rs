@@ -56,7 +56,7 @@
 mod backing;
 mod batch;
 mod blocks;
-mod cell;
+mod record;
 mod copy;
 mod database;
 mod error;

@@ -7,7 +7,7 @@ use futures_channel::oneshot;
 use hapax::{StoreError, OperationId, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
 
-use crate::cell::{Columns, RawCell, Seen};
+use crate::record::{Columns, SealedRecord, SealedRead};
 use crate::database::{CELLS, guarded};
 use crate::error::{EmbeddedError, unchanged};
 use crate::shared::{Shared, name};
@@ -32,18 +32,18 @@ pub(crate) enum ReadJob {
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
-type Found = Result<RawCell, StoreError>;
+type Found = Result<SealedRecord, StoreError>;
 
 #[derive(Debug)]
 pub(crate) struct RawSnapshot {
     pub(crate) now: Timestamp,
-    pub(crate) cell: Option<Result<Seen, StoreError>>,
+    pub(crate) stored: Option<Result<SealedRead, StoreError>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct RawPage {
     pub(crate) now: Timestamp,
-    pub(crate) cells: Vec<(OperationId, Found)>,
+    pub(crate) records: Vec<(OperationId, Found)>,
     pub(crate) more: bool,
 }
 
@@ -86,13 +86,13 @@ fn load(
     key: &OperationId,
     room: usize,
 ) -> Result<RawSnapshot, redb::Error> {
-    let cells = begin(database)?.open_table(CELLS)?;
-    let found = cells.get(name(key))?;
-    let cell = found.map(|found| {
+    let records = begin(database)?.open_table(CELLS)?;
+    let found = records.get(name(key))?;
+    let stored = found.map(|found| {
         let (columns, sealed) = Columns::read(key, found.value()).map_err(StoreError::corrupt)?;
-        Ok(Seen::copy(columns, sealed, room))
+        Ok(SealedRead::copy(columns, sealed, room))
     });
-    Ok(RawSnapshot { now: shared.clock.now(), cell })
+    Ok(RawSnapshot { now: shared.clock.now(), stored })
 }
 
 fn page(
@@ -102,31 +102,31 @@ fn page(
     limit: u32,
 ) -> Result<RawPage, redb::Error> {
     let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(*name(key)));
-    let (mut cells, mut bytes) = (Vec::new(), 0);
+    let (mut records, mut bytes) = (Vec::new(), 0);
     let now = shared.clock.now();
     let more = each(database, from, |key, stored| {
-        if cells.len() >= limit as usize || bytes >= PAGE_BYTES {
+        if records.len() >= limit as usize || bytes >= PAGE_BYTES {
             return false;
         }
         let key = OperationId::from_bytes(*key);
         bytes += stored.len();
         let found = Columns::read(&key, stored).map_err(StoreError::corrupt);
-        let whole = |(columns, sealed): (_, &[u8])| RawCell { columns, sealed: sealed.to_vec() };
-        cells.push((key, found.map(whole)));
+        let whole = |(columns, sealed): (_, &[u8])| SealedRecord { columns, sealed: sealed.to_vec() };
+        records.push((key, found.map(whole)));
         true
     });
     match more {
-        Ok(more) => Ok(RawPage { now, cells, more }),
+        Ok(more) => Ok(RawPage { now, records, more }),
         // What was read is a page; the next one begins with the damage.
-        Err(redb::Error::Corrupted(_)) if !cells.is_empty() => {
-            Ok(RawPage { now, cells, more: true })
+        Err(redb::Error::Corrupted(_)) if !records.is_empty() => {
+            Ok(RawPage { now, records, more: true })
         }
         // One error stands for the records that cannot be read.
         Err(redb::Error::Corrupted(text)) => {
             let last = past_damage(database, from)?;
             let error = unchanged(StorageError::Corrupted(text));
             let key = OperationId::from_bytes(last.unwrap_or([0xff; 32]));
-            Ok(RawPage { now, cells: vec![(key, Err(error))], more: last.is_some() })
+            Ok(RawPage { now, records: vec![(key, Err(error))], more: last.is_some() })
         }
         Err(error) => Err(error),
     }

@@ -20,7 +20,7 @@ use redb::backends::FileBackend;
 
 use crate::backing::{Backing, Disk};
 use crate::blocks::{Blocks, Damages, FetchError};
-use crate::cell::Columns;
+use crate::record::Columns;
 use crate::copy::{Copy, Marks};
 use crate::database::FLOOR;
 use crate::error::{OpenError, check_file};

@@ -12,7 +12,7 @@ use redb::Database;
 
 use crate::batch::SwapJob;
 use crate::blocks::Damages;
-use crate::cell::Epoch;
+use crate::record::Epoch;
 use crate::queue::{Limit, Queue};
 use crate::reader::ReadJob;
 

@@ -20,7 +20,7 @@ use hapax::{
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
 use crate::blocks::Damages;
-use crate::cell::{Epoch, SMALL, Seen};
+use crate::record::{Epoch, SMALL, SealedRead};
 use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError, check_place};
@@ -341,14 +341,14 @@ impl EmbeddedStore {
     async fn opened(&self, key: &OperationId, mut seen: RawSnapshot) -> Result<Snapshot, StoreError> {
         let mut taken = None;
         loop {
-            let RawSnapshot { now, cell } = seen;
-            let bytes = match cell.transpose()? {
-                None => return Ok(Snapshot { now, cell: None }),
-                Some(Seen::Cell(cell)) => {
-                    let cell = cell.open(key, now, self.shared.epoch, &self.sealer)?;
-                    return Ok(Snapshot { now, cell: Some(cell) });
+            let RawSnapshot { now, stored } = seen;
+            let bytes = match stored.transpose()? {
+                None => return Ok(Snapshot { now, stored: None }),
+                Some(SealedRead::Record(stored)) => {
+                    let stored = stored.open(key, now, self.shared.epoch, &self.sealer)?;
+                    return Ok(Snapshot { now, stored: Some(stored) });
                 }
-                Some(Seen::Large(bytes)) => bytes,
+                Some(SealedRead::Large(bytes)) => bytes,
             };
             // Who waits for more has given back what it had.
             drop(taken.take());
@@ -401,7 +401,7 @@ impl Store for EmbeddedStore {
                 // A record that is there is answered from. One that is written meanwhile by another
                 // claim is not seen, and this one is rejected: nothing executes.
                 let seen = self.load(&swap.id).await?;
-                return match seen.cell {
+                return match seen.stored {
                     Some(_) => Ok(Swapped::Conflict(seen)),
                     None => Err(StoreError::unavailable(EmbeddedError::Replaced)),
                 };
@@ -428,8 +428,8 @@ impl Store for EmbeddedStore {
                 .unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))?;
             Ok(match answer {
                 Answer::Stored(stamped) => Swapped::Stored(stamped),
-                Answer::Conflict { now, cell } => Swapped::Conflict(
-                    self.opened(&key, RawSnapshot { now, cell: cell.map(Ok) }).await?,
+                Answer::Conflict { now, stored } => Swapped::Conflict(
+                    self.opened(&key, RawSnapshot { now, stored: stored.map(Ok) }).await?,
                 ),
             })
         })
@@ -463,15 +463,15 @@ impl Inspect for EmbeddedStore {
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
             let limit = limit.get();
-            let RawPage { now, cells, more } =
+            let RawPage { now, records, more } =
                 self.read(|reply| ReadJob::Page { after, limit, reply }).await?;
-            let cells = cells.into_iter().map(|(key, cell)| {
-                let open = |cell: crate::cell::RawCell| {
-                    cell.open(&key, now, self.shared.epoch, &self.sealer)
+            let records = records.into_iter().map(|(key, stored)| {
+                let open = |stored: crate::record::SealedRecord| {
+                    stored.open(&key, now, self.shared.epoch, &self.sealer)
                 };
-                (key, cell.and_then(open))
+                (key, stored.and_then(open))
             });
-            Ok(Page { now, cells: cells.collect(), more })
+            Ok(Page { now, records: records.collect(), more })
         })
     }
 }

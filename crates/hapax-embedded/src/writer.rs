@@ -29,7 +29,7 @@ use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
-use crate::cell::Seen;
+use crate::record::SealedRead;
 use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, is_full, unchanged};
 use crate::lock_file::LockFile;
@@ -505,7 +505,7 @@ fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
 
 fn weight(answer: &Result<Answer, StoreError>) -> usize {
     match answer {
-        Ok(Answer::Conflict { cell: Some(Seen::Cell(cell)), .. }) => cell.sealed.len(),
+        Ok(Answer::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => stored.sealed.len(),
         _ => 0,
     }
 }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Cell, Place, Reaped, Scanned, Snapshot, Stamped, Swap, Swapped};
-use hapax::{Inspect, OnUnknown, State, Store, StoreError, OperationId, Timestamp};
+use hapax::store::{BoxFuture, StoredRecord, Place, Reaped, Scanned, Snapshot, Stamped, Swap, Swapped};
+use hapax::{Inspect, OnUnknown, RecordState, Store, StoreError, OperationId, Timestamp};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -155,9 +155,9 @@ impl Census {
         };
         loop {
             let asked = Instant::now();
-            let mut visit = |id: &OperationId, cell: &Result<Cell, StoreError>, now: Timestamp| {
-                if let Ok(cell) = cell {
-                    self.saw(id, cell, now);
+            let mut visit = |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
+                if let Ok(stored) = stored {
+                    self.saw(id, stored, now);
                 }
             };
             let page = if pause { PAGE } else { LARGE_PAGE };
@@ -185,8 +185,8 @@ impl Census {
         };
         for id in missed {
             match store.load(&id).await {
-                Ok(Snapshot { now, cell: Some(cell) }) => self.saw(&id, &cell, now),
-                Ok(Snapshot { cell: None, .. }) => self.forget(&id),
+                Ok(Snapshot { now, stored: Some(stored) }) => self.saw(&id, &stored, now),
+                Ok(Snapshot { stored: None, .. }) => self.forget(&id),
                 Err(StoreError::Corrupt(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -200,20 +200,20 @@ impl Census {
         self.count.store(known.entries.len(), Ordering::Relaxed);
     }
 
-    fn saw(&self, id: &OperationId, cell: &Cell, now: Timestamp) {
-        let unknown = KeyState::of(cell, now) == KeyState::Unknown;
+    fn saw(&self, id: &OperationId, stored: &StoredRecord, now: Timestamp) {
+        let unknown = KeyState::of(stored, now) == KeyState::Unknown;
         if !unknown && self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
         // A view is texts: it is made of the few records that are listed, before the lock.
-        let view = unknown.then(|| KeyView::named(id, cell, now));
+        let view = unknown.then(|| KeyView::named(id, stored, now));
         let mut known = self.lock();
         match view {
             Some(view) if known.entries.len() < MOST || known.entries.contains_key(id) => {
                 let entry = Entry {
                     view,
-                    lapsed: matches!(cell.record.state, State::InFlight),
-                    undecided: cell.record.terms.on_unknown != OnUnknown::Reexecute,
+                    lapsed: matches!(stored.record.state, RecordState::InFlight),
+                    undecided: stored.record.terms.on_unknown != OnUnknown::Reexecute,
                     walk: known.walk,
                 };
                 known.entries.insert(*id, entry);
@@ -246,7 +246,7 @@ struct Watched {
 
 impl Store for Watched {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        let unknown = matches!(swap.draft.record.state, State::Unknown { .. });
+        let unknown = matches!(swap.draft.record.state, RecordState::Unknown { .. });
         if !unknown && self.census.count.load(Ordering::Relaxed) == 0 {
             return self.store.swap(swap);
         }
@@ -255,8 +255,8 @@ impl Store for Watched {
             let swapped = self.store.swap(swap).await?;
             if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
                 let keep_until = draft.keep.map(|keep| now.after(keep));
-                let cell = Cell { tag, fence, lease_until, keep_until, record: draft.record };
-                self.census.saw(&id, &cell, now);
+                let stored = StoredRecord { tag, fence, lease_until, keep_until, record: draft.record };
+                self.census.saw(&id, &stored, now);
             }
             Ok(swapped)
         })
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(census.oldest(2).keys.len(), 2);
         // It is decided here: the census knows without another walk.
         let id = here.operation_id(&Scope::shared(), &Key::new("second").unwrap());
-        let fence = store.load(&id).await.unwrap().cell.unwrap().fence;
+        let fence = store.load(&id).await.unwrap().stored.unwrap().fence;
         let resolve = hapax::machine::Resolve {
             expected: fence,
             force: false,

@@ -234,8 +234,8 @@ impl Keys {
     pub async fn show(&self, id: &OperationId) -> Result<KeyView, KeysError> {
         let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
-        let cell = seen.cell.ok_or(KeysError::NotFound)?;
-        Ok(KeyView::of(id, &cell, seen.now))
+        let stored = seen.stored.ok_or(KeysError::NotFound)?;
+        Ok(KeyView::of(id, &stored, seen.now))
     }
 
     /// Decides what became of an operation; copies that wait for it get the outcome. Returns what it
@@ -340,8 +340,8 @@ impl Keys {
     ) -> Result<Was, KeysError> {
         let _turn = self.turn().await;
         let seen = self.within(self.store.load(id)).await?;
-        let cell = seen.cell.ok_or(KeysError::NotFound)?;
-        let scheme = cell.record.scheme.of_request();
+        let stored = seen.stored.ok_or(KeysError::NotFound)?;
+        let scheme = stored.record.scheme.of_request();
         if !scheme.starts_with("http/") {
             let scheme = scheme.to_owned();
             match wanted {
@@ -350,7 +350,7 @@ impl Keys {
                 Became::DidNotHappen => {}
             }
         }
-        Ok(Was::of(&cell, seen.now))
+        Ok(Was::of(&stored, seen.now))
     }
 
     /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
@@ -394,12 +394,12 @@ impl Keys {
 
 fn judged(resolved: Resolved, expected: FencingToken, wanted: Became) -> Result<Was, KeysError> {
     let Resolved { wrote, was } = resolved;
-    let (now, cell) = (was.now, was.cell.ok_or(KeysError::NotFound)?);
-    let was = Was::of(&cell, now);
+    let (now, stored) = (was.now, was.stored.ok_or(KeysError::NotFound)?);
+    let was = Was::of(&stored, now);
     match wrote {
         Wrote::Recorded(_) => Ok(was),
         Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
-            Err(why_not(was, cell.fence, expected, wanted))
+            Err(why_not(was, stored.fence, expected, wanted))
         }
         Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
     }

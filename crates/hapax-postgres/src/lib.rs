@@ -109,7 +109,7 @@
 //! is to. A pool would add nothing: each has its task, which never drops a transaction half-way,
 //! and nobody borrows one.
 
-mod cell;
+mod record;
 mod connect;
 mod diagnose;
 mod error;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hapax::{StoreError, OperationId};
 use tokio::time::timeout;
 
-use crate::cell::Said;
+use crate::record::Said;
 use crate::error::{Failure, PostgresError};
 use crate::link::{Call, Link};
 use crate::shared::{LoadJob, Loaded, Shared};

@@ -7,7 +7,7 @@ use hapax::OperationId;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::cell::{Answer, Found, Write};
+use crate::record::{Answer, Found, Write};
 use crate::link::Setup;
 use crate::listen::Bell;
 use crate::queue::{Item, Limit, Queue, Ticket};

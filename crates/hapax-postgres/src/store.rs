@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
-use crate::cell::{Said, Write};
+use crate::record::{Said, Write};
 use crate::connect::{self, Prepared};
 use crate::error::{ConnectError, PostgresError};
 use crate::identity;
@@ -279,7 +279,7 @@ impl Store for PostgresStore {
                 // A record that is there is answered from.
                 Err(error) if is_replaced(&error) => {
                     let seen = self.load(&key).await?;
-                    if seen.cell.is_some() { Ok(Swapped::Conflict(seen)) } else { Err(error) }
+                    if seen.stored.is_some() { Ok(Swapped::Conflict(seen)) } else { Err(error) }
                 }
                 answer => answer?.open(&key, &self.sealer),
             }
@@ -296,8 +296,8 @@ impl Store for PostgresStore {
                     other => other,
                 }
             })?;
-            let cell = loaded.found.map(|found| found.open(key, &self.sealer)).transpose()?;
-            Ok(Snapshot { now: loaded.now, cell })
+            let stored = loaded.found.map(|found| found.open(key, &self.sealer)).transpose()?;
+            Ok(Snapshot { now: loaded.now, stored })
         })
     }
 
@@ -360,20 +360,20 @@ impl PostgresStore {
         let first = rows.first().ok_or_else(nonsense)?;
         let now = Said::read(first).map_err(StoreError::corrupt)?.now;
         let found: Option<i64> = first.try_get(9).map_err(|_| nonsense())?;
-        let mut cells = Vec::new();
+        let mut records = Vec::new();
         for row in rows.iter().take(limit) {
             let Said { key, found, .. } = Said::read(row).map_err(StoreError::corrupt)?;
             let Some(key) = key else { continue };
-            let cell = match found {
+            let stored = match found {
                 Ok(Some(found)) => found.open(&key, &self.sealer),
                 Ok(None) => continue,
                 Err(damaged) => Err(StoreError::corrupt(damaged)),
             };
-            cells.push((key, cell));
+            records.push((key, stored));
         }
         // Those past the limit of bytes were counted, and left out.
-        let more = usize::try_from(found.unwrap_or(0)).is_ok_and(|found| found > cells.len());
-        Ok(Page { now, cells, more })
+        let more = usize::try_from(found.unwrap_or(0)).is_ok_and(|found| found > records.len());
+        Ok(Page { now, records, more })
     }
 }
 

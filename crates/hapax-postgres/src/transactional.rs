@@ -8,7 +8,7 @@ use hapax::{FencingToken, Store, StoreError, Timestamp};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Transaction};
 
-use crate::cell::Write;
+use crate::record::Write;
 use crate::error::{PostgresError, refused};
 use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
@@ -92,7 +92,7 @@ impl PostgresStore {
     /// What is there instead, by another connection: the transaction has failed.
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let seen = self.load(&swap.id).await?;
-        if seen.cell.as_ref().map(|cell| cell.tag) == swap.expected {
+        if seen.stored.as_ref().map(|stored| stored.tag) == swap.expected {
             return Err(StoreError::unavailable(PostgresError::OldTransaction));
         }
         Ok(Swapped::Conflict(seen))

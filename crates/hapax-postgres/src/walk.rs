@@ -14,7 +14,7 @@ use hapax::store::{Place, Scanned, Visit};
 use hapax::{Sealer, StoreError, Timestamp};
 use tokio_postgres::Row;
 
-use crate::cell::Said;
+use crate::record::Said;
 use crate::error::PostgresError;
 use crate::sql::PAGE_BYTES;
 use crate::upkeep::{Job, Undone, Upkeep};
@@ -68,13 +68,13 @@ async fn load(
     for row in &rows {
         let Said { now, key, found, .. } = Said::read(row).map_err(StoreError::corrupt)?;
         let key = key.ok_or_else(unreadable)?;
-        let cell = match found {
+        let stored = match found {
             Ok(Some(found)) => found.open(&key, sealer),
             // Removed since it was found.
             Ok(None) => continue,
             Err(damaged) => Err(StoreError::corrupt(damaged)),
         };
-        visit(&key, &cell, now);
+        visit(&key, &stored, now);
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use hapax::{StoreError, OperationId};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 
-use crate::cell::{Answer, Said, Write};
+use crate::record::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
 use crate::identity::recognise;
 use crate::link::{Call, Link, Parameter, Setup};

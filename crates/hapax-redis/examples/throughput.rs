@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, Sealer, State, Store,
+    Entropy, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, Sealer, RecordState, Store,
     OperationId, SystemEntropy, Tag, Terms,
 };
 use hapax_redis::{Options, RedisStore};
@@ -148,14 +148,14 @@ fn claim(key: OperationId) -> Swap {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
     Swap { id: key, expected: None, tag: Tag::from_bytes(random()), draft }
 }
 
 fn complete(claim: &Swap) -> Swap {
-    let state = State::Done(Outcome::new("bench/1", vec![b'x'; OUTCOME]));
+    let state = RecordState::Done(Outcome::new("bench/1", vec![b'x'; OUTCOME]));
     let record = Record { state, ..claim.draft.record.clone() };
     let keep = claim.draft.keep;
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };

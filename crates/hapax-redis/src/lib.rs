@@ -121,7 +121,7 @@
 
 mod agreement;
 mod cache;
-mod cell;
+mod record;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;

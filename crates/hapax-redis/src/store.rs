@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hapax::store::{
-    BoxFuture, Cell, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
+    BoxFuture, StoredRecord, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
 };
 use hapax::{
-    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, State, Store, StoreError, OperationId, Tag,
+    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, RecordState, Store, StoreError, OperationId, Tag,
     Timestamp,
 };
 use redis::Value;
 
 use crate::agreement::Agreement;
-use crate::cell::{self, Answer, micros};
+use crate::record::{self, Answer, micros};
 use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
 use crate::identity::{Known, identity};
@@ -285,7 +285,7 @@ impl RedisStore {
             keep.as_bytes(),
             grace.as_bytes(),
             // Those who wait for a key are not interested in renewals.
-            flag(draft.record.state != State::InFlight),
+            flag(draft.record.state != RecordState::InFlight),
             &sealed,
         ];
         let answer = match known {
@@ -304,7 +304,7 @@ impl RedisStore {
             None => self.run(&self.swap, &[&name], &arguments).await,
         };
         let answer = answer.map_err(Failure::of_write)?;
-        cell::swapped((&key, tag), answer, &self.sealer).map_err(|answer| match answer {
+        record::swapped((&key, tag), answer, &self.sealer).map_err(|answer| match answer {
             Answer::Damaged(error) => error,
             Answer::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
         })
@@ -321,7 +321,7 @@ impl RedisStore {
         loop {
             let arguments = [arguments, &[known.as_bytes()]].concat();
             let answer = self.run(&self.swap, &[name, &place], &arguments).await?;
-            if !cell::is_replaced(tag, &answer) {
+            if !record::is_replaced(tag, &answer) {
                 return Ok(answer);
             }
             // Nothing was written. Anew, if it was confirmed meanwhile.
@@ -338,17 +338,17 @@ impl RedisStore {
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
         let answer = answer.map_err(Failure::of_read)?;
-        cell::loaded((key, &name), answer, &self.sealer).map_err(Answer::into_read_error)
+        record::loaded((key, &name), answer, &self.sealer).map_err(Answer::into_read_error)
     }
 
     /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
     /// a script.
-    async fn get_cell(&self, key: &OperationId) -> Result<Option<Cell>, StoreError> {
+    async fn get_cell(&self, key: &OperationId) -> Result<Option<StoredRecord>, StoreError> {
         let _inside = self.door.enter(0, Share::All)?;
         let mut get = redis::cmd("GET");
         get.arg(self.names.name(key));
         let answer = self.link.send(&get).await.map_err(Failure::of_read)?;
-        cell::got(key, &answer, &self.sealer).map_err(Answer::into_read_error)
+        record::got(key, &answer, &self.sealer).map_err(Answer::into_read_error)
     }
 }
 
@@ -397,25 +397,25 @@ impl Inspect for RedisStore {
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
             let found = pages::keys(&self.link, &self.names, after, limit).await?;
-            let (mut cells, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
+            let (mut records, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
             let mut bytes = 0;
             for key in &found.keys {
                 if bytes >= PAGE_BYTES {
-                    return Ok(Page { now, cells, more: true });
+                    return Ok(Page { now, records, more: true });
                 }
                 match self.load_cell(key).await {
                     // Removed since it was found.
-                    Ok(Snapshot { cell: None, .. }) => {}
-                    Ok(Snapshot { now: later, cell: Some(cell) }) => {
+                    Ok(Snapshot { stored: None, .. }) => {}
+                    Ok(Snapshot { now: later, stored: Some(stored) }) => {
                         now = now.max(later);
-                        bytes += weight(&cell);
-                        cells.push((*key, Ok(cell)));
+                        bytes += weight(&stored);
+                        records.push((*key, Ok(stored)));
                     }
-                    Err(error @ StoreError::Corrupt(_)) => cells.push((*key, Err(error))),
+                    Err(error @ StoreError::Corrupt(_)) => records.push((*key, Err(error))),
                     Err(error) => return Err(error),
                 }
             }
-            Ok(Page { now, cells, more: found.more })
+            Ok(Page { now, records, more: found.more })
         })
     }
 
@@ -435,13 +435,13 @@ impl Inspect for RedisStore {
                 let gets = keys.iter().map(|key| async move { (key, self.get_cell(key).await) });
                 for (key, found) in join_all(gets).await {
                     match found {
-                        Ok(Some(cell)) if is_lapsed(&cell, now) => {
+                        Ok(Some(stored)) if is_lapsed(&stored, now) => {
                             // Its lease is by the clock of its own node, which may be another one.
-                            if let Snapshot { now, cell: Some(cell) } = self.load_cell(key).await? {
-                                visit(key, &Ok(cell), now);
+                            if let Snapshot { now, stored: Some(stored) } = self.load_cell(key).await? {
+                                visit(key, &Ok(stored), now);
                             }
                         }
-                        Ok(Some(cell)) => visit(key, &Ok(cell), now),
+                        Ok(Some(stored)) => visit(key, &Ok(stored), now),
                         // Removed since it was found.
                         Ok(None) => {}
                         Err(error @ StoreError::Corrupt(_)) => visit(key, &Err(error), now),
@@ -454,8 +454,8 @@ impl Inspect for RedisStore {
     }
 }
 
-fn is_lapsed(cell: &Cell, now: Timestamp) -> bool {
-    matches!(cell.record.state, State::InFlight) && cell.lease_until <= now
+fn is_lapsed(stored: &StoredRecord, now: Timestamp) -> bool {
+    matches!(stored.record.state, RecordState::InFlight) && stored.lease_until <= now
 }
 
 impl Notify for RedisStore {
@@ -472,12 +472,12 @@ const AT_ONCE: usize = 8;
 /// Bytes of outcomes and checkpoints after which a page ends early.
 const PAGE_BYTES: usize = 8 << 20;
 
-fn weight(cell: &Cell) -> usize {
-    let outcome = match &cell.record.state {
-        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => outcome.bytes().len(),
-        State::InFlight | State::Released | State::Unknown { seen: None, .. } => 0,
+fn weight(stored: &StoredRecord) -> usize {
+    let outcome = match &stored.record.state {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => outcome.bytes().len(),
+        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => 0,
     };
-    outcome + cell.record.checkpoint.as_ref().map_or(0, Bytes::len)
+    outcome + stored.record.checkpoint.as_ref().map_or(0, Bytes::len)
 }
 
 /// A key that no scope and key hash to, but for one chance in 2²⁵⁶: to ask what time it is.

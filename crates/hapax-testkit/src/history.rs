@@ -113,7 +113,7 @@ impl Recorder {
 }
 
 fn found(seen: &Snapshot) -> Answer {
-    Answer::Found(seen.cell.as_ref().map(|cell| cell.tag))
+    Answer::Found(seen.stored.as_ref().map(|stored| stored.tag))
 }
 
 /// A history that no atomic store tells.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, OperationId,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
     Tag, Terms,
 };
 use tokio::task::JoinSet;
@@ -225,7 +225,7 @@ impl<S: Store> Caller<S> {
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,
             notes: hapax::Notes::default(),
-            state: State::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
+            state: RecordState::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
         };
         let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };
         Swap { id: key, expected, tag, draft }
@@ -234,12 +234,12 @@ impl<S: Store> Caller<S> {
 
 /// The tag that was found, which its record names too.
 fn named(seen: &Snapshot) -> Option<Tag> {
-    let cell = seen.cell.as_ref()?;
-    match &cell.record.state {
-        State::Done(outcome) => assert_eq!(**outcome.bytes(), cell.tag.as_bytes()[..]),
+    let stored = seen.stored.as_ref()?;
+    match &stored.record.state {
+        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.tag.as_bytes()[..]),
         other => panic!("found a state that nobody wrote: {other:?}"),
     }
-    Some(cell.tag)
+    Some(stored.tag)
 }
 
 fn wide<const N: usize>(entropy: &SeededEntropy) -> [u8; N] {

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::store::Cell;
-use hapax::{Entropy, FencingToken, SealError, Sealer, State, OperationId, Tag, Timestamp};
+use hapax::store::StoredRecord;
+use hapax::{Entropy, FencingToken, SealError, Sealer, RecordState, OperationId, Tag, Timestamp};
 
 const MAGIC: &[u8; 4] = b"hxt1";
 const FIELDS: usize = 4 + 16 + 4 * 8;
@@ -19,21 +19,21 @@ const FOR_EVER: u64 = u64::MAX;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) seen: Timestamp,
-    pub(crate) cell: Cell,
+    pub(crate) stored: StoredRecord,
 }
 
 impl Entry {
     /// `None` for a cell that is not finished, or whose time is over: those are never cached.
-    pub(crate) fn new(seen: Timestamp, cell: &Cell) -> Option<Self> {
-        let over = cell.keep_until.is_some_and(|until| until <= seen);
-        let finished = matches!(cell.record.state, State::Done(_));
-        (finished && !over).then(|| Self { seen, cell: cell.clone() })
+    pub(crate) fn new(seen: Timestamp, stored: &StoredRecord) -> Option<Self> {
+        let over = stored.keep_until.is_some_and(|until| until <= seen);
+        let finished = matches!(stored.record.state, RecordState::Done(_));
+        (finished && !over).then(|| Self { seen, stored: stored.clone() })
     }
 
     /// For how long from `seen` on it may be used: at most a quarter of what remains, so that a
     /// clock that runs at four times its speed still does not keep it past its end.
     pub(crate) fn life(&self, longest: Duration) -> Duration {
-        let remains = self.cell.keep_until.map_or(Duration::MAX, |until| until.since(self.seen));
+        let remains = self.stored.keep_until.map_or(Duration::MAX, |until| until.since(self.seen));
         longest.min(remains / 4)
     }
 
@@ -43,7 +43,7 @@ impl Entry {
         sealer: &Sealer,
         entropy: &dyn Entropy,
     ) -> Result<Bytes, SealError> {
-        let Cell { tag, fence, lease_until, keep_until, record } = &self.cell;
+        let StoredRecord { tag, fence, lease_until, keep_until, record } = &self.stored;
         let keep_until = keep_until.map_or(FOR_EVER, Timestamp::as_micros);
         let mut out = Vec::with_capacity(FIELDS + 512);
         out.extend_from_slice(MAGIC);
@@ -63,14 +63,14 @@ impl Entry {
         let mut numbers = numbers.as_chunks().0.iter().map(|number| u64::from_be_bytes(*number));
         let [seen, fence, lease_until, keep_until] = std::array::from_fn(|_| numbers.next());
         let keep_until = keep_until.filter(|until| *until != FOR_EVER);
-        let cell = Cell {
+        let stored = StoredRecord {
             tag: Tag::from_bytes(*tag),
             fence: FencingToken::new(fence?),
             lease_until: Timestamp::from_micros(lease_until?),
             keep_until: keep_until.map(Timestamp::from_micros),
             record: sealer.open(key, bound(fields), sealed).ok()?,
         };
-        Self::new(Timestamp::from_micros(seen?), &cell)
+        Self::new(Timestamp::from_micros(seen?), &stored)
     }
 }
 

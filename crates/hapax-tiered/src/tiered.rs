@@ -186,7 +186,7 @@ impl Inner {
     /// What an entry says, if it may be said to `claim` now.
     fn accept(&self, call: &Call, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
         let entry = Entry::decode(&claim.id, bytes, &self.options.sealer)?;
-        let (asked, kept) = (&claim.draft.record, &entry.cell.record);
+        let (asked, kept) = (&claim.draft.record, &entry.stored.record);
         let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
         let now = self.guess.now()?;
         if entry.seen > now.latest {
@@ -197,24 +197,24 @@ impl Inner {
         let left = entry.life(self.options.longest).checked_sub(age)?;
         // When everybody takes it for over, whichever end of the guess is right.
         let until = Instant::now() + left + now.latest.since(now.earliest);
-        if !same || left.is_zero() || !call.may_answer(entry.cell.tag, until) {
+        if !same || left.is_zero() || !call.may_answer(entry.stored.tag, until) {
             return None;
         }
         // A moment that the authority itself named: a guess might be later than what it says next.
-        Some(Snapshot { now: now.said.max(entry.seen), cell: Some(entry.cell) })
+        Some(Snapshot { now: now.said.max(entry.seen), stored: Some(entry.stored) })
     }
 
     /// The authority showed the cell to a call that began at `called`.
     async fn saw(&self, call: &Call, called: Instant, key: OperationId, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
-        let entry = seen.cell.as_ref().and_then(|cell| Entry::new(seen.now, cell));
+        let entry = seen.stored.as_ref().and_then(|stored| Entry::new(seen.now, stored));
         let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.options.longest));
         let Some(entry) = entry.filter(|_| !life.is_zero()) else {
             return self.clean(call, call.note()).await;
         };
         // It was seen before now.
         let until = Instant::now() + life;
-        match call.saw_finished(entry.cell.tag, until) {
+        match call.saw_finished(entry.stored.tag, until) {
             Seen::Put => {
                 let left = (called + life).saturating_duration_since(Instant::now());
                 self.put(key, &entry, left, until);

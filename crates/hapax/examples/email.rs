@@ -50,7 +50,7 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
 
     // An operator looks into the server's log, and says what was there.
     let record = idempotency.operation_id(&invoice.scope(&recipient()), &key());
-    let seen = idempotency.store().load(&record).await?.cell.ok_or("there is no record")?;
+    let seen = idempotency.store().load(&record).await?.stored.ok_or("there is no record")?;
     let resolution = Resolution::Happened(invoice.outcome(&server.sent()));
     let resolve =
         Resolve { expected: seen.fence, force: false, forget: false, resolution, note: None };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{Grant, Notes, OnUnknown, Outcome, Record, State, Terms};
+use crate::record::{Grant, Notes, OnUnknown, Outcome, Record, RecordState, Terms};
 
 /// The longest outcome, in bytes: 64 MiB.
 pub const MAX_OUTCOME: usize = 64 << 20;
@@ -55,8 +55,8 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
     put_option(&mut out, notes.description.as_ref(), MAX_DESCRIPTION, Field::Description)?;
     put_option(&mut out, notes.decision.as_ref(), MAX_DECISION, Field::Decision)?;
     match state {
-        State::InFlight => out.push(0),
-        State::Unknown { seen, asking } => {
+        RecordState::InFlight => out.push(0),
+        RecordState::Unknown { seen, asking } => {
             out.push(1);
             out.push(u8::from(*asking));
             match seen {
@@ -67,11 +67,11 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
                 }
             }
         }
-        State::Done(outcome) => {
+        RecordState::Done(outcome) => {
             out.push(2);
             put_outcome(&mut out, outcome)?;
         }
-        State::Released => out.push(3),
+        RecordState::Released => out.push(3),
     }
     Ok(out)
 }
@@ -108,17 +108,17 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
     let decision = reader.option(MAX_DECISION, Field::Decision)?;
     let notes = Notes { description, decision };
     let state = match reader.array()? {
-        [0] => State::InFlight,
+        [0] => RecordState::InFlight,
         [1] => {
             let asking = reader.flag(Field::State)?;
             let seen = match reader.flag(Field::State)? {
                 true => Some(reader.outcome()?),
                 false => None,
             };
-            State::Unknown { seen, asking }
+            RecordState::Unknown { seen, asking }
         }
-        [2] => State::Done(reader.outcome()?),
-        [3] => State::Released,
+        [2] => RecordState::Done(reader.outcome()?),
+        [3] => RecordState::Released,
         [_] => return Err(DecodeError::BadValue { field: Field::State }),
     };
     if reader.at != bytes.len() {
@@ -202,7 +202,7 @@ pub enum DecodeError {
 /// About how long the encoded record will be: what the vector starts with.
 fn size(record: &Record) -> usize {
     let outcome = match &record.state {
-        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
             outcome.bytes().len().min(MAX_OUTCOME)
         }
         _ => 0,

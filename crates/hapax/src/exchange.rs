@@ -23,9 +23,9 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
-use crate::record::{FencingToken, Grant, Outcome, Record, State, Tag, Terms};
+use crate::record::{FencingToken, Grant, Outcome, Record, RecordState, Tag, Terms};
 use crate::scope::OperationId;
-use crate::store::{Cell, Draft, Snapshot, Stamped, Swap, Swapped};
+use crate::store::{StoredRecord, Draft, Snapshot, Stamped, Swap, Swapped};
 
 /// Conflicts in a row after which an exchange gives up. Each means that somebody else got ahead,
 /// so a key on which this happens is hammered by many.
@@ -136,7 +136,7 @@ impl Claiming {
         claim: Claim,
         entropy: &dyn Entropy,
     ) -> Result<(Self, Next<Claimed>), EntropyError> {
-        Self::start_at(key, claim, Snapshot { now: Timestamp::default(), cell: None }, entropy)
+        Self::start_at(key, claim, Snapshot { now: Timestamp::default(), stored: None }, entropy)
     }
 
     /// Begins a claim with a bet that the key is still as it was just seen.
@@ -174,27 +174,27 @@ impl Claiming {
     ) -> Result<Next<Claimed>, EntropyError> {
         match swapped {
             Swapped::Stored(stamped) => {
-                let Some(cell) = self.landed(stamped) else { return self.decide(entropy) };
-                Ok(Next::Ready(match (self.intent, &cell.record.state) {
+                let Some(stored) = self.landed(stamped) else { return self.decide(entropy) };
+                Ok(Next::Ready(match (self.intent, &stored.record.state) {
                     (Intent::Execute, _) => {
-                        let holding = Holding::new(self.key, stamped.now, cell, &self.entered);
+                        let holding = Holding::new(self.key, stamped.now, stored, &self.entered);
                         self.leave();
                         Claimed::Execute(holding.executes())
                     }
                     (Intent::Ask, _) => {
-                        let fence = cell.fence;
-                        self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
+                        let fence = stored.fence;
+                        self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
                         Claimed::Ask(fence)
                     }
-                    (Intent::Answer, State::Done(outcome)) => {
+                    (Intent::Answer, RecordState::Done(outcome)) => {
                         // The claim executes nothing: a late copy of an earlier swap of it, which
                         // lands once the record is gone, is not an execution of this process.
                         self.leave();
-                        Claimed::Replay(replay(outcome.clone(), stamped.now, &cell))
+                        Claimed::Replay(replay(outcome.clone(), stamped.now, &stored))
                     }
                     (Intent::Answer, _) => {
                         self.leave();
-                        self.seen = Snapshot { now: stamped.now, cell: Some(cell) };
+                        self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
                         // The hook could not say: it may be asked again at once.
                         Claimed::Unknown { ask_in: Some(Duration::ZERO) }
                     }
@@ -240,7 +240,7 @@ impl Claiming {
         verdict: Verdict,
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
-        let Some(asked) = self.seen.cell.as_ref().map(|cell| cell.tag) else {
+        let Some(asked) = self.seen.stored.as_ref().map(|stored| stored.tag) else {
             return self.decide(entropy);
         };
         let grant = Grant::fresh(entropy)?;
@@ -258,9 +258,9 @@ impl Claiming {
     pub fn given_up(&mut self, swapped: Swapped) -> Option<Holding> {
         let owned = match swapped {
             Swapped::Stored(stamped) => {
-                let cell = self.landed(stamped)?;
+                let stored = self.landed(stamped)?;
                 matches!(self.intent, Intent::Execute)
-                    .then(|| Holding::new(self.key, stamped.now, cell, &self.entered))
+                    .then(|| Holding::new(self.key, stamped.now, stored, &self.entered))
             }
             Swapped::Conflict(seen) => {
                 self.seen = seen;
@@ -277,16 +277,16 @@ impl Claiming {
     /// release it.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn owned(&self) -> Option<Holding> {
-        let cell = self.seen.cell.as_ref()?;
-        let mine = self.mine.contains(&cell.record.grant);
-        (mine && cell.record.state == State::InFlight)
-            .then(|| Holding::new(self.key, self.seen.now, cell.clone(), &self.entered))
+        let stored = self.seen.stored.as_ref()?;
+        let mine = self.mine.contains(&stored.record.grant);
+        (mine && stored.record.state == RecordState::InFlight)
+            .then(|| Holding::new(self.key, self.seen.now, stored.clone(), &self.entered))
     }
 
     /// Whether the store told of a record under this key: then the request was made before.
     #[must_use]
     pub const fn knows_a_record(&self) -> bool {
-        self.seen.cell.is_some()
+        self.seen.stored.is_some()
     }
 
     /// Which key is claimed.
@@ -320,8 +320,8 @@ impl Claiming {
                 return self.send(Intent::Execute, draft, entropy);
             }
             Step::Ask(draft) => return self.send(Intent::Ask, draft, entropy),
-            Step::Replay(outcome) => match &self.seen.cell {
-                Some(cell) => Claimed::Replay(replay(outcome, self.seen.now, cell)),
+            Step::Replay(outcome) => match &self.seen.stored {
+                Some(stored) => Claimed::Replay(replay(outcome, self.seen.now, stored)),
                 None => Claimed::Contended,
             },
             Step::InFlight { elapsed, remaining } => Claimed::InFlight { elapsed, remaining },
@@ -362,8 +362,8 @@ impl Claiming {
         Ok(Next::Send(Swap { id: self.key, expected: tag_of(&self.seen), tag, draft }))
     }
 
-    fn landed(&mut self, stamped: Stamped) -> Option<Cell> {
-        self.sent.take().map(|(tag, draft)| cell_of(tag, draft, stamped))
+    fn landed(&mut self, stamped: Stamped) -> Option<StoredRecord> {
+        self.sent.take().map(|(tag, draft)| stored_record(tag, draft, stamped))
     }
 }
 
@@ -381,12 +381,12 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(key: OperationId, now: Timestamp, cell: Cell, entered: &[Arc<Entered>]) -> Self {
-        let Record { grant, life, attempt, terms, .. } = cell.record;
-        let fence = cell.fence;
+    fn new(key: OperationId, now: Timestamp, stored: StoredRecord, entered: &[Arc<Entered>]) -> Self {
+        let Record { grant, life, attempt, terms, .. } = stored.record;
+        let fence = stored.fence;
         let holder = Holder { grant, life };
         let entered = entered.iter().find(|entered| entered.grant() == grant).cloned();
-        let seen = Snapshot { now, cell: Some(cell) };
+        let seen = Snapshot { now, stored: Some(stored) };
         Self { key, seen, holder, fence, attempt, terms, entered }
     }
 
@@ -423,7 +423,7 @@ impl Holding {
     /// The record as the holder last knew it.
     #[must_use]
     pub fn record(&self) -> Option<&Record> {
-        self.seen.cell.as_ref().map(|cell| &cell.record)
+        self.seen.stored.as_ref().map(|stored| &stored.record)
     }
 
     /// What the holder last wrote, after a [`Wrote::Recorded`].
@@ -533,8 +533,8 @@ impl Writing {
         match swapped {
             Swapped::Stored(stamped) => match self.sent.take() {
                 Some((tag, draft)) => {
-                    let cell = Some(cell_of(tag, draft, stamped));
-                    Ok(Next::Ready(Wrote::Recorded(Snapshot { now: stamped.now, cell })))
+                    let stored = Some(stored_record(tag, draft, stamped));
+                    Ok(Next::Ready(Wrote::Recorded(Snapshot { now: stamped.now, stored })))
                 }
                 None => self.decide(entropy),
             },
@@ -579,11 +579,11 @@ impl Writing {
 }
 
 fn tag_of(seen: &Snapshot) -> Option<Tag> {
-    seen.cell.as_ref().map(|cell| cell.tag)
+    seen.stored.as_ref().map(|stored| stored.tag)
 }
 
-fn cell_of(tag: Tag, draft: Draft, stamped: Stamped) -> Cell {
-    Cell {
+fn stored_record(tag: Tag, draft: Draft, stamped: Stamped) -> StoredRecord {
+    StoredRecord {
         tag,
         fence: stamped.fence,
         lease_until: stamped.lease_until,
@@ -592,8 +592,8 @@ fn cell_of(tag: Tag, draft: Draft, stamped: Stamped) -> Cell {
     }
 }
 
-fn replay(outcome: Outcome, now: Timestamp, cell: &Cell) -> Replay {
-    let expires_at = cell.keep_until;
+fn replay(outcome: Outcome, now: Timestamp, stored: &StoredRecord) -> Replay {
+    let expires_at = stored.keep_until;
     let expires_in = expires_at.map(|until| until.since(now));
-    Replay { outcome, fence: cell.fence, expires_in, expires_at, held_back: false }
+    Replay { outcome, fence: stored.fence, expires_in, expires_at, held_back: false }
 }

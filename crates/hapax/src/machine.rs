@@ -25,8 +25,8 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, State, Tag, Terms};
-use crate::store::{Cell, Draft, Snapshot, Stamp};
+use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, RecordState, Tag, Terms};
+use crate::store::{StoredRecord, Draft, Snapshot, Stamp};
 
 /// What somebody wants of a record.
 #[derive(Clone, Debug)]
@@ -224,11 +224,11 @@ pub enum Step {
 /// Where a cell stands at the moment it was seen.
 enum Standing<'a> {
     Absent,
-    Released(&'a Cell),
-    Live(&'a Cell),
-    Lapsed(&'a Cell),
-    Unknown(&'a Cell, Doubt<'a>),
-    Done(&'a Cell, &'a Outcome),
+    Released(&'a StoredRecord),
+    Live(&'a StoredRecord),
+    Lapsed(&'a StoredRecord),
+    Unknown(&'a StoredRecord, Doubt<'a>),
+    Done(&'a StoredRecord, &'a Outcome),
 }
 
 #[derive(Clone, Copy)]
@@ -251,25 +251,25 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
 }
 
 fn standing(seen: &Snapshot) -> Standing<'_> {
-    let Some(cell) = &seen.cell else { return Standing::Absent };
-    if cell.keep_until.is_some_and(|until| until <= seen.now) {
+    let Some(stored) = &seen.stored else { return Standing::Absent };
+    if stored.keep_until.is_some_and(|until| until <= seen.now) {
         return Standing::Absent;
     }
-    match &cell.record.state {
-        State::Released => Standing::Released(cell),
-        State::InFlight if seen.now < cell.lease_until => Standing::Live(cell),
-        State::InFlight => Standing::Lapsed(cell),
-        State::Unknown { seen, asking } => Standing::Unknown(cell, Doubt { seen, asking: *asking }),
-        State::Done(outcome) => Standing::Done(cell, outcome),
+    match &stored.record.state {
+        RecordState::Released => Standing::Released(stored),
+        RecordState::InFlight if seen.now < stored.lease_until => Standing::Live(stored),
+        RecordState::InFlight => Standing::Lapsed(stored),
+        RecordState::Unknown { seen, asking } => Standing::Unknown(stored, Doubt { seen, asking: *asking }),
+        RecordState::Done(outcome) => Standing::Done(stored, outcome),
     }
 }
 
 /// Returns whether the execution of the record that was seen, or of one that is missing, is under
 /// way in the process of `local`, other than by the claims `mine`.
 pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], mine: &[Grant]) -> bool {
-    match &seen.cell {
-        Some(Cell { record: Record { grant, state, .. }, .. }) => {
-            matches!(state, State::InFlight | State::Unknown { .. })
+    match &seen.stored {
+        Some(StoredRecord { record: Record { grant, state, .. }, .. }) => {
+            matches!(state, RecordState::InFlight | RecordState::Unknown { .. })
                 && local.iter().any(|local| local.grant == *grant)
                 && !mine.contains(grant)
         }
@@ -281,52 +281,52 @@ pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], mine: &[Grant]) -> boo
 fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
     let now = seen.now;
     let runs_here = runs_here(seen, asked.local, asked.mine);
-    let cell = match standing {
-        Standing::Absent if runs_here => match &seen.cell {
-            Some(cell) => cell,
+    let stored = match standing {
+        Standing::Absent if runs_here => match &seen.stored {
+            Some(stored) => stored,
             None => {
                 let remaining = asked.terms.lease;
                 return Step::InFlight { elapsed: Duration::ZERO, remaining };
             }
         },
         Standing::Absent => return Step::Execute(first(asked, 1)),
-        Standing::Released(cell) => {
-            let mut draft = first(asked, cell.record.attempt.saturating_add(1));
+        Standing::Released(stored) => {
+            let mut draft = first(asked, stored.record.attempt.saturating_add(1));
             // It stays to be seen by whose decision the key is executed again.
-            draft.record.notes.decision.clone_from(&cell.record.notes.decision);
+            draft.record.notes.decision.clone_from(&stored.record.notes.decision);
             return Step::Execute(draft);
         }
-        Standing::Live(cell)
-        | Standing::Lapsed(cell)
-        | Standing::Unknown(cell, _)
-        | Standing::Done(cell, _) => *cell,
+        Standing::Live(stored)
+        | Standing::Lapsed(stored)
+        | Standing::Unknown(stored, _)
+        | Standing::Done(stored, _) => *stored,
     };
-    if cell.record.scheme != *asked.scheme {
-        return Step::Rehash(cell.record.scheme.clone());
+    if stored.record.scheme != *asked.scheme {
+        return Step::Rehash(stored.record.scheme.clone());
     }
-    if cell.record.fingerprint != *asked.fingerprint {
+    if stored.record.fingerprint != *asked.fingerprint {
         return Step::Mismatch;
     }
-    let in_flight = matches!(cell.record.state, State::InFlight);
-    if in_flight && asked.mine.contains(&cell.record.grant) {
-        return Step::Own(held(&cell.record, asked.terms.lease));
+    let in_flight = matches!(stored.record.state, RecordState::InFlight);
+    if in_flight && asked.mine.contains(&stored.record.grant) {
+        return Step::Own(held(&stored.record, asked.terms.lease));
     }
     let busy = Step::InFlight {
-        elapsed: now.since(cell.fence.issued_at()),
-        remaining: cell.lease_until.since(now),
+        elapsed: now.since(stored.fence.issued_at()),
+        remaining: stored.lease_until.since(now),
     };
     match standing {
         Standing::Done(_, outcome) => Step::Replay((*outcome).clone()),
         _ if runs_here => busy,
         Standing::Live(_) => busy,
         Standing::Lapsed(_) => {
-            let from = asked.hook.map(|hook| cell.lease_until.after(hook.after));
-            by_policy(now, cell, &None, from, asked)
+            let from = asked.hook.map(|hook| stored.lease_until.after(hook.after));
+            by_policy(now, stored, &None, from, asked)
         }
         Standing::Unknown(_, doubt) => {
             // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
-            let from = if doubt.asking { cell.lease_until } else { now };
-            by_policy(now, cell, doubt.seen, Some(from), asked)
+            let from = if doubt.asking { stored.lease_until } else { now };
+            by_policy(now, stored, doubt.seen, Some(from), asked)
         }
         Standing::Absent | Standing::Released(_) => Step::Execute(first(asked, 1)),
     }
@@ -334,24 +334,24 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
 
 fn by_policy(
     now: Timestamp,
-    cell: &Cell,
+    stored: &StoredRecord,
     seen: &Option<Outcome>,
     ask_from: Option<Timestamp>,
     asked: &Asked<'_>,
 ) -> Step {
-    match cell.record.terms.on_unknown.max(asked.terms.on_unknown) {
+    match stored.record.terms.on_unknown.max(asked.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { ask_in: None },
-        OnUnknown::Reexecute => Step::Execute(takeover(cell, asked.grant, asked.terms)),
+        OnUnknown::Reexecute => Step::Execute(takeover(stored, asked.grant, asked.terms)),
         OnUnknown::Reconcile => match (asked.hook, ask_from) {
             (Some(hook), Some(from)) if from <= now && asked.may_ask => Step::Ask(Draft {
                 record: Record {
-                    state: State::Unknown { seen: seen.clone(), asking: true },
-                    ..cell.record.clone()
+                    state: RecordState::Unknown { seen: seen.clone(), asking: true },
+                    ..stored.record.clone()
                 },
                 // The grant stays: the owner's own late outcome still counts.
                 stamp: Stamp::Keep,
                 lease: hook.timeout,
-                keep: keep_unfinished(&cell.record.terms)
+                keep: keep_unfinished(&stored.record.terms)
                     .map(|keep| keep.saturating_add(hook.timeout)),
             }),
             (_, from) => Step::Unknown { ask_in: asked.hook.and(from).map(|from| from.since(now)) },
@@ -360,18 +360,18 @@ fn by_policy(
 }
 
 fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
-    let cell = match standing {
+    let stored = match standing {
         Standing::Absent => return Step::Gone,
-        Standing::Released(cell) if cell.record.grant == holder.grant && *act == Act::Release => {
+        Standing::Released(stored) if stored.record.grant == holder.grant && *act == Act::Release => {
             return Step::Recorded;
         }
         Standing::Released(_) => return Step::Gone,
-        Standing::Live(cell)
-        | Standing::Lapsed(cell)
-        | Standing::Unknown(cell, _)
-        | Standing::Done(cell, _) => *cell,
+        Standing::Live(stored)
+        | Standing::Lapsed(stored)
+        | Standing::Unknown(stored, _)
+        | Standing::Done(stored, _) => *stored,
     };
-    let record = &cell.record;
+    let record = &stored.record;
     if record.grant != holder.grant {
         return if record.life == holder.life { Step::Lost } else { Step::Gone };
     }
@@ -411,29 +411,29 @@ fn answer(
     terms: Terms,
     verdict: &Verdict,
 ) -> Step {
-    let Standing::Unknown(cell, doubt) = standing else { return Step::Changed };
-    if cell.tag != asked {
+    let Standing::Unknown(stored, doubt) = standing else { return Step::Changed };
+    if stored.tag != asked {
         return Step::Changed;
     }
     match verdict {
-        Verdict::Happened(outcome) => Step::Write(done(&cell.record, outcome, None)),
-        Verdict::DidNotHappen => Step::Execute(takeover(cell, grant, terms)),
-        Verdict::CannotSay => Step::Write(unknown(&cell.record, doubt.seen.clone())),
+        Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
+        Verdict::DidNotHappen => Step::Execute(takeover(stored, grant, terms)),
+        Verdict::CannotSay => Step::Write(unknown(&stored.record, doubt.seen.clone())),
     }
 }
 
 fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
-    let cell = match standing {
+    let stored = match standing {
         Standing::Absent | Standing::Released(_) => return Step::NotFound,
-        Standing::Live(cell)
-        | Standing::Lapsed(cell)
-        | Standing::Unknown(cell, _)
-        | Standing::Done(cell, _) => *cell,
+        Standing::Live(stored)
+        | Standing::Lapsed(stored)
+        | Standing::Unknown(stored, _)
+        | Standing::Done(stored, _) => *stored,
     };
-    if cell.fence != resolve.expected {
+    if stored.fence != resolve.expected {
         return Step::Changed;
     }
-    let mut record = cell.record.clone();
+    let mut record = stored.record.clone();
     if resolve.note.is_some() {
         record.notes.decision.clone_from(&resolve.note);
     }
@@ -461,7 +461,7 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
             terms: asked.terms,
             checkpoint: None,
             notes: Notes { description: asked.description.cloned(), decision: None },
-            state: State::InFlight,
+            state: RecordState::InFlight,
         },
         stamp: Stamp::NextFence,
         lease: asked.terms.lease,
@@ -470,15 +470,15 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
 }
 
 /// A further execution in the same life, under the stricter of both terms.
-fn takeover(cell: &Cell, grant: Grant, terms: Terms) -> Draft {
-    let terms = Terms { on_unknown: terms.on_unknown.max(cell.record.terms.on_unknown), ..terms };
+fn takeover(stored: &StoredRecord, grant: Grant, terms: Terms) -> Draft {
+    let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
     Draft {
         record: Record {
             grant,
-            attempt: cell.record.attempt.saturating_add(1),
+            attempt: stored.record.attempt.saturating_add(1),
             terms,
-            state: State::InFlight,
-            ..cell.record.clone()
+            state: RecordState::InFlight,
+            ..stored.record.clone()
         },
         stamp: Stamp::NextFence,
         lease: terms.lease,
@@ -488,7 +488,7 @@ fn takeover(cell: &Cell, grant: Grant, terms: Terms) -> Draft {
 
 fn held(record: &Record, lease: Duration) -> Draft {
     Draft {
-        record: Record { state: State::InFlight, ..record.clone() },
+        record: Record { state: RecordState::InFlight, ..record.clone() },
         stamp: Stamp::Keep,
         lease,
         keep: keep_unfinished(&record.terms).map(|keep| keep.max(lease)),
@@ -501,7 +501,7 @@ fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draf
         record: Record {
             terms,
             checkpoint: None,
-            state: State::Done(outcome.clone()),
+            state: RecordState::Done(outcome.clone()),
             ..record.clone()
         },
         stamp: Stamp::Keep,
@@ -512,7 +512,7 @@ fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draf
 
 fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
     Draft {
-        record: Record { state: State::Unknown { seen, asking: false }, ..record.clone() },
+        record: Record { state: RecordState::Unknown { seen, asking: false }, ..record.clone() },
         stamp: Stamp::Keep,
         lease: Duration::ZERO,
         keep: keep_unfinished(&record.terms),
@@ -521,7 +521,7 @@ fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
 
 fn released(record: &Record) -> Draft {
     Draft {
-        record: Record { checkpoint: None, state: State::Released, ..record.clone() },
+        record: Record { checkpoint: None, state: RecordState::Released, ..record.clone() },
         stamp: Stamp::Keep,
         lease: Duration::ZERO,
         keep: Some(record.terms.lease),

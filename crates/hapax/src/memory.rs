@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::record::{FencingToken, Record, State};
+use crate::record::{FencingToken, Record, RecordState};
 use crate::scope::OperationId;
 use crate::store::{
-    BoxFuture, Cell, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
+    BoxFuture, StoredRecord, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
     Swap, Swapped,
 };
 
@@ -60,7 +60,7 @@ pub struct MemoryStore {
 
 #[derive(Default)]
 struct Shard {
-    cells: BTreeMap<OperationId, Cell>,
+    records: BTreeMap<OperationId, StoredRecord>,
     /// When each cell may be reaped; those kept for ever are not in here.
     due: BTreeSet<(Timestamp, OperationId)>,
 }
@@ -93,27 +93,27 @@ impl MemoryStore {
     fn swap_now(&self, swap: Swap) -> Result<Swapped, StoreError> {
         let mut shard = self.shard(&swap.id);
         let now = self.clock.now();
-        let found = shard.cells.get(&swap.id);
-        if let Some(cell) = found
-            && cell.tag == swap.tag
+        let found = shard.records.get(&swap.id);
+        if let Some(stored) = found
+            && stored.tag == swap.tag
         {
-            return Ok(Swapped::Stored(stamped(now, cell)));
+            return Ok(Swapped::Stored(stamped(now, stored)));
         }
-        if found.map(|cell| cell.tag) != swap.expected {
-            return Ok(Swapped::Conflict(Snapshot { now, cell: found.cloned() }));
+        if found.map(|stored| stored.tag) != swap.expected {
+            return Ok(Swapped::Conflict(Snapshot { now, stored: found.cloned() }));
         }
         let old = found.map(size);
         let key = swap.id;
-        let cell = write(now, found.map(|cell| cell.fence), swap);
-        self.reserve(old, size(&cell))?;
-        let stamped = stamped(now, &cell);
-        shard.put(key, cell);
+        let stored = write(now, found.map(|stored| stored.fence), swap);
+        self.reserve(old, size(&stored))?;
+        let stamped = stamped(now, &stored);
+        shard.put(key, stored);
         Ok(Swapped::Stored(stamped))
     }
 
     fn load_now(&self, key: &OperationId) -> Snapshot {
         let shard = self.shard(key);
-        Snapshot { now: self.clock.now(), cell: shard.cells.get(key).cloned() }
+        Snapshot { now: self.clock.now(), stored: shard.records.get(key).cloned() }
     }
 
     fn reap_now(&self, limit: NonZeroU32) -> Reaped {
@@ -122,7 +122,7 @@ impl MemoryStore {
             loop {
                 let chunk = left.min(REAP_CHUNK);
                 let mut shard = lock(shard);
-                let removed = shard.reap(self.clock.now(), chunk, |cell| self.forget(cell));
+                let removed = shard.reap(self.clock.now(), chunk, |stored| self.forget(stored));
                 left -= removed;
                 if left == 0 {
                     return Reaped { removed: limit.get(), more: true };
@@ -138,16 +138,16 @@ impl MemoryStore {
     fn page_now(&self, after: Option<OperationId>, limit: NonZeroU32) -> Page {
         let limit = limit.get() as usize;
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut cells = Vec::new();
+        let mut records = Vec::new();
         for shard in &self.shards[after.as_ref().map_or(0, index)..] {
-            for (key, cell) in lock(shard).cells.range((from, Bound::Unbounded)) {
-                if cells.len() == limit {
-                    return Page { now: self.clock.now(), cells, more: true };
+            for (key, stored) in lock(shard).records.range((from, Bound::Unbounded)) {
+                if records.len() == limit {
+                    return Page { now: self.clock.now(), records, more: true };
                 }
-                cells.push((*key, Ok(cell.clone())));
+                records.push((*key, Ok(stored.clone())));
             }
         }
-        Page { now: self.clock.now(), cells, more: false }
+        Page { now: self.clock.now(), records, more: false }
     }
 
     fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
@@ -172,9 +172,9 @@ impl MemoryStore {
         add(&self.bytes, new - old, self.capacity.bytes).ok_or_else(full)
     }
 
-    fn forget(&self, cell: &Cell) {
+    fn forget(&self, stored: &StoredRecord) {
         self.records.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(size(cell), Ordering::Relaxed);
+        self.bytes.fetch_sub(size(stored), Ordering::Relaxed);
     }
 }
 
@@ -221,10 +221,10 @@ impl Inspect for MemoryStore {
 }
 
 impl Shard {
-    fn put(&mut self, key: OperationId, cell: Cell) {
-        let after = reapable_from(&cell);
+    fn put(&mut self, key: OperationId, stored: StoredRecord) {
+        let after = reapable_from(&stored);
         self.due.extend(after.map(|due| (due, key)));
-        if let Some(before) = self.cells.insert(key, cell)
+        if let Some(before) = self.records.insert(key, stored)
             && let Some(due) = reapable_from(&before)
             && after != Some(due)
         {
@@ -232,15 +232,15 @@ impl Shard {
         }
     }
 
-    fn reap(&mut self, now: Timestamp, limit: u32, forget: impl Fn(&Cell)) -> u32 {
+    fn reap(&mut self, now: Timestamp, limit: u32, forget: impl Fn(&StoredRecord)) -> u32 {
         let mut removed = 0;
         while removed < limit
             && let Some((due, key)) = self.due.first().copied()
             && due <= now
         {
             self.due.remove(&(due, key));
-            if let Some(cell) = self.cells.remove(&key) {
-                forget(&cell);
+            if let Some(stored) = self.records.remove(&key) {
+                forget(&stored);
             }
             removed += 1;
         }
@@ -257,9 +257,9 @@ fn index(key: &OperationId) -> usize {
     usize::from(key.as_bytes()[0]) * SHARDS / 256
 }
 
-fn write(now: Timestamp, last: Option<FencingToken>, swap: Swap) -> Cell {
+fn write(now: Timestamp, last: Option<FencingToken>, swap: Swap) -> StoredRecord {
     let Draft { record, stamp, lease, keep } = swap.draft;
-    Cell {
+    StoredRecord {
         tag: swap.tag,
         fence: match (stamp, last) {
             (Stamp::Keep, Some(last)) => last,
@@ -271,26 +271,26 @@ fn write(now: Timestamp, last: Option<FencingToken>, swap: Swap) -> Cell {
     }
 }
 
-const fn stamped(now: Timestamp, cell: &Cell) -> Stamped {
-    Stamped { now, fence: cell.fence, lease_until: cell.lease_until }
+const fn stamped(now: Timestamp, stored: &StoredRecord) -> Stamped {
+    Stamped { now, fence: stored.fence, lease_until: stored.lease_until }
 }
 
-fn reapable_from(cell: &Cell) -> Option<Timestamp> {
-    cell.keep_until.map(|until| until.after(cell.record.terms.lease))
+fn reapable_from(stored: &StoredRecord) -> Option<Timestamp> {
+    stored.keep_until.map(|until| until.after(stored.record.terms.lease))
 }
 
 /// The cell with its key, its entry in the order of reaping, and what it points to.
-fn size(cell: &Cell) -> usize {
-    let Record { scheme, checkpoint, notes, state, .. } = &cell.record;
+fn size(stored: &StoredRecord) -> usize {
+    let Record { scheme, checkpoint, notes, state, .. } = &stored.record;
     let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     let outcome = match state {
-        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
             outcome.bytes().len() + outcome.format().len()
         }
-        State::InFlight | State::Released | State::Unknown { seen: None, .. } => 0,
+        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => 0,
     };
     2 * size_of::<(Timestamp, OperationId)>()
-        + size_of::<Cell>()
+        + size_of::<StoredRecord>()
         + scheme.as_str().len()
         + length(checkpoint)
         + length(&notes.description)

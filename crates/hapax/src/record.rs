@@ -175,7 +175,7 @@ impl fmt::Debug for Outcome {
 
 /// Where an operation stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum RecordState {
     /// Somebody holds it, or held it and has not been heard of since its lease lapsed.
     InFlight,
     /// It may or may not have happened.
@@ -230,7 +230,7 @@ pub struct Record {
     /// Text for operators.
     pub notes: Notes,
     /// Where it stands.
-    pub state: State,
+    pub state: RecordState,
 }
 
 impl fmt::Debug for Record {

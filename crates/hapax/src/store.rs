@@ -27,7 +27,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What a store holds under one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cell {
+pub struct StoredRecord {
     /// Names the write that left it like this.
     pub tag: Tag,
     /// The fencing token of its last execution.
@@ -46,7 +46,7 @@ pub struct Snapshot {
     /// The store's clock at that moment.
     pub now: Timestamp,
     /// What it held, if anything.
-    pub cell: Option<Cell>,
+    pub stored: Option<StoredRecord>,
 }
 
 /// Whether a write issues a fencing token.
@@ -180,14 +180,14 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
 ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
     Box::pin(async move {
         let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(OperationId::from_bytes);
-        let Page { now, cells, more } = store.page(after, limit).await?;
-        let next = match cells.last() {
+        let Page { now, records, more } = store.page(after, limit).await?;
+        let next = match records.last() {
             _ if !more => None,
             Some((key, _)) => Some(Place::new(*key.as_bytes())),
             None => Some(from),
         };
-        for (key, cell) in &cells {
-            visit(key, cell, now);
+        for (key, stored) in &records {
+            visit(key, stored, now);
         }
         Ok(Scanned { now, next })
     })
@@ -195,7 +195,7 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
 
 /// A function that a walk calls with each cell and the store's clock.
 pub type Visit<'a> =
-    &'a mut (dyn FnMut(&OperationId, &Result<Cell, StoreError>, Timestamp) + Send + 'a);
+    &'a mut (dyn FnMut(&OperationId, &Result<StoredRecord, StoreError>, Timestamp) + Send + 'a);
 
 /// A store that tells when a cell was written, by whichever process: copies that wait for the
 /// first then need not wait for the next look.
@@ -237,7 +237,7 @@ pub struct Page {
     /// The store's clock.
     pub now: Timestamp,
     /// Keys and what they hold.
-    pub cells: Vec<(OperationId, Result<Cell, StoreError>)>,
+    pub records: Vec<(OperationId, Result<StoredRecord, StoreError>)>,
     /// Whether there are keys after the last one.
     pub more: bool,
 }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use hapax::{OnUnknown, State};
+use hapax::{OnUnknown, RecordState};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, restore};
 
-use crate::support::{claim, complete, load, stored};
+use crate::support::{claim, complete, load, expect_stored};
 
 fn secret_of(path: &Path) -> SecretSource {
     let mut name = path.as_os_str().to_owned();
@@ -21,15 +21,15 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
     let (done, mut under_way) = (claim(1), claim(2));
     under_way.draft.record.terms.on_unknown = OnUnknown::Block;
     under_way.draft.keep = None;
-    stored(&store, &done).await;
-    stored(&store, &complete(&done, 1001, b"answer")).await;
-    stored(&store, &under_way).await;
+    expect_stored(&store, &done).await;
+    expect_stored(&store, &complete(&done, 1001, b"answer")).await;
+    expect_stored(&store, &under_way).await;
     assert_eq!(store.backup(&backup).await.unwrap(), 2);
     let again = store.backup(&backup).await;
     assert!(matches!(again, Err(OpenError::Io { .. })), "no file is overwritten: {again:?}");
     // The store goes on, and what comes now is not in the backup.
-    stored(&store, &claim(3)).await;
-    stored(&store, &complete(&under_way, 1002, b"late")).await;
+    expect_stored(&store, &claim(3)).await;
+    expect_stored(&store, &complete(&under_way, 1002, b"late")).await;
     let fence = load(&store, 2).await.unwrap().fence;
     let identity = store.identity();
     store.close().await;
@@ -42,11 +42,11 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
     let options = Options::new(&restored).secret(secret_of(&path)).verify(true);
     let store = EmbeddedStore::open(options).unwrap();
     assert_eq!(store.identity(), identity);
-    let State::Done(outcome) = load(&store, 1).await.unwrap().record.state else { panic!() };
+    let RecordState::Done(outcome) = load(&store, 1).await.unwrap().record.state else { panic!() };
     assert_eq!(outcome.bytes(), "answer");
-    let cell = load(&store, 2).await.unwrap();
-    assert!(matches!(cell.record.state, State::Unknown { seen: None, asking: false }), "{cell:?}");
-    assert_eq!((cell.fence, cell.keep_until), (fence, None));
+    let stored = load(&store, 2).await.unwrap();
+    assert!(matches!(stored.record.state, RecordState::Unknown { seen: None, asking: false }), "{stored:?}");
+    assert_eq!((stored.fence, stored.keep_until), (fence, None));
     assert!(load(&store, 3).await.is_none(), "what came after the backup is forgotten");
     store.close().await;
 }
@@ -56,7 +56,7 @@ async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
     let store = EmbeddedStore::open(Options::new(&path)).unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     store.backup(&backup).await.unwrap();
     let in_use = restore(&path, &directory.path().join("x.db"), &secret_of(&path));
     assert!(matches!(in_use, Err(OpenError::InUse { .. })), "{in_use:?}");
@@ -79,7 +79,7 @@ async fn a_backup_that_fails_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
     let store = EmbeddedStore::open(Options::new(&path)).unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     store.close().await;
     let whole = std::fs::read(&path).unwrap();
     let mut failed = 0;

@@ -9,7 +9,7 @@ use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 use tokio::task::JoinHandle;
 
 use crate::medium::{Fault, Lies, Medium};
-use crate::support::{claim, complete, key, load, seen, stored};
+use crate::support::{claim, complete, key, load, seen, expect_stored};
 
 type Answer = Result<Swapped, StoreError>;
 
@@ -94,7 +94,7 @@ async fn swaps_of_one_key_in_one_commit_go_one_after_the_other() {
     }
     let conflict = |answer: &Swapped| match answer {
         Swapped::Stored(_) => None,
-        Swapped::Conflict(seen) => seen.cell.as_ref().map(|cell| cell.tag),
+        Swapped::Conflict(seen) => seen.stored.as_ref().map(|stored| stored.tag),
     };
     let tags: Vec<_> = answers.iter().map(conflict).collect();
     assert_eq!(tags, [None, Some(claimed.tag), None, None, Some(done.tag)]);
@@ -124,7 +124,7 @@ async fn callers_that_go_away_cancel_nothing() {
     waiting.abort();
     assert!(under_way.await.is_err() && waiting.await.is_err());
     medium.release();
-    stored(&*store, &claim(3)).await;
+    expect_stored(&*store, &claim(3)).await;
     assert!(load(&*store, 1).await.is_some());
     assert!(load(&*store, 2).await.is_some());
 }
@@ -134,7 +134,7 @@ async fn a_full_queue_refuses_claims_before_completions() {
     let (medium, store) = open(|options| options.queue(8, 1 << 20));
     let open: Vec<_> = (0..3).map(claim).collect();
     for claimed in &open {
-        stored(&*store, claimed).await;
+        expect_stored(&*store, claimed).await;
     }
     medium.hold();
     let first = send_first(&store, &medium, claim(10)).await;
@@ -160,7 +160,7 @@ async fn a_failed_commit_leaves_its_swaps_in_doubt_and_the_rest_undone() {
     for sync in [0, 1] {
         let (medium, store) = open(|options| options);
         let earlier = claim(7);
-        stored(&*store, &earlier).await;
+        expect_stored(&*store, &earlier).await;
         medium.hold();
         let first = send_first(&store, &medium, claim(1)).await;
         let behind = send(&store, claim(2), 1).await;
@@ -174,9 +174,9 @@ async fn a_failed_commit_leaves_its_swaps_in_doubt_and_the_rest_undone() {
         assert!(matches!(insist(&store, &claim(2)).await, Swapped::Stored(_)));
         assert_eq!(store.stats().reopened, 1);
         // The process lives, and so do its leases.
-        let (snapshot, cell) = seen(&*store, 7).await;
-        assert!(cell.lease_until > snapshot.now);
-        stored(&*store, &complete(&earlier, 70, b"answer")).await;
+        let (snapshot, stored) = seen(&*store, 7).await;
+        assert!(stored.lease_until > snapshot.now);
+        expect_stored(&*store, &complete(&earlier, 70, b"answer")).await;
     }
 }
 
@@ -194,7 +194,7 @@ async fn an_engine_that_panics_is_opened_again() {
 #[tokio::test]
 async fn a_disk_without_room_is_waited_for() {
     let (medium, store) = open(|options| options);
-    stored(&*store, &claim(1)).await;
+    expect_stored(&*store, &claim(1)).await;
     medium.set_fault(Fault::Full);
     assert!(matches!(store.swap(claim(2)).await, Err(StoreError::Ambiguous(_))));
     for _ in 0..3 {
@@ -210,15 +210,15 @@ async fn a_disk_without_room_is_waited_for() {
 async fn the_last_bytes_of_the_disk_are_for_what_is_under_way() {
     let (medium, store) = open(|options| options.min_free_bytes(1000));
     let claimed = claim(1);
-    stored(&*store, &claimed).await;
+    expect_stored(&*store, &claimed).await;
     medium.set_free(999);
     let refused = store.swap(claim(2)).await;
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
     // What was stored already is no new key.
-    stored(&*store, &claimed).await;
-    stored(&*store, &complete(&claimed, 3, b"answer")).await;
+    expect_stored(&*store, &claimed).await;
+    expect_stored(&*store, &complete(&claimed, 3, b"answer")).await;
     medium.set_free(1000);
-    stored(&*store, &claim(2)).await;
+    expect_stored(&*store, &claim(2)).await;
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn reaping_lets_swaps_through() {
     let clock = Arc::new(hapax_testkit::ManualClock::default());
     let (medium, store) = open(|options| options.clock(clock.clone()));
     for of in 0..400 {
-        stored(&*store, &claim(of)).await;
+        expect_stored(&*store, &claim(of)).await;
     }
     clock.set(clock.now().after(crate::support::RETENTION + crate::support::LEASE));
     medium.hold();
@@ -269,9 +269,9 @@ async fn fill(store: &EmbeddedStore, from: u64) -> u64 {
 async fn on_a_full_disk_the_reserve_takes_what_is_under_way_and_replays_go_on() {
     let (medium, store) = open(|options| options.min_free_bytes(1));
     let (done, under_way) = (claim(1), claim(2));
-    stored(&*store, &done).await;
-    stored(&*store, &complete(&done, 1001, b"answer")).await;
-    stored(&*store, &under_way).await;
+    expect_stored(&*store, &done).await;
+    expect_stored(&*store, &complete(&done, 1001, b"answer")).await;
+    expect_stored(&*store, &under_way).await;
     assert!(medium.reserved().is_some());
     // Full, and the file system says so: new keys are rejected, whatever is under way is recorded.
     medium.set_room(0);
@@ -284,7 +284,7 @@ async fn on_a_full_disk_the_reserve_takes_what_is_under_way_and_replays_go_on() 
     // Replays need no room at all.
     for _ in 0..3 {
         match store.swap(claim(1)).await {
-            Ok(Swapped::Conflict(seen)) => assert!(seen.cell.is_some()),
+            Ok(Swapped::Conflict(seen)) => assert!(seen.stored.is_some()),
             other => panic!("{other:?}"),
         }
     }
@@ -308,9 +308,9 @@ async fn until_reserved(store: &EmbeddedStore, medium: &Medium) {
 async fn with_the_reserve_used_up_writes_pause_and_replays_are_answered() {
     let (medium, store) = open(|options| options.min_free_bytes(0));
     let (done, under_way) = (claim(1), claim(2));
-    stored(&*store, &done).await;
-    stored(&*store, &complete(&done, 1001, b"answer")).await;
-    stored(&*store, &under_way).await;
+    expect_stored(&*store, &done).await;
+    expect_stored(&*store, &complete(&done, 1001, b"answer")).await;
+    expect_stored(&*store, &under_way).await;
     medium.set_room(0);
     fill(&store, 10_000).await;
     assert!(medium.reserved().is_none());
@@ -322,7 +322,7 @@ async fn with_the_reserve_used_up_writes_pause_and_replays_are_answered() {
         let refused = store.swap(large.clone()).await;
         assert!(refused.is_err(), "{refused:?}");
         match store.swap(claim(1)).await {
-            Ok(Swapped::Conflict(seen)) => answered += u32::from(seen.cell.is_some()),
+            Ok(Swapped::Conflict(seen)) => answered += u32::from(seen.stored.is_some()),
             Ok(other) => panic!("{other:?}"),
             // Opened again at this moment.
             Err(StoreError::Unavailable(_)) => {}

@@ -9,7 +9,7 @@ use hapax::{Clock, Grant, KeyRing, Secret, Store, StoreError, Timestamp};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
 
-use crate::support::{LEASE, claim, complete, key, load, seen, stored};
+use crate::support::{LEASE, claim, complete, key, load, seen, expect_stored};
 
 fn open(path: &Path) -> Result<EmbeddedStore, OpenError> {
     EmbeddedStore::open(Options::new(path))
@@ -26,14 +26,14 @@ async fn what_was_written_is_there_after_a_restart() {
     let (_directory, path) = temporary();
     let store = open(&path).unwrap();
     let claimed = claim(1);
-    let first = stored(&store, &claimed).await;
-    stored(&store, &complete(&claimed, 2, b"answer")).await;
+    let first = expect_stored(&store, &claimed).await;
+    expect_stored(&store, &complete(&claimed, 2, b"answer")).await;
     let before = load(&store, 1).await;
     store.close().await;
     let store = open(&path).unwrap();
     let after = load(&store, 1).await.unwrap();
     assert_eq!(after.fence, first.fence);
-    assert_eq!(Some(after.record), before.map(|cell| cell.record));
+    assert_eq!(Some(after.record), before.map(|stored| stored.record));
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn a_store_that_is_dropped_is_finished_in_the_background() {
     let store = open(&path).unwrap();
     let closed = {
         let store = store;
-        stored(&store, &claim(1)).await;
+        expect_stored(&store, &claim(1)).await;
         store.close()
     };
     closed.await;
@@ -128,7 +128,7 @@ async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
     let store = open(&path).unwrap();
     let naming = store.secret().cloned().unwrap();
     let claimed = claim(1);
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     store.close().await;
     let ring = KeyRing::new(naming.clone()).sealing(Secret::new([2; 32]));
     let file = directory.path().join("hapax.db.secret");
@@ -136,7 +136,7 @@ async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
     let store = open(&path).unwrap();
     assert_eq!(store.secret(), Some(&naming));
     assert!(load(&store, 1).await.is_some());
-    stored(&store, &complete(&claimed, 2, b"answer")).await;
+    expect_stored(&store, &complete(&claimed, 2, b"answer")).await;
     store.close().await;
     // What was sealed under the new one needs it.
     std::fs::write(&file, naming.to_hex()).unwrap();
@@ -178,7 +178,7 @@ async fn a_making_that_was_cut_short_is_begun_again() {
     std::fs::write(directory.path().join("hapax.db.new"), [0; 5000]).unwrap();
     std::fs::write(directory.path().join("hapax.db.secret.new"), "ab").unwrap();
     let store = open(&path).unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
 }
 
 #[test]
@@ -203,7 +203,7 @@ async fn a_database_that_lost_its_bytes_is_not_begun_anew() {
 async fn nothing_is_acknowledged_once_the_file_is_taken_away() {
     let (directory, path) = temporary();
     let store = open(&path).unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let away = directory.path().join("away.db");
     std::fs::rename(&path, &away).unwrap();
     for _ in 0..3 {
@@ -225,14 +225,14 @@ async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
         let options = Options::new(&path).clock(clock.clone());
         let store = EmbeddedStore::open(options.clone()).unwrap();
         let claimed = claim(1);
-        stored(&store, &claimed).await;
+        expect_stored(&store, &claimed).await;
         assert!(takes_over(&store, &claimed).await.is_none(), "the lease is live");
         store.close().await;
         clock.set(Timestamp::from_micros(set));
         let store = EmbeddedStore::open(options).unwrap();
         let taken = takes_over(&store, &claimed).await.expect("the lease has lapsed");
         let (_, before) = seen(&store, 1).await;
-        assert!(stored(&store, &taken).await.fence > before.fence);
+        assert!(expect_stored(&store, &taken).await.fence > before.fence);
         // What this opening granted holds.
         assert!(takes_over(&store, &claimed).await.is_none());
         clock.advance(LEASE);
@@ -245,7 +245,7 @@ async fn takes_over(
     store: &EmbeddedStore,
     claimed: &hapax::store::Swap,
 ) -> Option<hapax::store::Swap> {
-    let (snapshot, cell) = seen(store, 1).await;
+    let (snapshot, stored) = seen(store, 1).await;
     let record = &claimed.draft.record;
     let asked = Asked {
         grant: Grant::from_bytes([9; 16]),
@@ -261,7 +261,7 @@ async fn takes_over(
     match step(&snapshot, &Event::Claim(asked)) {
         Step::Execute(draft) => Some(hapax::store::Swap {
             id: claimed.id,
-            expected: Some(cell.tag),
+            expected: Some(stored.tag),
             tag: crate::support::tag(99),
             draft,
         }),
@@ -275,14 +275,14 @@ async fn a_purged_key_gets_a_larger_fence_even_if_the_clock_was_set_back() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(9_000_000_000_000)));
     let options = Options::new(&path).clock(clock.clone());
     let store = EmbeddedStore::open(options.clone()).unwrap();
-    let before = stored(&store, &claim(1)).await.fence;
+    let before = expect_stored(&store, &claim(1)).await.fence;
     clock.advance(Duration::from_secs(1_000_000));
     assert_eq!(store.reap(std::num::NonZeroU32::MAX).await.unwrap().removed, 1);
     store.close().await;
     clock.set(Timestamp::from_micros(1));
     let store = EmbeddedStore::open(options).unwrap();
     assert_eq!(clock.now().as_micros(), 1);
-    assert!(stored(&store, &claim(1)).await.fence > before);
+    assert!(expect_stored(&store, &claim(1)).await.fence > before);
 }
 
 #[tokio::test]
@@ -292,8 +292,8 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 1..=3 {
         let claimed = claim(of);
-        stored(&store, &claimed).await;
-        stored(&store, &complete(&claimed, of + 10, format!("answer {of}").as_bytes())).await;
+        expect_stored(&store, &claimed).await;
+        expect_stored(&store, &complete(&claimed, of + 10, format!("answer {of}").as_bytes())).await;
     }
     store.close().await;
     flip(&path, b"answer 1");
@@ -320,8 +320,8 @@ async fn a_page_of_large_records_ends_early_and_goes_on() {
     let large = vec![b'x'; 700 << 10];
     for of in 1..=3 {
         let claimed = claim(of);
-        stored(&store, &claimed).await;
-        stored(&store, &complete(&claimed, of + 10, &large)).await;
+        expect_stored(&store, &claimed).await;
+        expect_stored(&store, &complete(&claimed, of + 10, &large)).await;
     }
     let limit = std::num::NonZeroU32::new(10).unwrap();
     let first = hapax::Inspect::page(&store, None, limit).await.unwrap();
@@ -336,7 +336,7 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     let options = Options::new(&path).secret(SecretSource::None);
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 0..100 {
-        stored(&store, &claim(of)).await;
+        expect_stored(&store, &claim(of)).await;
     }
     store.close().await;
     EmbeddedStore::open(options.clone().verify(true)).unwrap().close().await;
@@ -352,7 +352,7 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
         .map(|of| {
             let store = Arc::clone(&store);
             tokio::spawn(async move {
-                (store.swap(claim(of)).await, store.load(&key(of)).await.map(|seen| seen.cell))
+                (store.swap(claim(of)).await, store.load(&key(of)).await.map(|seen| seen.stored))
             })
         })
         .collect();
@@ -367,14 +367,14 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     assert!((70..100).contains(&whole), "{whole} of 100 keys are whole");
     assert!(matches!(store.load(&key(5)).await, Err(StoreError::Corrupt(_))));
     assert_eq!(store.stats().reopened, 0);
-    stored(&*store, &claim(1000)).await;
+    expect_stored(&*store, &claim(1000)).await;
     // A listing goes around what is damaged.
     let (mut after, mut listed, mut damaged) = (None, 0, 0);
     loop {
         let limit = std::num::NonZeroU32::new(7).unwrap();
         let page = hapax::Inspect::page(&*store, after, limit).await.unwrap();
-        listed += page.cells.iter().filter(|(_, cell)| cell.is_ok()).count();
-        damaged += page.cells.iter().filter(|(_, cell)| cell.is_err()).count();
+        listed += page.cells.iter().filter(|(_, stored)| stored.is_ok()).count();
+        damaged += page.cells.iter().filter(|(_, stored)| stored.is_err()).count();
         after = page.cells.last().map(|(key, _)| *key);
         if !page.more {
             break;
@@ -390,7 +390,7 @@ async fn a_damaged_page_is_found_before_a_request_needs_it() {
     let options = Options::new(&path).secret(SecretSource::None);
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 0..100 {
-        stored(&store, &claim(of)).await;
+        expect_stored(&store, &claim(of)).await;
     }
     store.close().await;
     damage_page(&path, key(5).as_bytes());

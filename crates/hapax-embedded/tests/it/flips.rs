@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax::store::Swapped;
-use hapax::{State, Store};
+use hapax::{RecordState, Store};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, examine, salvage};
 use hapax_testkit::SeededEntropy;
 
-use crate::support::{claim, complete, key, stored};
+use crate::support::{claim, complete, key, expect_stored};
 
 /// Enough for a tree of branches and leaves.
 const KEYS: u64 = 400;
@@ -34,8 +34,8 @@ async fn finished(path: &Path) -> Vec<u8> {
             let store = Arc::clone(&store);
             tokio::spawn(async move {
                 let claimed = claim(of);
-                stored(&*store, &claimed).await;
-                stored(&*store, &complete(&claimed, of + 10_000, &answer(of))).await;
+                expect_stored(&*store, &claimed).await;
+                expect_stored(&*store, &complete(&claimed, of + 10_000, &answer(of))).await;
             })
         })
         .collect();
@@ -57,8 +57,8 @@ async fn replays(store: &Arc<EmbeddedStore>) -> u64 {
                 let replayed = match store.swap(again).await {
                     Ok(Swapped::Stored(_)) => panic!("key {of} was executed again"),
                     Ok(Swapped::Conflict(seen)) => {
-                        let cell = seen.cell.unwrap_or_else(|| panic!("key {of} looks unused"));
-                        let State::Done(outcome) = cell.record.state else {
+                        let stored = seen.stored.unwrap_or_else(|| panic!("key {of} looks unused"));
+                        let RecordState::Done(outcome) = stored.record.state else {
                             panic!("key {of} is not done");
                         };
                         assert_eq!(outcome.bytes(), &answer(of), "key {of} has another answer");
@@ -67,7 +67,7 @@ async fn replays(store: &Arc<EmbeddedStore>) -> u64 {
                     Err(_) => false,
                 };
                 match store.load(&key(of)).await {
-                    Ok(seen) => assert!(seen.cell.is_some(), "key {of} is absent to a load"),
+                    Ok(seen) => assert!(seen.stored.is_some(), "key {of} is absent to a load"),
                     Err(_) => assert!(!replayed, "key {of} was there a moment ago"),
                 }
                 replayed
@@ -199,14 +199,14 @@ async fn salvage_writes_what_is_whole_and_counts_what_is_lost() {
     assert_eq!(store.identity(), identity);
     let mut there = 0;
     for of in 0..KEYS {
-        let Some(cell) = crate::support::load(&*store, of).await else { continue };
-        let State::Done(outcome) = cell.record.state else { panic!() };
+        let Some(stored) = crate::support::load(&*store, of).await else { continue };
+        let RecordState::Done(outcome) = stored.record.state else { panic!() };
         assert_eq!(outcome.bytes(), &answer(of));
         there += 1;
     }
     assert_eq!(there, salvaged.read);
     // What is due is reaped: the index is whole.
-    stored(&*store, &claim(77)).await;
+    expect_stored(&*store, &claim(77)).await;
     store.close().await;
 }
 
@@ -239,7 +239,7 @@ async fn a_copy_of_the_header_that_is_older_is_replaced_at_open() {
     let older = finished(&path).await;
     let store = EmbeddedStore::open(options(&path)).unwrap();
     let claimed = claim(KEYS);
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     store.close().await;
     let mut file = std::fs::read(&path).unwrap();
     assert_ne!(file[..512], older[..512]);

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::store::{Cell, Stamped, Swap, Swapped};
+use hapax::store::{StoredRecord, Stamped, Swap, Swapped};
 use hapax::{Inspect, Store, StoreError, OperationId};
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 use hapax_testkit::{ManualClock, SeededEntropy};
@@ -53,25 +53,25 @@ impl History {
     }
 
     /// Whether `cell` may be what a failure after `at` operations left of `key`.
-    fn allows(&self, key: &OperationId, at: usize, cell: Option<&Cell>) -> bool {
+    fn allows(&self, key: &OperationId, at: usize, stored: Option<&StoredRecord>) -> bool {
         let keys = self.0.lock().unwrap();
-        let Some(chain) = keys.get(key) else { return cell.is_none() };
+        let Some(chain) = keys.get(key) else { return stored.is_none() };
         let old = |written: &Written| written.acknowledged.is_some_and(|(when, _)| when <= at);
         let first = chain.iter().rposition(old);
-        let Some(cell) = cell else {
+        let Some(stored) = stored else {
             // What was due at once may have been reaped.
             return first.is_none() || chain[0].swap.draft.keep == Some(Duration::ZERO);
         };
         chain[first.unwrap_or(0)..].iter().any(|Written { swap, sent, acknowledged }| {
             *sent <= at
-                && cell.tag == swap.tag
-                && cell.record == swap.draft.record
+                && stored.tag == swap.tag
+                && stored.record == swap.draft.record
                 // A copy that failed, and was sent again, may be there with other times before the one
                 // that was acknowledged.
                 && acknowledged.is_none_or(|(when, stamped)| {
                     when > at
-                        || cell.fence == stamped.fence
-                        && cell.keep_until == swap.draft.keep.map(|keep| stamped.now.after(keep))
+                        || stored.fence == stamped.fence
+                        && stored.keep_until == swap.draft.keep.map(|keep| stamped.now.after(keep))
                 })
         })
     }
@@ -256,8 +256,8 @@ async fn check(image: Vec<u8>, past: &Past<'_>) -> Result<(), String> {
     for (history, at) in past {
         for key in history.keys() {
             let seen = store.load(&key).await.map_err(|error| format!("{key:?}: {error:?}"))?;
-            if !history.allows(&key, *at, seen.cell.as_ref()) {
-                return Err(format!("{key:?} holds {:?}", seen.cell));
+            if !history.allows(&key, *at, seen.stored.as_ref()) {
+                return Err(format!("{key:?} holds {:?}", seen.stored));
             }
         }
     }

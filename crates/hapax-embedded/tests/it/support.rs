@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hapax::store::{Cell, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{StoredRecord, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, OperationId, Tag, Terms,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, Tag, Terms,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
     Swap { id: key(of), expected: None, tag: tag(of), draft }
@@ -39,27 +39,27 @@ pub(crate) fn claim(of: u64) -> Swap {
 
 /// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
 pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
-    let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
+    let state = RecordState::Done(Outcome::new("test/1", outcome.to_vec()));
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
     Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
-pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
+pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) -> Stamped {
     match store.swap(swap.clone()).await.unwrap() {
         Swapped::Stored(stamped) => stamped,
         Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
     }
 }
 
-pub(crate) async fn load(store: &dyn Store, of: u64) -> Option<Cell> {
-    store.load(&key(of)).await.unwrap().cell
+pub(crate) async fn load(store: &dyn Store, of: u64) -> Option<StoredRecord> {
+    store.load(&key(of)).await.unwrap().stored
 }
 
-pub(crate) async fn seen(store: &dyn Store, of: u64) -> (Snapshot, Cell) {
+pub(crate) async fn seen(store: &dyn Store, of: u64) -> (Snapshot, StoredRecord) {
     let seen = store.load(&key(of)).await.unwrap();
-    let cell = seen.cell.clone().unwrap();
-    (seen, cell)
+    let stored = seen.stored.clone().unwrap();
+    (seen, stored)
 }
 
 /// Spread over the key space as hashes are.

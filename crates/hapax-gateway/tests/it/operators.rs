@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, State, Store, StoreError, OperationId,
+    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, RecordState, Store, StoreError, OperationId,
     SystemClock,
 };
 use hapax_gateway::{Gateway, Opened};
@@ -84,7 +84,7 @@ impl Stopped {
 impl Store for Stopped {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
-            let releases = swap.draft.record.state == State::Released;
+            let releases = swap.draft.record.state == RecordState::Released;
             self.pass(if releases { Call::Release } else { Call::Other }).await;
             self.store.swap(swap).await
         })

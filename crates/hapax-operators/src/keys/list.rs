@@ -94,18 +94,18 @@ impl Keys {
             // On Redis a page is a walk over all keys: as long as it takes, each of its steps
             // being bounded by the store.
             let page = self.store.page(after, PAGE).await?;
-            for (key, cell) in page.cells {
+            for (key, stored) in page.records {
                 if listed.keys.len() + listed.damaged.len() == limit {
                     listed.next = after.map(|id| id.to_string());
                     return Ok(listed);
                 }
                 after = Some(key);
                 looked_at += 1;
-                match cell {
+                match stored {
                     Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
-                    Ok(cell) => {
+                    Ok(stored) => {
                         // A page names records; `show` has what was answered.
-                        let view = KeyView::named(&key, &cell, page.now);
+                        let view = KeyView::named(&key, &stored, page.now);
                         let wanted = match list.state {
                             Some(state) => view.state == state,
                             None => !matches!(view.state, KeyState::Expired | KeyState::Released),

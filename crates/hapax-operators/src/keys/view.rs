@@ -4,8 +4,8 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use hapax::store::Cell;
-use hapax::{Outcome, Record, State, OperationId, Timestamp};
+use hapax::store::StoredRecord;
+use hapax::{Outcome, Record, RecordState, OperationId, Timestamp};
 use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -33,13 +33,13 @@ pub enum KeyState {
 
 impl KeyState {
     /// Returns the state of a record at `now`.
-    pub(crate) fn of(cell: &Cell, now: Timestamp) -> Self {
-        match &cell.record.state {
-            _ if cell.keep_until.is_some_and(|until| until <= now) => Self::Expired,
-            State::InFlight if now < cell.lease_until => Self::InFlight,
-            State::InFlight | State::Unknown { .. } => Self::Unknown,
-            State::Done(_) => Self::Done,
-            State::Released => Self::Released,
+    pub(crate) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
+        match &stored.record.state {
+            _ if stored.keep_until.is_some_and(|until| until <= now) => Self::Expired,
+            RecordState::InFlight if now < stored.lease_until => Self::InFlight,
+            RecordState::InFlight | RecordState::Unknown { .. } => Self::Unknown,
+            RecordState::Done(_) => Self::Done,
+            RecordState::Released => Self::Released,
         }
     }
 
@@ -156,13 +156,13 @@ pub struct Was {
 }
 
 impl Was {
-    pub(super) fn of(cell: &Cell, now: Timestamp) -> Self {
+    pub(super) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
         let status =
-            outcome(cell).and_then(|outcome| match Stored::from_outcome(outcome).ok()? {
+            outcome(stored).and_then(|outcome| match Stored::from_outcome(outcome).ok()? {
                 Stored::NotRetained { status } => Some(status.as_u16()),
                 Stored::Whole(whole) => Some(whole.status.as_u16()),
             });
-        Self { state: KeyState::of(cell, now), ended: ended(cell).map(rfc3339), status }
+        Self { state: KeyState::of(stored, now), ended: ended(stored).map(rfc3339), status }
     }
 }
 
@@ -187,26 +187,26 @@ pub struct ResponseView {
 
 impl KeyView {
     /// With what it is answered with.
-    pub(super) fn of(id: &OperationId, cell: &Cell, now: Timestamp) -> Self {
-        Self { response: outcome(cell).and_then(ResponseView::of), ..Self::named(id, cell, now) }
+    pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
+        Self { response: outcome(stored).and_then(ResponseView::of), ..Self::named(id, stored, now) }
     }
 
     /// Without it: nothing that is large is copied.
-    pub(crate) fn named(id: &OperationId, cell: &Cell, now: Timestamp) -> Self {
-        let record = &cell.record;
+    pub(crate) fn named(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
+        let record = &stored.record;
         Self {
             id: id.to_string(),
-            state: KeyState::of(cell, now),
-            fence: cell.fence.get(),
+            state: KeyState::of(stored, now),
+            fence: stored.fence.get(),
             attempt: record.attempt,
             on_unknown: record.terms.on_unknown.as_str().to_owned(),
             scheme: record.scheme.as_str().to_owned(),
             fingerprint: crate::hex(&record.fingerprint.as_bytes()[..4]),
             now: rfc3339(now),
-            began: rfc3339(cell.fence.issued_at()),
-            ended: ended(cell).map(rfc3339),
-            lease_until: rfc3339(cell.lease_until),
-            keep_until: cell.keep_until.map(rfc3339),
+            began: rfc3339(stored.fence.issued_at()),
+            ended: ended(stored).map(rfc3339),
+            lease_until: rfc3339(stored.lease_until),
+            keep_until: stored.keep_until.map(rfc3339),
             described: described(record),
             decision: decided(record),
             response: None,
@@ -259,22 +259,22 @@ fn decided(record: &Record) -> Option<Decided> {
 }
 
 /// What it is answered with, or what was seen of an unknown outcome.
-const fn outcome(cell: &Cell) -> Option<&Outcome> {
-    match &cell.record.state {
-        State::Done(outcome) | State::Unknown { seen: Some(outcome), .. } => Some(outcome),
-        State::InFlight | State::Unknown { .. } | State::Released => None,
+const fn outcome(stored: &StoredRecord) -> Option<&Outcome> {
+    match &stored.record.state {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => Some(outcome),
+        RecordState::InFlight | RecordState::Unknown { .. } | RecordState::Released => None,
     }
 }
 
 /// Its end is when its keeping began: a retention ago, or, of what was released, a lease ago.
-fn ended(cell: &Cell) -> Option<Timestamp> {
-    let kept_for = match cell.record.state {
-        State::Done(_) => cell.record.terms.retention,
-        State::Released => cell.record.terms.lease,
-        State::InFlight | State::Unknown { .. } => return None,
+fn ended(stored: &StoredRecord) -> Option<Timestamp> {
+    let kept_for = match stored.record.state {
+        RecordState::Done(_) => stored.record.terms.retention,
+        RecordState::Released => stored.record.terms.lease,
+        RecordState::InFlight | RecordState::Unknown { .. } => return None,
     };
     let micros = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
-    Some(Timestamp::from_micros(cell.keep_until?.as_micros().saturating_sub(micros)))
+    Some(Timestamp::from_micros(stored.keep_until?.as_micros().saturating_sub(micros)))
 }
 
 pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {

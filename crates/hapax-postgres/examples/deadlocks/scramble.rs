@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Record, Scheme, State, Store, StoreError, OperationId, Tag, Terms,
+    Fingerprint, Grant, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -49,7 +49,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
             store.reap(NonZeroU32::MIN.saturating_add(20)).await?;
             return Ok(false);
         }
-        _ => store.load(&key).await?.cell.map(|cell| cell.tag),
+        _ => store.load(&key).await?.stored.map(|stored| stored.tag),
     };
     let fresh = |error: hapax::EntropyError| StoreError::unavailable(error);
     let tag = Tag::fresh(entropy).map_err(fresh)?;
@@ -64,7 +64,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: KEEP, keep: Some(KEEP) };
     let swapped = store.swap(Swap { id: key, expected, tag, draft }).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, State, Store, OperationId, Tag,
+    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, Tag,
     Terms,
 };
 use hapax_testkit::SeededEntropy;
@@ -52,10 +52,10 @@ impl Requests {
             terms: self.terms,
             checkpoint: None,
             notes: hapax::Notes::default(),
-            state: State::InFlight,
+            state: RecordState::InFlight,
         };
         let keep = Some(self.terms.retention);
-        let state = State::Done(Answer::new("http/1", vec![b'x'; ANSWER]));
+        let state = RecordState::Done(Answer::new("http/1", vec![b'x'; ANSWER]));
         let done = Record { state, ..record.clone() };
         let (first, second) = (Tag::fresh(&self.entropy)?, Tag::fresh(&self.entropy)?);
         let draft = Draft { record, stamp: Stamp::NextFence, lease: self.terms.lease, keep };

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
 use super::{CONFLICT, ENDED_EARLY, SAVEPOINT, SPOIL, stored};
-use crate::cell::Write;
+use crate::record::Write;
 use crate::error::PostgresError;
 use crate::store::PostgresStore;
 

@@ -1,7 +1,7 @@
 //! Bugs to plant, each at the place where somebody could make it.
 
-use hapax::store::{Cell, Stamp, Swap, Swapped};
-use hapax::{OnUnknown, State, Timestamp};
+use hapax::store::{StoredRecord, Stamp, Swap, Swapped};
+use hapax::{OnUnknown, RecordState, Timestamp};
 
 use super::plan;
 use super::truth::Meaning;
@@ -105,33 +105,33 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
     }
     let Swapped::Conflict(seen) = swapped else { return };
     let now = seen.now;
-    let Some(cell) = &mut seen.cell else { return };
+    let Some(stored) = &mut seen.stored else { return };
     match &conv.talk {
-        Talk::Claim(claim) => garble_for_claimer(bug, now, claim, cell),
+        Talk::Claim(claim) => garble_for_claimer(bug, now, claim, stored),
         Talk::Write(write) => {
             let Some(tenure) = world.ledger.tenures.get(write.tenure as usize) else { return };
             let seize = match (bug, write.meaning) {
                 (Bug::ComparesFences, Meaning::Operator { .. }) => false,
-                (Bug::ComparesFences, _) => tenure.fence >= cell.fence.get(),
+                (Bug::ComparesFences, _) => tenure.fence >= stored.fence.get(),
                 (Bug::RenewsWithoutOwnership, Meaning::Renew { .. }) => true,
                 (Bug::ReleasesWithoutOwnership, Meaning::Release) => true,
                 (Bug::CompletesWithoutOwnership, Meaning::Complete { .. }) => true,
                 _ => false,
             };
             if seize {
-                cell.record.grant = tenure.grant;
-                cell.record.life = tenure.record_life;
+                stored.record.grant = tenure.grant;
+                stored.record.life = tenure.record_life;
             }
-            let own = cell.record.grant == tenure.grant;
-            match (bug, write.meaning, &cell.record.state) {
-                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, State::Done(_)) if own => {
-                    cell.record.state = State::InFlight;
+            let own = stored.record.grant == tenure.grant;
+            match (bug, write.meaning, &stored.record.state) {
+                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, RecordState::Done(_)) if own => {
+                    stored.record.state = RecordState::InFlight;
                 }
                 (Bug::ResolvesTheUnseen, Meaning::Operator { fence, .. }, _) => {
-                    cell.fence = hapax::FencingToken::new(fence);
+                    stored.fence = hapax::FencingToken::new(fence);
                 }
                 (Bug::ResolvesWithoutForce, Meaning::Operator { .. }, _) => {
-                    cell.lease_until = Timestamp::default();
+                    stored.lease_until = Timestamp::default();
                 }
                 _ => {}
             }
@@ -139,20 +139,20 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
     }
 }
 
-fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, cell: &mut Cell) {
+fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, stored: &mut StoredRecord) {
     match bug {
-        Bug::IgnoresTheRecordsPolicy => cell.record.terms.on_unknown = OnUnknown::Reexecute,
+        Bug::IgnoresTheRecordsPolicy => stored.record.terms.on_unknown = OnUnknown::Reexecute,
         Bug::IgnoresRenewals => {
-            let claimed = cell.fence.issued_at().after(cell.record.terms.lease);
-            cell.lease_until = cell.lease_until.min(claimed);
+            let claimed = stored.fence.issued_at().after(stored.record.terms.lease);
+            stored.lease_until = stored.lease_until.min(claimed);
         }
-        Bug::ForgetsAttempts if cell.record.state == State::Released => cell.record.attempt = 0,
+        Bug::ForgetsAttempts if stored.record.state == RecordState::Released => stored.record.attempt = 0,
         Bug::IgnoresTheFingerprint => {
-            cell.record.scheme = plan::scheme(claim.scheme);
-            cell.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
+            stored.record.scheme = plan::scheme(claim.scheme);
+            stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
         }
-        Bug::AsksTooSoon if cell.record.state == State::InFlight && cell.lease_until <= now => {
-            cell.lease_until = Timestamp::default();
+        Bug::AsksTooSoon if stored.record.state == RecordState::InFlight && stored.lease_until <= now => {
+            stored.lease_until = Timestamp::default();
         }
         _ => {}
     }
@@ -176,7 +176,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
         Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.grant,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
         Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
-            draft.record.state = State::Released;
+            draft.record.state = RecordState::Released;
         }
         Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {
             draft.record.grant = hapax::Grant::from_bytes(*swap.tag.as_bytes());

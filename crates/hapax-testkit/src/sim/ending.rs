@@ -34,7 +34,7 @@ impl World {
         for key in 0..KEYS {
             let truth = self.ledger.look(key, self.store.clock(self.now));
             let kept = truth.keep_until == NEVER;
-            ensure(kept || self.store.cells[key].is_none(), "L4", "a record outlives its time")?;
+            ensure(kept || self.store.records[key].is_none(), "L4", "a record outlives its time")?;
         }
         match self.violation {
             Some(violation) => Err(violation),

@@ -115,7 +115,7 @@ impl World {
         let Letter { swap, conv, .. } = &self.letters[letter as usize];
         let key = usize::from(self.convs[*conv as usize].key);
         let mut fresh = swap.clone();
-        fresh.expected = self.store.cells[key].as_ref().map(|cell| cell.tag);
+        fresh.expected = self.store.records[key].as_ref().map(|stored| stored.tag);
         let (swapped, _) = self.store.judge(key, self.now, &fresh);
         self.write(letter, key);
         self.send_reply(letter, swapped);
@@ -267,7 +267,7 @@ impl World {
             let clock = self.store.clock(self.now);
             let found = self.store.load(usize::from(key), self.now);
             let truth = self.ledger.look(usize::from(key), clock);
-            let judged = self.ledger.judge_cell(&truth, found.cell.as_ref());
+            let judged = self.ledger.judge_cell(&truth, found.stored.as_ref());
             self.judge(judged);
             self.looks.push((found, truth));
             seen = self.looks.len() as u32;
@@ -296,12 +296,12 @@ impl World {
                 }
                 let Some((found, truth)) = found else { return self.transmit(conv) };
                 let tag = self.letters[letter as usize].swap.tag;
-                match &found.cell {
-                    Some(cell) if cell.tag == tag => {
+                match &found.stored {
+                    Some(stored) if stored.tag == tag => {
                         let stamped = hapax::store::Stamped {
                             now: found.now,
-                            fence: cell.fence,
-                            lease_until: cell.lease_until,
+                            fence: stored.fence,
+                            lease_until: stored.lease_until,
                         };
                         self.heard(conv, Swapped::Stored(stamped), truth);
                     }

@@ -44,7 +44,7 @@ impl World {
         let Operator { key, seen } = &mut self.operators[operator as usize];
         let key = *key;
         let Some((seen, truth)) = seen.take() else { return };
-        let Some(fence) = seen.cell.as_ref().map(|cell| cell.fence.get()) else { return };
+        let Some(fence) = seen.stored.as_ref().map(|stored| stored.fence.get()) else { return };
         let (force, forget) = (self.chance(400), self.chance(400));
         let outcome = self.chance(400).then_some(OPERATORS_OUTCOMES + operator as u16);
         let resolution = match outcome {

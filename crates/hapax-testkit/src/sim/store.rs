@@ -1,7 +1,7 @@
 //! The store of the simulated installation: three cells and a clock that can be wrong.
 
-use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, State, Timestamp};
+use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{FencingToken, RecordState, Timestamp};
 
 use super::bug::Bug;
 
@@ -10,15 +10,15 @@ const EPOCH: u64 = 1_790_000_000_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct ModelStore {
-    pub(super) cells: Vec<Option<Cell>>,
+    pub(super) records: Vec<Option<StoredRecord>>,
     /// How far its clock is off, in microseconds.
     pub(super) offset: i64,
 }
 
 impl ModelStore {
     pub(super) fn reset(&mut self, keys: usize) {
-        self.cells.clear();
-        self.cells.resize(keys, None);
+        self.records.clear();
+        self.records.resize(keys, None);
         self.offset = 0;
     }
 
@@ -28,19 +28,19 @@ impl ModelStore {
     }
 
     pub(super) fn load(&self, key: usize, now: u64) -> Snapshot {
-        Snapshot { now: Timestamp::from_micros(self.clock(now)), cell: self.cells[key].clone() }
+        Snapshot { now: Timestamp::from_micros(self.clock(now)), stored: self.records[key].clone() }
     }
 
     /// What a swap comes to, and whether it is to be written.
     pub(super) fn judge(&self, key: usize, now: u64, swap: &Swap) -> (Swapped, bool) {
         let clock = Timestamp::from_micros(self.clock(now));
-        let found = self.cells[key].as_ref();
-        if let Some(cell) = found
-            && cell.tag == swap.tag
+        let found = self.records[key].as_ref();
+        if let Some(stored) = found
+            && stored.tag == swap.tag
         {
-            return (Swapped::Stored(stamped(clock, cell)), false);
+            return (Swapped::Stored(stamped(clock, stored)), false);
         }
-        if found.map(|cell| cell.tag) != swap.expected {
+        if found.map(|stored| stored.tag) != swap.expected {
             return (Swapped::Conflict(self.load(key, now)), false);
         }
         (Swapped::Stored(stamped(clock, &written(clock, found, swap))), true)
@@ -49,26 +49,26 @@ impl ModelStore {
     /// Writes, whatever is there.
     pub(super) fn write(&mut self, key: usize, now: u64, swap: &Swap) -> u64 {
         let clock = Timestamp::from_micros(self.clock(now));
-        let cell = written(clock, self.cells[key].as_ref(), swap);
-        let fence = cell.fence.get();
-        self.cells[key] = Some(cell);
+        let stored = written(clock, self.records[key].as_ref(), swap);
+        let fence = stored.fence.get();
+        self.records[key] = Some(stored);
         fence
     }
 
     /// Removes what is due, and answers which.
     pub(super) fn reap(&mut self, now: u64, bug: Option<Bug>) -> Vec<usize> {
         let clock = Timestamp::from_micros(self.clock(now));
-        let due = |cell: &Cell| match (bug, &cell.record.state) {
-            (Some(Bug::ReapsReleasedAtOnce), State::Released) => true,
-            (Some(Bug::ReapsByTheLease), State::InFlight | State::Unknown { .. }) => {
-                cell.lease_until.after(cell.record.terms.retention) <= clock
+        let due = |stored: &StoredRecord| match (bug, &stored.record.state) {
+            (Some(Bug::ReapsReleasedAtOnce), RecordState::Released) => true,
+            (Some(Bug::ReapsByTheLease), RecordState::InFlight | RecordState::Unknown { .. }) => {
+                stored.lease_until.after(stored.record.terms.retention) <= clock
             }
-            _ => cell.keep_until.is_some_and(|until| until.after(cell.record.terms.lease) <= clock),
+            _ => stored.keep_until.is_some_and(|until| until.after(stored.record.terms.lease) <= clock),
         };
         let mut removed = Vec::new();
-        for (key, cell) in self.cells.iter_mut().enumerate() {
-            if cell.as_ref().is_some_and(due) {
-                *cell = None;
+        for (key, stored) in self.records.iter_mut().enumerate() {
+            if stored.as_ref().is_some_and(due) {
+                *stored = None;
                 removed.push(key);
             }
         }
@@ -76,9 +76,9 @@ impl ModelStore {
     }
 }
 
-fn written(clock: Timestamp, found: Option<&Cell>, swap: &Swap) -> Cell {
-    let last = found.map(|cell| cell.fence);
-    Cell {
+fn written(clock: Timestamp, found: Option<&StoredRecord>, swap: &Swap) -> StoredRecord {
+    let last = found.map(|stored| stored.fence);
+    StoredRecord {
         tag: swap.tag,
         fence: match (swap.draft.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
@@ -90,6 +90,6 @@ fn written(clock: Timestamp, found: Option<&Cell>, swap: &Swap) -> Cell {
     }
 }
 
-const fn stamped(now: Timestamp, cell: &Cell) -> Stamped {
-    Stamped { now, fence: cell.fence, lease_until: cell.lease_until }
+const fn stamped(now: Timestamp, stored: &StoredRecord) -> Stamped {
+    Stamped { now, fence: stored.fence, lease_until: stored.lease_until }
 }

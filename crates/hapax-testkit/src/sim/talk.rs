@@ -1,6 +1,6 @@
 //! Conversations: what the core is told, and what it wants next.
 
-use hapax::State;
+use hapax::RecordState;
 use hapax::exchange::{Claimed, Holding, Next, Wrote};
 use hapax::machine::{Act, Verdict};
 use hapax::store::{Swap, Swapped};
@@ -54,8 +54,8 @@ impl World {
             }
             Talk::Claim(claim) => {
                 if let Swapped::Conflict(seen) = &swapped
-                    && let Some(cell) = &seen.cell
-                    && cell.record.terms.on_unknown != claim.policy
+                    && let Some(stored) = &seen.stored
+                    && stored.record.terms.on_unknown != claim.policy
                 {
                     self.tally.fault(Fault::MixedPolicies);
                 }
@@ -97,13 +97,13 @@ impl World {
         let record = &swap.draft.record;
         let asked = claim.asked.map(|(version, _)| version);
         match (&record.state, swap.draft.stamp) {
-            (State::InFlight, hapax::store::Stamp::NextFence) => Meaning::Execute {
+            (RecordState::InFlight, hapax::store::Stamp::NextFence) => Meaning::Execute {
                 anew: record.life == record.grant,
                 attempt: record.attempt,
                 asked: asked.filter(|_| said.is_some()),
             },
-            (State::InFlight, _) => Meaning::Own,
-            (State::Unknown { asking: true, .. }, _) => {
+            (RecordState::InFlight, _) => Meaning::Own,
+            (RecordState::Unknown { asking: true, .. }, _) => {
                 let (after, timeout) = claim.hook.unwrap_or_default();
                 Meaning::Ask { after, timeout }
             }
@@ -338,10 +338,10 @@ impl World {
             Meaning::Answer { .. } | Meaning::Execute { asked: Some(_), .. }
         );
         let Swapped::Conflict(seen) = swapped else { return false };
-        let (true, Some(cell)) = (answer, &seen.cell) else { return false };
+        let (true, Some(stored)) = (answer, &seen.stored) else { return false };
         let mut again = letter.swap.clone();
         let meaning = letter.meaning;
-        again.expected = Some(cell.tag);
+        again.expected = Some(stored.tag);
         if let Ok(tag) = hapax::Tag::fresh(&self.ids.0) {
             again.tag = tag;
         }
@@ -353,9 +353,9 @@ impl World {
     fn denies(&mut self, conv: u32, swapped: &Swapped, truth: &Truth) -> bool {
         let Talk::Write(write) = &self.convs[conv as usize].talk else { return false };
         let Swapped::Conflict(seen) = swapped else { return false };
-        let done = seen.cell.as_ref().is_some_and(|cell| {
-            matches!(cell.record.state, State::Done(_))
-                && cell.record.grant == self.ledger.tenures[write.tenure as usize].grant
+        let done = seen.stored.as_ref().is_some_and(|stored| {
+            matches!(stored.record.state, RecordState::Done(_))
+                && stored.record.grant == self.ledger.tenures[write.tenure as usize].grant
         });
         if !done || !matches!(write.meaning, Meaning::Complete { .. }) {
             return false;
@@ -372,16 +372,16 @@ impl World {
 fn words(swapped: &Swapped) -> String {
     match swapped {
         Swapped::Stored(stamped) => format!("stored, fence {}", stamped.fence),
-        Swapped::Conflict(seen) => match &seen.cell {
+        Swapped::Conflict(seen) => match &seen.stored {
             None => "conflict: nothing there".to_owned(),
-            Some(cell) => format!(
+            Some(stored) => format!(
                 "conflict: {:?} {:?} of {:?} life {:?}, lease until {:?}, kept until {:?}, now {:?}",
-                cell.tag,
-                cell.record.state,
-                cell.record.grant,
-                cell.record.life,
-                cell.lease_until,
-                cell.keep_until,
+                stored.tag,
+                stored.record.state,
+                stored.record.grant,
+                stored.record.life,
+                stored.lease_until,
+                stored.keep_until,
                 seen.now
             ),
         },

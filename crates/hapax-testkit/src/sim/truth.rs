@@ -2,8 +2,8 @@
 //! out to do. It is written from the promises, not from the state machine, and judges that.
 
 use hapax::exchange::Holding;
-use hapax::store::{Cell, Swap};
-use hapax::{Grant, OnUnknown, State, Timestamp};
+use hapax::store::{StoredRecord, Swap};
+use hapax::{Grant, OnUnknown, RecordState, Timestamp};
 
 pub(super) use super::facts::{
     Effect, Judged, Meaning, NEVER, Phase, Said, Tenure, Truth, Violation, Writer, ensure,
@@ -212,29 +212,29 @@ impl Ledger {
     }
 
     /// Whether a cell says what is true.
-    pub(super) fn judge_cell(&self, truth: &Truth, cell: Option<&Cell>) -> Judged {
-        let Some(cell) = cell else {
+    pub(super) fn judge_cell(&self, truth: &Truth, stored: Option<&StoredRecord>) -> Judged {
+        let Some(stored) = stored else {
             return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
         };
-        let record = &cell.record;
+        let record = &stored.record;
         let state = match &record.state {
-            State::InFlight => truth.phase == Phase::Held,
-            State::Released => truth.phase == Phase::Released,
-            State::Done(outcome) => {
+            RecordState::InFlight => truth.phase == Phase::Held,
+            RecordState::Released => truth.phase == Phase::Released,
+            RecordState::Done(outcome) => {
                 truth.phase == Phase::Done && plan::number(outcome.bytes()) == truth.outcome
             }
-            State::Unknown { seen, asking } => {
+            RecordState::Unknown { seen, asking } => {
                 let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
                 truth.phase == Phase::Unsure && glimpse == truth.glimpse && *asking == truth.asking
             }
         };
         let unfinished = matches!(truth.phase, Phase::Held | Phase::Unsure);
         let checkpoint = record.checkpoint.as_ref().map(plan::number);
-        let keep = cell.keep_until.map_or(NEVER, Timestamp::as_micros);
+        let keep = stored.keep_until.map_or(NEVER, Timestamp::as_micros);
         ensure(state, "table", "a record is in another state")?;
         ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
         ensure(keep == truth.keep_until, "table", "a record is kept for another time")?;
-        let lease = cell.lease_until.as_micros() == truth.lease_until;
+        let lease = stored.lease_until.as_micros() == truth.lease_until;
         ensure(lease || !unfinished, "table", "a record is held for another time")?;
         let same = checkpoint == truth.checkpoint;
         ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")

@@ -30,7 +30,7 @@ impl World {
                     self.processes[usize::from(worker)].seen = truth;
                     self.store.load(key, self.now)
                 } else {
-                    Snapshot { now: Timestamp::default(), cell: None }
+                    Snapshot { now: Timestamp::default(), stored: None }
                 };
                 self.claim(worker, seen);
             }
@@ -290,7 +290,7 @@ impl World {
         {
             let key = usize::from(self.convs[conv as usize].key);
             let truth = self.ledger.look(key, self.store.clock(self.now));
-            let seen = Snapshot { now: Timestamp::default(), cell: None };
+            let seen = Snapshot { now: Timestamp::default(), stored: None };
             self.wrote(conv, Wrote::Recorded(seen), Some(&truth));
             return true;
         }

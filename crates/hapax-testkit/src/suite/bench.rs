@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hapax::store::{Cell, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{StoredRecord, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Store, StoreError, OperationId,
+    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
     Tag, Terms,
 };
 
@@ -78,7 +78,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
             terms,
             checkpoint: None,
             notes: hapax::Notes::default(),
-            state: State::InFlight,
+            state: RecordState::InFlight,
         };
         Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }
     }
@@ -87,7 +87,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
     pub(super) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
         let outcome = Outcome::new("suite/1", outcome.to_vec());
         Draft {
-            record: Record { state: State::Done(outcome), ..of.record.clone() },
+            record: Record { state: RecordState::Done(outcome), ..of.record.clone() },
             stamp: Stamp::Keep,
             lease: Duration::ZERO,
             keep: Some(LONG),
@@ -119,10 +119,10 @@ impl<'a, F: Fixture> Bench<'a, F> {
     }
 
     /// Writes `draft` under a new key and returns key and cell.
-    pub(super) async fn put(&self, draft: Draft) -> (OperationId, Cell) {
+    pub(super) async fn put(&self, draft: Draft) -> (OperationId, StoredRecord) {
         let key = self.key();
         self.stored(&self.swap(key, None, draft)).await;
-        (key, self.cell(&key).await)
+        (key, self.record(&key).await)
     }
 
     /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
@@ -136,8 +136,8 @@ impl<'a, F: Fixture> Bench<'a, F> {
         load(&*self.store, key).await
     }
 
-    pub(super) async fn cell(&self, key: &OperationId) -> Cell {
-        self.load(key).await.cell.expect("the cell was written and is not due")
+    pub(super) async fn record(&self, key: &OperationId) -> StoredRecord {
+        self.load(key).await.stored.expect("the cell was written and is not due")
     }
 
     /// What a call of `reap` answers that is answered.
@@ -183,7 +183,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
     pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
         for _ in 0..PATIENCE {
             self.reap_all().await;
-            let gone = self.load(key).await.cell.is_none();
+            let gone = self.load(key).await.stored.is_none();
             if gone || !(F::EXPIRES_BY_ITSELF || self.reaps_failed()) {
                 return gone;
             }

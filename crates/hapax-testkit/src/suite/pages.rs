@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax::store::{Cell, Draft, Place, Stamp};
-use hapax::{Inspect, Outcome, Record, State, OperationId};
+use hapax::store::{StoredRecord, Draft, Place, Stamp};
+use hapax::{Inspect, Outcome, Record, RecordState, OperationId};
 
 use super::{Bench, Fixture};
 
@@ -17,8 +17,8 @@ where
     let bench = Bench::open(fixture).await;
     let page = page(&bench, None, 10).await;
     assert!(page.0.is_empty() && !page.1, "{page:?}");
-    let (key, cell) = bench.put(bench.draft()).await;
-    assert_eq!(self::page(&bench, None, 10).await, (vec![(key, cell)], false));
+    let (key, stored) = bench.put(bench.draft()).await;
+    assert_eq!(self::page(&bench, None, 10).await, (vec![(key, stored)], false));
 }
 
 /// Pages of any size, one after the other, hold every cell once, in ascending order of key.
@@ -33,13 +33,13 @@ where
     }
     all.sort_by_key(|(key, _)| *key);
     for limit in [1, 7, 59, 60, 61, 1_000] {
-        let mut found: Vec<(OperationId, Cell)> = Vec::new();
+        let mut found: Vec<(OperationId, StoredRecord)> = Vec::new();
         loop {
             let after = found.last().map(|(key, _)| *key);
-            let (cells, more) = page(&bench, after, limit).await;
-            assert!(cells.len() <= limit as usize, "{} cells of {limit}", cells.len());
-            assert!(!(cells.is_empty() && more), "an empty page that is not the last");
-            found.extend(cells);
+            let (records, more) = page(&bench, after, limit).await;
+            assert!(records.len() <= limit as usize, "{} cells of {limit}", records.len());
+            assert!(!(records.is_empty() && more), "an empty page that is not the last");
+            found.extend(records);
             assert!(found.len() <= all.len(), "pages of {limit} hold a cell twice");
             if !more {
                 break;
@@ -79,9 +79,9 @@ where
 {
     const KEEP: Duration = Duration::from_millis(50);
     let bench = Bench::open(fixture).await;
-    let (key, cell) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
+    let (key, stored) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
     bench.pass(KEEP).await;
-    assert_eq!(page(&bench, None, 10).await, (vec![(key, cell)], false));
+    assert_eq!(page(&bench, None, 10).await, (vec![(key, stored)], false));
 }
 
 /// A walk in steps of any size visits every cell that is unknown or whose lease lapsed, as it is, and
@@ -97,12 +97,12 @@ where
         let claim = bench.swap(bench.key(), None, Draft { lease: LAPSES, ..bench.draft() });
         bench.stored(&claim).await;
         let state = match number % 4 {
-            0 => State::Unknown { seen: None, asking: false },
-            1 => State::Done(Outcome::new("suite/1", vec![b'x'; 700])),
-            2 => State::Released,
-            _ => State::InFlight,
+            0 => RecordState::Unknown { seen: None, asking: false },
+            1 => RecordState::Done(Outcome::new("suite/1", vec![b'x'; 700])),
+            2 => RecordState::Released,
+            _ => RecordState::InFlight,
         };
-        if state != State::InFlight {
+        if state != RecordState::InFlight {
             let record = Record { state, ..claim.draft.record.clone() };
             let end = Draft { record, lease: Duration::ZERO, ..bench.draft() };
             let end = Draft { stamp: Stamp::Keep, ..end };
@@ -111,7 +111,7 @@ where
         if matches!(number % 4, 0 | 3) {
             undecided.insert(claim.id);
         }
-        all.insert(claim.id, bench.cell(&claim.id).await);
+        all.insert(claim.id, bench.record(&claim.id).await);
     }
     bench.pass(LAPSES).await;
     for limit in [1, 7, 1_000] {
@@ -121,9 +121,9 @@ where
         while let Some(from) = place {
             steps += 1;
             assert!(steps < 10_000, "a walk in steps of {limit} does not end");
-            let mut visit = |key: &OperationId, cell: &Result<Cell, _>, _| {
-                if let Ok(cell) = cell {
-                    found.insert(*key, cell.clone());
+            let mut visit = |key: &OperationId, stored: &Result<StoredRecord, _>, _| {
+                if let Ok(stored) = stored {
+                    found.insert(*key, stored.clone());
                 }
             };
             let limit = NonZeroU32::new(limit).unwrap();
@@ -135,8 +135,8 @@ where
         }
         let missed: Vec<_> = undecided.iter().filter(|key| !found.contains_key(key)).collect();
         assert!(missed.is_empty(), "a walk in steps of {limit} misses {missed:?}");
-        for (key, cell) in &found {
-            assert_eq!(Some(cell), all.get(key), "a walk in steps of {limit}");
+        for (key, stored) in &found {
+            assert_eq!(Some(stored), all.get(key), "a walk in steps of {limit}");
         }
     }
 }
@@ -145,7 +145,7 @@ async fn page<F: Fixture>(
     bench: &Bench<'_, F>,
     after: Option<OperationId>,
     limit: u32,
-) -> (Vec<(OperationId, Cell)>, bool)
+) -> (Vec<(OperationId, StoredRecord)>, bool)
 where
     F::Store: Inspect,
 {
@@ -153,8 +153,8 @@ where
     for _ in 0..200 {
         match bench.store.page(after, NonZeroU32::new(limit).unwrap()).await {
             Ok(page) => {
-                let readable = |(key, cell): (_, Result<_, _>)| (key, cell.unwrap());
-                return (page.cells.into_iter().map(readable).collect(), page.more);
+                let readable = |(key, stored): (_, Result<_, _>)| (key, stored.unwrap());
+                return (page.records.into_iter().map(readable).collect(), page.more);
             }
             Err(error) => last = Some(error),
         }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
-use hapax::{Outcome, Record, State, Store, OperationId, Tag};
+use hapax::{Outcome, Record, RecordState, Store, OperationId, Tag};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -43,7 +43,7 @@ fn only_winner(swaps: &[Swap], answers: &[Swapped]) -> usize {
     assert_eq!(winners.len(), 1, "stored: {winners:?} of {}", swaps.len());
     for answer in answers {
         if let Swapped::Conflict(seen) = answer {
-            let tag = seen.cell.as_ref().map(|cell| cell.tag);
+            let tag = seen.stored.as_ref().map(|stored| stored.tag);
             assert_eq!(tag, Some(swaps[winners[0]].tag), "a loser met somebody else");
         }
     }
@@ -57,7 +57,7 @@ pub async fn one_of_many_claims_is_stored<F: Fixture>(fixture: &F) {
         let key = bench.key();
         let swaps: Vec<_> = (0..CALLERS).map(|_| bench.swap(key, None, bench.draft())).collect();
         let winner = only_winner(&swaps, &at_once(&bench.store, &swaps).await);
-        assert_eq!(bench.cell(&key).await.record, swaps[winner].draft.record);
+        assert_eq!(bench.record(&key).await.record, swaps[winner].draft.record);
     }
 }
 
@@ -66,14 +66,14 @@ pub async fn one_of_many_swaps_on_one_tag_is_stored<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
         let draft = bench.draft();
-        let (key, cell) = bench.put(draft.clone()).await;
+        let (key, stored) = bench.put(draft.clone()).await;
         let mut swaps: Vec<_> =
-            (1..CALLERS).map(|_| bench.swap(key, Some(cell.tag), bench.draft())).collect();
-        swaps.push(bench.swap(key, Some(cell.tag), bench.done(&draft, b"yes")));
+            (1..CALLERS).map(|_| bench.swap(key, Some(stored.tag), bench.draft())).collect();
+        swaps.push(bench.swap(key, Some(stored.tag), bench.done(&draft, b"yes")));
         let winner = only_winner(&swaps, &at_once(&bench.store, &swaps).await);
-        let found = bench.cell(&key).await;
+        let found = bench.record(&key).await;
         assert_eq!(found.record, swaps[winner].draft.record);
-        assert_eq!(found.fence > cell.fence, winner < CALLERS - 1, "{found:?} after {cell:?}");
+        assert_eq!(found.fence > stored.fence, winner < CALLERS - 1, "{found:?} after {stored:?}");
     }
 }
 
@@ -93,7 +93,7 @@ pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
         });
     }
     tasks.join_all().await;
-    let found = bench.cell(&key).await.record.checkpoint.expect("additions");
+    let found = bench.record(&key).await.record.checkpoint.expect("additions");
     let distinct: HashSet<_> = found.chunks(16).collect();
     assert_eq!((distinct.len(), found.len() / 16), (EACH * CALLERS, EACH * CALLERS));
 }
@@ -103,15 +103,15 @@ pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
 async fn add(store: &dyn Store, key: OperationId, tag: Tag) {
     let mut seen = load(store, &key).await;
     loop {
-        let cell = seen.cell.expect("nobody removes it");
-        let mut added = cell.record.checkpoint.clone().unwrap_or_default().to_vec();
+        let stored = seen.stored.expect("nobody removes it");
+        let mut added = stored.record.checkpoint.clone().unwrap_or_default().to_vec();
         if added.chunks(16).any(|one| one == tag.as_bytes()) {
             return;
         }
         added.extend_from_slice(tag.as_bytes());
-        let record = Record { checkpoint: Some(added.into()), ..cell.record };
+        let record = Record { checkpoint: Some(added.into()), ..stored.record };
         let draft = Draft { record, stamp: Stamp::Keep, lease: LEASE, keep: Some(LONG) };
-        match send(store, &Swap { id: key, expected: Some(cell.tag), tag, draft }).await {
+        match send(store, &Swap { id: key, expected: Some(stored.tag), tag, draft }).await {
             Swapped::Stored(_) => return,
             Swapped::Conflict(found) => seen = found,
         }
@@ -124,8 +124,8 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for polls in 0..24 {
         let draft = bench.draft();
-        let (key, cell) = bench.put(draft.clone()).await;
-        let swap = bench.swap(key, Some(cell.tag), bench.done(&draft, &bench.bytes(70_000)));
+        let (key, stored) = bench.put(draft.clone()).await;
+        let swap = bench.swap(key, Some(stored.tag), bench.done(&draft, &bench.bytes(70_000)));
         let mut sent = bench.store.swap(swap.clone());
         for _ in 0..polls {
             let ready = poll_fn(|context| Poll::Ready(sent.as_mut().poll(context).is_ready()));
@@ -135,11 +135,11 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         drop(sent);
-        let found = bench.cell(&key).await;
+        let found = bench.record(&key).await;
         let whole = found.tag == swap.tag && found.record == swap.draft.record;
-        assert!(found == cell || whole, "torn after {polls} polls: {found:?}");
+        assert!(found == stored || whole, "torn after {polls} polls: {found:?}");
         bench.stored(&swap).await;
-        assert_eq!(bench.cell(&key).await.record, swap.draft.record);
+        assert_eq!(bench.record(&key).await.record, swap.draft.record);
     }
 }
 
@@ -148,11 +148,11 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
 pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
     const KEEP: Duration = Duration::from_millis(30);
     let bench = Bench::open(fixture).await;
-    let mut cells = Vec::new();
+    let mut records = Vec::new();
     for _ in 0..40 {
         let mut draft = Draft { keep: Some(KEEP), ..bench.draft() };
         draft.record.terms.lease = Duration::ZERO;
-        cells.push(bench.put_unseen(draft).await);
+        records.push(bench.put_unseen(draft).await);
     }
     bench.pass(KEEP).await;
     let reaping = {
@@ -165,13 +165,13 @@ pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
             }
         })
     };
-    for (key, tag) in cells.iter().rev() {
+    for (key, tag) in records.iter().rev() {
         let swap = bench.swap(*key, Some(*tag), bench.draft());
         match bench.send(&swap).await {
-            Swapped::Stored(_) => assert_eq!(bench.cell(key).await.tag, swap.tag),
+            Swapped::Stored(_) => assert_eq!(bench.record(key).await.tag, swap.tag),
             Swapped::Conflict(seen) => {
-                assert_eq!(seen.cell, None, "neither as it was nor gone");
-                assert_eq!(bench.load(key).await.cell, None);
+                assert_eq!(seen.stored, None, "neither as it was nor gone");
+                assert_eq!(bench.load(key).await.stored, None);
             }
         }
     }
@@ -225,7 +225,7 @@ impl<S: Store> Caller<S> {
             let tag = Tag::fresh(&self.entropy).unwrap();
             let mut draft = self.draft.clone();
             let name = Outcome::new("tag", tag.as_bytes().to_vec());
-            draft.record.state = State::Done(name);
+            draft.record.state = RecordState::Done(name);
             let swap = Swap { id: key, expected: last, tag, draft };
             let answer = self.store.swap(swap.clone()).await;
             self.recorder.swapped(called, &swap, &answer);
@@ -241,10 +241,10 @@ impl<S: Store> Caller<S> {
 
 /// The tag that was found, which its record names too.
 fn named(seen: &Snapshot) -> Option<Tag> {
-    let cell = seen.cell.as_ref()?;
-    match &cell.record.state {
-        State::Done(outcome) => assert_eq!(**outcome.bytes(), cell.tag.as_bytes()[..]),
+    let stored = seen.stored.as_ref()?;
+    match &stored.record.state {
+        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.tag.as_bytes()[..]),
         other => panic!("found a state that nobody wrote: {other:?}"),
     }
-    Some(cell.tag)
+    Some(stored.tag)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp};
-use hapax::{OnUnknown, Outcome, Record, Scheme, State, OperationId, Terms};
+use hapax::{OnUnknown, Outcome, Record, Scheme, RecordState, OperationId, Terms};
 
 use super::bench::LEASE;
 use super::{Bench, Fixture};
@@ -12,7 +12,7 @@ use super::{Bench, Fixture};
 pub async fn absent_cells_load_as_absent<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let seen = bench.load(&bench.key()).await;
-    assert_eq!(seen.cell, None);
+    assert_eq!(seen.stored, None);
     assert!(seen.now.as_micros() > 0, "a store's clock counts from 1970: {seen:?}");
 }
 
@@ -21,10 +21,10 @@ pub async fn a_swap_writes_where_nothing_is<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
     let stamped = bench.stored(&swap).await;
-    let cell = bench.cell(&swap.id).await;
-    assert_eq!(cell.tag, swap.tag);
-    assert_eq!(cell.record, swap.draft.record);
-    assert_eq!((cell.fence, cell.lease_until), (stamped.fence, stamped.lease_until));
+    let stored = bench.record(&swap.id).await;
+    assert_eq!(stored.tag, swap.tag);
+    assert_eq!(stored.record, swap.draft.record);
+    assert_eq!((stored.fence, stored.lease_until), (stamped.fence, stamped.lease_until));
 }
 
 /// A swap that expects the tag that is there replaces the whole cell.
@@ -34,22 +34,22 @@ pub async fn a_swap_replaces_what_it_expected<F: Fixture>(fixture: &F) {
     bench.stored(&first).await;
     let second = bench.swap(first.id, Some(first.tag), bench.done(&first.draft, b"yes"));
     bench.stored(&second).await;
-    let cell = bench.cell(&first.id).await;
-    assert_eq!((cell.tag, cell.record), (second.tag, second.draft.record));
+    let stored = bench.record(&first.id).await;
+    assert_eq!((stored.tag, stored.record), (second.tag, second.draft.record));
 }
 
 /// Something where nothing was expected, nothing where something was, or another tag: conflict.
 pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let absent = bench.swap(bench.key(), Some(bench.tag()), bench.draft());
-    assert_eq!(bench.refused(&absent).await.cell, None);
-    assert_eq!(bench.load(&absent.id).await.cell, None);
+    assert_eq!(bench.refused(&absent).await.stored, None);
+    assert_eq!(bench.load(&absent.id).await.stored, None);
 
-    let (key, cell) = bench.put(bench.draft()).await;
+    let (key, stored) = bench.put(bench.draft()).await;
     for expected in [None, Some(bench.tag())] {
         let seen = bench.refused(&bench.swap(key, expected, bench.draft())).await;
-        assert_eq!(seen.cell.as_ref(), Some(&cell));
-        assert_eq!(bench.cell(&key).await, cell);
+        assert_eq!(seen.stored.as_ref(), Some(&stored));
+        assert_eq!(bench.record(&key).await, stored);
     }
 }
 
@@ -57,12 +57,12 @@ pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fix
 pub async fn a_conflict_brings_what_a_load_finds<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
-    let (key, cell) = bench.put(bench.done(&draft, &bench.bytes(300))).await;
-    let Snapshot { now, cell: found } = bench.refused(&bench.swap(key, None, draft)).await;
-    assert_eq!(found, Some(cell));
+    let (key, stored) = bench.put(bench.done(&draft, &bench.bytes(300))).await;
+    let Snapshot { now, stored: found } = bench.refused(&bench.swap(key, None, draft)).await;
+    assert_eq!(found, Some(stored));
     let later = bench.load(&key).await;
     assert!(later.now >= now, "the store's clock went from {now:?} back to {:?}", later.now);
-    assert_eq!(later.cell, found);
+    assert_eq!(later.stored, found);
 }
 
 /// A swap that was stored already is stored, whoever asked in between; nothing is written anew.
@@ -72,13 +72,13 @@ pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: Fixture>(fixtu
     let complete = bench.swap(claim.id, Some(claim.tag), bench.done(&claim.draft, b"yes"));
     for swap in [claim, complete] {
         let first = bench.stored(&swap).await;
-        let cell = bench.cell(&swap.id).await;
+        let stored = bench.record(&swap.id).await;
         bench.refused(&bench.swap(swap.id, Some(bench.tag()), bench.draft())).await;
         bench.pass(Duration::from_millis(5)).await;
         let again = bench.stored(&swap).await;
         assert_eq!((again.fence, again.lease_until), (first.fence, first.lease_until));
         assert!(again.now > first.now, "a repeated swap is answered with the time it is now");
-        assert_eq!(bench.cell(&swap.id).await, cell, "a repeated swap wrote again");
+        assert_eq!(bench.record(&swap.id).await, stored, "a repeated swap wrote again");
     }
 }
 
@@ -89,10 +89,10 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixtur
     bench.stored(&first).await;
     let second = bench.swap(first.id, Some(first.tag), bench.draft());
     bench.stored(&second).await;
-    let cell = bench.cell(&first.id).await;
-    assert_eq!(bench.refused(&first).await.cell.as_ref(), Some(&cell));
+    let stored = bench.record(&first.id).await;
+    assert_eq!(bench.refused(&first).await.stored.as_ref(), Some(&stored));
     bench.stored(&second).await;
-    assert_eq!(bench.cell(&first.id).await, cell);
+    assert_eq!(bench.record(&first.id).await, stored);
 }
 
 /// A conflict leaves no trace: the same swap is stored once what it expects is there.
@@ -100,10 +100,10 @@ pub async fn a_conflicting_swap_may_be_stored_later<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     let second = bench.swap(first.id, Some(first.tag), bench.draft());
-    assert_eq!(bench.refused(&second).await.cell, None);
+    assert_eq!(bench.refused(&second).await.stored, None);
     bench.stored(&first).await;
     bench.stored(&second).await;
-    assert_eq!(bench.cell(&first.id).await.tag, second.tag);
+    assert_eq!(bench.record(&first.id).await.tag, second.tag);
 }
 
 /// Keys that differ in a single bit, wherever it is, have cells of their own.
@@ -119,9 +119,9 @@ pub async fn keys_do_not_share_cells<F: Fixture>(fixture: &F) {
         swaps.push(swap);
     }
     for swap in swaps {
-        assert_eq!(bench.cell(&swap.id).await.tag, swap.tag);
+        assert_eq!(bench.record(&swap.id).await.tag, swap.tag);
     }
-    assert_eq!(bench.load(&OperationId::from_bytes(base)).await.cell, None);
+    assert_eq!(bench.load(&OperationId::from_bytes(base)).await.stored, None);
 }
 
 /// Every state, policy and optional part comes back as it was written, both by `load` and by a
@@ -131,27 +131,27 @@ pub async fn every_state_comes_back_as_written<F: Fixture>(fixture: &F) {
     let outcome = Outcome::new("x".repeat(Outcome::MAX_FORMAT), (0..=255).collect::<Vec<u8>>());
     let nothing = Outcome::new("", Vec::new());
     let states = [
-        State::InFlight,
-        State::Released,
-        State::Done(outcome.clone()),
-        State::Done(nothing.clone()),
-        State::Unknown { seen: None, asking: false },
-        State::Unknown { seen: None, asking: true },
-        State::Unknown { seen: Some(outcome), asking: true },
-        State::Unknown { seen: Some(nothing), asking: false },
+        RecordState::InFlight,
+        RecordState::Released,
+        RecordState::Done(outcome.clone()),
+        RecordState::Done(nothing.clone()),
+        RecordState::Unknown { seen: None, asking: false },
+        RecordState::Unknown { seen: None, asking: true },
+        RecordState::Unknown { seen: Some(outcome), asking: true },
+        RecordState::Unknown { seen: Some(nothing), asking: false },
     ];
     for state in states {
         for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
             let draft = unusual(&bench, state.clone(), on_unknown);
-            let (key, cell) = bench.put(draft.clone()).await;
-            assert_eq!(cell.record, draft.record);
+            let (key, stored) = bench.put(draft.clone()).await;
+            assert_eq!(stored.record, draft.record);
             let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
-            assert_eq!(seen.cell, Some(cell));
+            assert_eq!(seen.stored, Some(stored));
         }
     }
 }
 
-fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: State, on_unknown: OnUnknown) -> Draft {
+fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: RecordState, on_unknown: OnUnknown) -> Draft {
     let lease = LEASE + Duration::from_micros(bench.below(1_000_000));
     let checkpoint = match bench.below(3) {
         0 => None,
@@ -176,8 +176,8 @@ pub async fn big_records_come_back_as_written<F: Fixture>(fixture: &F) {
     let mut draft = bench.draft();
     draft.record.checkpoint = Some(bench.bytes(64 << 10).into());
     let draft = bench.done(&draft, &bench.bytes(2 << 20));
-    let (key, cell) = bench.put(draft.clone()).await;
-    assert!(cell.record == draft.record, "2 MiB came back changed");
+    let (key, stored) = bench.put(draft.clone()).await;
+    assert!(stored.record == draft.record, "2 MiB came back changed");
     let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
-    assert!(seen.cell == Some(cell), "2 MiB came back changed by a conflict");
+    assert!(seen.stored == Some(stored), "2 MiB came back changed by a conflict");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::State;
+use hapax::RecordState;
 use hapax::store::{Draft, Stamp};
 
 use super::bench::{LEASE, LONG};
@@ -16,14 +16,14 @@ const KEEP: Duration = Duration::from_millis(200);
 pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let before = bench.load(&bench.key()).await.now;
-    let (key, mut cell) = bench.put(bench.draft()).await;
-    assert!(cell.fence.get() >= before.as_micros(), "a fence before its time: {cell:?}");
+    let (key, mut stored) = bench.put(bench.draft()).await;
+    assert!(stored.fence.get() >= before.as_micros(), "a fence before its time: {stored:?}");
     for _ in 0..20 {
-        let swap = bench.swap(key, Some(cell.tag), bench.draft());
+        let swap = bench.swap(key, Some(stored.tag), bench.draft());
         let stamped = bench.stored(&swap).await;
-        assert!(stamped.fence > cell.fence, "{:?} follows {:?}", stamped.fence, cell.fence);
-        cell = bench.cell(&key).await;
-        assert_eq!(cell.fence, stamped.fence);
+        assert!(stamped.fence > stored.fence, "{:?} follows {:?}", stamped.fence, stored.fence);
+        stored = bench.record(&key).await;
+        assert_eq!(stored.fence, stamped.fence);
     }
 }
 
@@ -31,26 +31,26 @@ pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
 pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
-    let (key, cell) = bench.put(draft.clone()).await;
-    let renewal = bench.swap(key, Some(cell.tag), Draft { stamp: Stamp::Keep, ..draft.clone() });
-    assert_eq!(bench.stored(&renewal).await.fence, cell.fence);
+    let (key, stored) = bench.put(draft.clone()).await;
+    let renewal = bench.swap(key, Some(stored.tag), Draft { stamp: Stamp::Keep, ..draft.clone() });
+    assert_eq!(bench.stored(&renewal).await.fence, stored.fence);
     let complete = bench.swap(key, Some(renewal.tag), bench.done(&draft, b"yes"));
-    assert_eq!(bench.stored(&complete).await.fence, cell.fence);
-    assert_eq!(bench.cell(&key).await.fence, cell.fence);
+    assert_eq!(bench.stored(&complete).await.fence, stored.fence);
+    assert_eq!(bench.record(&key).await.fence, stored.fence);
 }
 
 /// The execution after a release gets a larger fence than the one before it.
 pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
-    let (key, cell) = bench.put(draft.clone()).await;
+    let (key, stored) = bench.put(draft.clone()).await;
     let mut released =
         Draft { stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(LEASE), ..draft };
-    released.record.state = State::Released;
-    let released = bench.swap(key, Some(cell.tag), released);
-    assert_eq!(bench.stored(&released).await.fence, cell.fence);
+    released.record.state = RecordState::Released;
+    let released = bench.swap(key, Some(stored.tag), released);
+    assert_eq!(bench.stored(&released).await.fence, stored.fence);
     let next = bench.swap(key, Some(released.tag), bench.draft());
-    assert!(bench.stored(&next).await.fence > cell.fence);
+    assert!(bench.stored(&next).await.fence > stored.fence);
 }
 
 /// Lease and keep are added to the store's clock at the moment of the write.
@@ -59,8 +59,8 @@ pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
     let swap = bench.swap(bench.key(), None, bench.draft());
     let before = bench.load(&swap.id).await.now;
     let stamped = bench.stored(&swap).await;
-    let cell = bench.cell(&swap.id).await;
-    let keep = cell.keep_until.expect("it has an end");
+    let stored = bench.record(&swap.id).await;
+    let keep = stored.keep_until.expect("it has an end");
     assert!(before.after(LEASE) <= stamped.lease_until, "{before:?} {stamped:?}");
     assert!(stamped.lease_until <= stamped.now.after(LEASE), "{stamped:?}");
     assert_eq!(keep.since(stamped.lease_until), LONG - LEASE);
@@ -70,7 +70,7 @@ pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
     let stamped = bench.stored(&swap).await;
     assert!(stamped.lease_until <= stamped.now, "no lease lapses at once: {stamped:?}");
     let seen = bench.load(&swap.id).await;
-    let keep = seen.cell.and_then(|cell| cell.keep_until);
+    let keep = seen.stored.and_then(|stored| stored.keep_until);
     assert_eq!(keep, Some(stamped.lease_until));
 }
 
@@ -78,13 +78,13 @@ pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
 pub async fn what_is_kept_for_ever_has_no_end<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
-    let (key, mut cell) = bench.put(Draft { keep: None, ..draft.clone() }).await;
-    assert_eq!(cell.keep_until, None);
+    let (key, mut stored) = bench.put(Draft { keep: None, ..draft.clone() }).await;
+    assert_eq!(stored.keep_until, None);
     for keep in [Some(LONG), None] {
         let draft = Draft { keep, stamp: Stamp::Keep, ..draft.clone() };
-        bench.stored(&bench.swap(key, Some(cell.tag), draft)).await;
-        cell = bench.cell(&key).await;
-        assert_eq!(cell.keep_until.is_some(), keep.is_some());
+        bench.stored(&bench.swap(key, Some(stored.tag), draft)).await;
+        stored = bench.record(&key).await;
+        assert_eq!(stored.keep_until.is_some(), keep.is_some());
     }
 }
 
@@ -94,27 +94,27 @@ pub async fn immense_durations_do_not_wrap<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for immense in [CENTURY, Duration::from_micros(u64::MAX), Duration::MAX] {
         let draft = Draft { lease: immense, keep: Some(immense), ..bench.draft() };
-        let (key, cell) = bench.put(draft).await;
+        let (key, stored) = bench.put(draft).await;
         let now = bench.load(&key).await.now;
         let almost = now.after(CENTURY - Duration::from_secs(86_400));
-        assert!(cell.lease_until >= almost, "a lease of {immense:?} ends at {cell:?}");
-        assert!(cell.keep_until.is_none_or(|until| until >= almost), "{immense:?}: {cell:?}");
+        assert!(stored.lease_until >= almost, "a lease of {immense:?} ends at {stored:?}");
+        assert!(stored.keep_until.is_none_or(|until| until >= almost), "{immense:?}: {stored:?}");
         bench.reap_all().await;
-        assert_eq!(bench.cell(&key).await, cell);
+        assert_eq!(bench.record(&key).await, stored);
     }
 }
 
 /// Past its keep a cell is still there, with its tag, and can be replaced by it alone.
 pub async fn an_expired_cell_stays_until_it_is_reaped<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
-    let (key, cell) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
+    let (key, stored) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
     bench.pass(KEEP).await;
     let seen = bench.load(&key).await;
-    assert!(cell.keep_until.is_some_and(|until| until <= seen.now), "{seen:?}");
-    assert_eq!(seen.cell.as_ref(), Some(&cell));
+    assert!(stored.keep_until.is_some_and(|until| until <= seen.now), "{seen:?}");
+    assert_eq!(seen.stored.as_ref(), Some(&stored));
     let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
-    assert_eq!(seen.cell.as_ref(), Some(&cell));
-    bench.stored(&bench.swap(key, Some(cell.tag), bench.draft())).await;
+    assert_eq!(seen.stored.as_ref(), Some(&stored));
+    bench.stored(&bench.swap(key, Some(stored.tag), bench.draft())).await;
 }
 
 /// A cell is reaped no sooner than a lease (as its record's terms say) past its keep, and then it
@@ -123,13 +123,13 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     // Its own lease, of nothing, must not be taken for the one in its terms.
     let draft = Draft { lease: Duration::ZERO, keep: Some(KEEP), ..bench.draft() };
-    let (key, cell) = bench.put(draft).await;
-    let due = cell.keep_until.expect("it has an end").after(LEASE);
+    let (key, stored) = bench.put(draft).await;
+    let due = stored.keep_until.expect("it has an end").after(LEASE);
     bench.pass(KEEP).await;
     bench.reap_all().await;
     let seen = bench.load(&key).await;
     assert!(seen.now < due, "{KEEP:?} took longer than {LEASE:?}: a machine too busy to test on");
-    assert_eq!(seen.cell, Some(cell), "reaped before its time");
+    assert_eq!(seen.stored, Some(stored), "reaped before its time");
 
     bench.pass(due.since(seen.now)).await;
     assert!(bench.reaps_away(&key).await, "due, and still there");
@@ -152,7 +152,7 @@ pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
     bench.stored(&bench.swap(sooner, Some(tag), short(bench.draft()))).await;
     bench.pass(2 * soon).await;
     assert!(bench.reaps_away(&sooner).await, "kept by an older deadline");
-    assert!(bench.load(&later).await.cell.is_some(), "reaped by an older deadline");
+    assert!(bench.load(&later).await.stored.is_some(), "reaped by an older deadline");
 }
 
 /// What has no keep is never reaped, however long its lease is over.
@@ -161,10 +161,10 @@ pub async fn reaping_spares_what_is_kept_for_ever<F: Fixture>(fixture: &F) {
     let mut draft = Draft { lease: Duration::ZERO, keep: None, ..bench.draft() };
     draft.record.terms.lease = Duration::from_millis(1);
     draft.record.terms.retention = Duration::from_millis(1);
-    let (key, cell) = bench.put(draft).await;
+    let (key, stored) = bench.put(draft).await;
     bench.pass(KEEP).await;
     bench.reap_all().await;
-    assert_eq!(bench.cell(&key).await, cell);
+    assert_eq!(bench.record(&key).await, stored);
 }
 
 /// A call removes at most `limit` cells, and says when there may be more.
@@ -185,7 +185,7 @@ pub async fn reaping_stops_at_its_limit<F: Fixture>(fixture: &F) {
         removed += reaped.removed;
         let mut left = 0;
         for key in &keys {
-            left += u32::from(bench.load(key).await.cell.is_some());
+            left += u32::from(bench.load(key).await.stored.is_some());
         }
         let calls = bench.reaps();
         if !F::EXPIRES_BY_ITSELF {
@@ -201,5 +201,5 @@ pub async fn reaping_stops_at_its_limit<F: Fixture>(fixture: &F) {
     }
     assert!(removed <= CELLS, "{removed} of {CELLS} cells removed");
     bench.reap_all().await;
-    assert!(bench.load(&kept).await.cell.is_some());
+    assert!(bench.load(&kept).await.stored.is_some());
 }

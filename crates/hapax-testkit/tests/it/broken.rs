@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Cell, Page, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{Clock, FencingToken, Inspect, State, Store, StoreError, OperationId, Timestamp};
+use hapax::store::{BoxFuture, StoredRecord, Page, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{Clock, FencingToken, Inspect, RecordState, Store, StoreError, OperationId, Timestamp};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, Fixture, clock_rules, inspect_rules, store_rules};
 
@@ -45,7 +45,7 @@ enum Bug {
 struct Broken {
     clock: Arc<ManualClock>,
     bug: Bug,
-    cells: Mutex<BTreeMap<OperationId, (Cell, Timestamp)>>,
+    records: Mutex<BTreeMap<OperationId, (StoredRecord, Timestamp)>>,
 }
 
 impl Broken {
@@ -60,72 +60,72 @@ impl Broken {
     async fn swap(&self, swap: Swap) -> Swapped {
         let key = self.name(swap.id);
         if self.bug == Bug::ChecksThenSets {
-            let before = self.cells.lock().unwrap().get(&key).cloned();
+            let before = self.records.lock().unwrap().get(&key).cloned();
             tokio::task::yield_now().await;
             let (answer, after) = self.decide(before, &swap);
-            after.and_then(|after| self.cells.lock().unwrap().insert(key, after));
+            after.and_then(|after| self.records.lock().unwrap().insert(key, after));
             return answer;
         }
         if self.bug == Bug::WritesInTwoSteps {
             self.tear(&key, &swap);
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        let mut cells = self.cells.lock().unwrap();
-        let (answer, after) = self.decide(cells.get(&key).cloned(), &swap);
-        after.and_then(|after| cells.insert(key, after));
+        let mut records = self.records.lock().unwrap();
+        let (answer, after) = self.decide(records.get(&key).cloned(), &swap);
+        after.and_then(|after| records.insert(key, after));
         answer
     }
 
     /// Writes the outcome, and leaves the tag to the second step.
     fn tear(&self, key: &OperationId, swap: &Swap) {
-        if let Some((cell, _)) = self.cells.lock().unwrap().get_mut(key)
-            && Some(cell.tag) == swap.expected
+        if let Some((stored, _)) = self.records.lock().unwrap().get_mut(key)
+            && Some(stored.tag) == swap.expected
         {
-            cell.record.state = swap.draft.record.state.clone();
+            stored.record.state = swap.draft.record.state.clone();
         }
     }
 
     /// What to answer, and what to write if anything.
     fn decide(
         &self,
-        before: Option<(Cell, Timestamp)>,
+        before: Option<(StoredRecord, Timestamp)>,
         swap: &Swap,
-    ) -> (Swapped, Option<(Cell, Timestamp)>) {
+    ) -> (Swapped, Option<(StoredRecord, Timestamp)>) {
         let now = self.clock.now();
         let first = before.as_ref().map_or(now, |(_, first)| *first);
-        let found = before.map(|(cell, _)| cell);
+        let found = before.map(|(stored, _)| stored);
         let after = self.write(now, found.as_ref(), swap);
-        if let Some(cell) = &found
-            && cell.tag == swap.tag
+        if let Some(stored) = &found
+            && stored.tag == swap.tag
             && self.bug != Bug::RepeatsConflict
         {
             let again = (self.bug == Bug::RepeatsWriteAgain).then_some((after, first));
-            return (Swapped::Stored(stamped(now, cell)), again);
+            return (Swapped::Stored(stamped(now, stored)), again);
         }
-        if found.as_ref().map(|cell| cell.tag) != swap.expected {
-            let cell = found.filter(|_| self.bug != Bug::ConflictsBringNothing);
+        if found.as_ref().map(|stored| stored.tag) != swap.expected {
+            let stored = found.filter(|_| self.bug != Bug::ConflictsBringNothing);
             let written = (self.bug == Bug::ConflictsWrite).then_some((after, first));
-            return (Swapped::Conflict(Snapshot { now, cell }), written);
+            return (Swapped::Conflict(Snapshot { now, stored }), written);
         }
         (Swapped::Stored(stamped(now, &after)), Some((after, first)))
     }
 
-    fn write(&self, now: Timestamp, found: Option<&Cell>, swap: &Swap) -> Cell {
-        let last = found.map(|cell| cell.fence);
+    fn write(&self, now: Timestamp, found: Option<&StoredRecord>, swap: &Swap) -> StoredRecord {
+        let last = found.map(|stored| stored.fence);
         let mut record = swap.draft.record.clone();
-        if let State::Done(outcome) = &record.state
+        if let RecordState::Done(outcome) = &record.state
             && self.bug == Bug::TruncatesOutcomes
         {
             let short = outcome.bytes().slice(..outcome.bytes().len().min(65_536));
-            record.state = State::Done(hapax::Outcome::new(outcome.format(), short));
+            record.state = RecordState::Done(hapax::Outcome::new(outcome.format(), short));
         }
-        if let State::Unknown { asking, .. } = &mut record.state {
+        if let RecordState::Unknown { asking, .. } = &mut record.state {
             *asking &= self.bug != Bug::ForgetsWhetherAsking;
         }
         if self.bug == Bug::ForgetsTheCheckpoint {
             record.checkpoint = None;
         }
-        let released = record.state == State::Released && self.bug == Bug::ReleasesForgetTheFence;
+        let released = record.state == RecordState::Released && self.bug == Bug::ReleasesForgetTheFence;
         let fence = match (swap.draft.stamp, last, self.bug) {
             _ if released => FencingToken::new(0),
             (Stamp::NextFence, _, Bug::FencesAreTheClock) => FencingToken::new(now.as_micros()),
@@ -142,7 +142,7 @@ impl Broken {
             }
             _ => from.after(duration),
         };
-        Cell {
+        StoredRecord {
             tag: swap.tag,
             fence,
             lease_until: after(swap.draft.lease),
@@ -151,24 +151,24 @@ impl Broken {
         }
     }
 
-    fn due(&self, cell: &Cell, first: Timestamp) -> Timestamp {
-        let lease = cell.record.terms.lease;
+    fn due(&self, stored: &StoredRecord, first: Timestamp) -> Timestamp {
+        let lease = stored.record.terms.lease;
         match self.bug {
-            Bug::ReapsAtTheKeep => cell.keep_until.unwrap_or(Timestamp::MAX),
-            Bug::ReapsByTheLease => cell.lease_until.after(lease),
-            Bug::ReapsWhatIsKeptForEver => cell.keep_until.unwrap_or_default().after(lease),
+            Bug::ReapsAtTheKeep => stored.keep_until.unwrap_or(Timestamp::MAX),
+            Bug::ReapsByTheLease => stored.lease_until.after(lease),
+            Bug::ReapsWhatIsKeptForEver => stored.keep_until.unwrap_or_default().after(lease),
             Bug::ReapsByTheFirstWrite => first.after(Duration::from_millis(300)),
-            _ => cell.keep_until.map_or(Timestamp::MAX, |until| until.after(lease)),
+            _ => stored.keep_until.map_or(Timestamp::MAX, |until| until.after(lease)),
         }
     }
 
     fn reap(&self, limit: usize) -> Reaped {
         let now = self.clock.now();
-        let mut cells = self.cells.lock().unwrap();
-        let due = |(_, (cell, first)): &(&_, &(Cell, Timestamp))| self.due(cell, *first) <= now;
+        let mut records = self.records.lock().unwrap();
+        let due = |(_, (stored, first)): &(&_, &(StoredRecord, Timestamp))| self.due(stored, *first) <= now;
         let limit = if self.bug == Bug::ReapsPastTheLimit { usize::MAX } else { limit };
-        let keys: Vec<_> = cells.iter().filter(due).map(|(key, _)| *key).collect();
-        keys.iter().take(limit).for_each(|key| drop(cells.remove(key)));
+        let keys: Vec<_> = records.iter().filter(due).map(|(key, _)| *key).collect();
+        keys.iter().take(limit).for_each(|key| drop(records.remove(key)));
         Reaped {
             removed: keys.len().min(limit) as u32,
             more: keys.len() > limit && self.bug != Bug::ReapSaysThereIsNoMore,
@@ -176,8 +176,8 @@ impl Broken {
     }
 }
 
-fn stamped(now: Timestamp, cell: &Cell) -> Stamped {
-    Stamped { now, fence: cell.fence, lease_until: cell.lease_until }
+fn stamped(now: Timestamp, stored: &StoredRecord) -> Stamped {
+    Stamped { now, fence: stored.fence, lease_until: stored.lease_until }
 }
 
 impl Store for Broken {
@@ -187,10 +187,10 @@ impl Store for Broken {
 
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         let now = self.clock.now();
-        let cell = self.cells.lock().unwrap().get(&self.name(*key)).map(|(cell, _)| cell.clone());
-        let expired = |cell: &Cell| cell.keep_until.is_some_and(|until| until <= now);
-        let cell = cell.filter(|cell| self.bug != Bug::ExpiredIsAbsent || !expired(cell));
-        Box::pin(async move { Ok(Snapshot { now, cell }) })
+        let stored = self.records.lock().unwrap().get(&self.name(*key)).map(|(stored, _)| stored.clone());
+        let expired = |stored: &StoredRecord| stored.keep_until.is_some_and(|until| until <= now);
+        let stored = stored.filter(|stored| self.bug != Bug::ExpiredIsAbsent || !expired(stored));
+        Box::pin(async move { Ok(Snapshot { now, stored }) })
     }
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
@@ -210,19 +210,19 @@ impl Inspect for Broken {
             Some(after) => *key > after,
             None => true,
         };
-        let shown = |cell: &Cell| {
-            self.bug != Bug::PagesLeaveOutTheExpired || cell.keep_until.is_none_or(|end| end > now)
+        let shown = |stored: &StoredRecord| {
+            self.bug != Bug::PagesLeaveOutTheExpired || stored.keep_until.is_none_or(|end| end > now)
         };
-        let cells = self.cells.lock().unwrap();
-        let mut rest: Vec<_> = cells
+        let records = self.records.lock().unwrap();
+        let mut rest: Vec<_> = records
             .iter()
-            .filter(|(key, (cell, _))| after(key) && shown(cell))
-            .map(|(key, (cell, _))| (*key, Ok(cell.clone())))
+            .filter(|(key, (stored, _))| after(key) && shown(stored))
+            .map(|(key, (stored, _))| (*key, Ok(stored.clone())))
             .collect();
         let limit = limit.get() as usize;
         let more = rest.len() > limit && self.bug != Bug::PagesSayThereIsNoMore;
         rest.truncate(limit);
-        Box::pin(async move { Ok(Page { now, cells: rest, more }) })
+        Box::pin(async move { Ok(Page { now, records: rest, more }) })
     }
 }
 
@@ -235,7 +235,7 @@ impl Fixture for Suspect {
 
     async fn open(&self) -> Arc<Broken> {
         let Self(bug, clock) = self;
-        Arc::new(Broken { clock: clock.clone(), bug: *bug, cells: Mutex::default() })
+        Arc::new(Broken { clock: clock.clone(), bug: *bug, records: Mutex::default() })
     }
 
     async fn pass(&self, _: &Broken, by: Duration) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hapax::exchange::{Claim, Claimed, Claiming, Completion, Holding, Next, Told, Writing, Wrote};
 use hapax::machine::{Act, Resolution, Resolve};
-use hapax::store::{Cell, Snapshot, Swap, Swapped};
-use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, State, OperationId, Terms};
+use hapax::store::{StoredRecord, Snapshot, Swap, Swapped};
+use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, RecordState, OperationId, Terms};
 use hapax_testkit::SeededEntropy;
 
 use database::{Database, Fate, Tx};
@@ -59,7 +59,7 @@ impl World {
         let database = Database {
             locks,
             now: 1_000,
-            cell: None,
+            stored: None,
             transactions: Vec::new(),
             effects: HashMap::new(),
             forgotten: false,
@@ -142,7 +142,7 @@ impl World {
     }
 
     fn operate(&mut self) {
-        let Some(cell) = &self.database.cell else { return };
+        let Some(stored) = &self.database.stored else { return };
         if self.chance(7) {
             return;
         }
@@ -151,7 +151,7 @@ impl World {
             false => Resolution::DidNotHappen,
         };
         let resolve =
-            Resolve { expected: cell.fence, force: true, forget: true, resolution, note: None };
+            Resolve { expected: stored.fence, force: true, forget: true, resolution, note: None };
         let seen = self.database.snapshot();
         let begun = Writing::resolve(KEY, seen, resolve, &self.dice).unwrap();
         if let (_, Next::Send(swap)) = begun
@@ -169,12 +169,12 @@ impl World {
             self.database.now += RETENTION.as_micros() as u64;
         }
         let now = self.database.now;
-        let due = |cell: &Cell| {
-            let kept = cell.keep_until.map(|until| until.after(cell.record.terms.lease));
+        let due = |stored: &StoredRecord| {
+            let kept = stored.keep_until.map(|until| until.after(stored.record.terms.lease));
             kept.is_some_and(|until| until.as_micros() <= now)
         };
-        if self.database.cell.as_ref().is_some_and(due) && !self.database.is_locked() {
-            self.database.cell = None;
+        if self.database.stored.as_ref().is_some_and(due) && !self.database.is_locked() {
+            self.database.stored = None;
             self.database.forgotten = true;
         }
     }
@@ -300,13 +300,13 @@ impl World {
         seen: Snapshot,
         tx: usize,
     ) -> Result<Doing, String> {
-        let is_silent = seen.cell.as_ref().is_none_or(|cell| {
-            let expired = cell.keep_until.is_some_and(|until| until <= seen.now);
-            expired || cell.record.state == State::Released
+        let is_silent = seen.stored.as_ref().is_none_or(|stored| {
+            let expired = stored.keep_until.is_some_and(|until| until <= seen.now);
+            expired || stored.record.state == RecordState::Released
         });
         match completion.told(seen) {
             Told::Committed(seen) => {
-                let State::Done(outcome) = &seen.cell.as_ref().unwrap().record.state else {
+                let RecordState::Done(outcome) = &seen.stored.as_ref().unwrap().record.state else {
                     return Err("told that it was committed, and it is not done".into());
                 };
                 if *outcome.bytes() != tx.to_string() {

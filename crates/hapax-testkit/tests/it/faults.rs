@@ -170,6 +170,6 @@ async fn a_faulty_store_counts_what_it_does() {
     let down = hapax::Store::load(&*store, &key).await;
     assert!(matches!(down, Err(StoreError::Unavailable(_))), "{down:?}");
     store.set_down(false);
-    assert_eq!(hapax::Store::load(&*store, &key).await.unwrap().cell, None);
+    assert_eq!(hapax::Store::load(&*store, &key).await.unwrap().stored, None);
     assert_eq!(store.counts().unavailable, 1);
 }

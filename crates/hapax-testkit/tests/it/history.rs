@@ -115,7 +115,7 @@ fn says_when_a_history_is_too_long() {
 /// A run of concurrent callers against a model store that is atomic, or checks and then sets.
 fn run(seed: u64, atomic: bool) -> Vec<Operation> {
     let entropy = SeededEntropy::new(seed);
-    let mut cell = None;
+    let mut stored = None;
     let mut time = 0;
     let mut under_way: Vec<(u64, Call, Option<Answer>)> = Vec::new();
     let mut history = Vec::new();
@@ -134,19 +134,19 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
         let which = entropy.below(5) as usize;
         let (called, call, answer) = under_way[which];
         match (call, answer) {
-            (Call::Load, None) => under_way[which].2 = Some(Answer::Found(cell)),
-            (Call::Swap { expected, tag }, None) if expected == cell => {
+            (Call::Load, None) => under_way[which].2 = Some(Answer::Found(stored)),
+            (Call::Swap { expected, tag }, None) if expected == stored => {
                 if atomic {
-                    cell = Some(tag);
+                    stored = Some(tag);
                 }
                 under_way[which].2 = Some(Answer::Stored);
             }
-            (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(cell)),
+            (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(stored)),
             (_, Some(answer)) => {
                 if let (false, Call::Swap { tag, .. }, Answer::Stored) = (atomic, call, answer) {
-                    cell = Some(tag);
+                    stored = Some(tag);
                 }
-                last[which] = cell;
+                last[which] = stored;
                 let lost = entropy.below(6) == 0;
                 let answer = if lost { Answer::Ambiguous } else { answer };
                 history.push(at(called, time, call, answer));

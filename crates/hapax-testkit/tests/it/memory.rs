@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    State, Store, StoreError, OperationId, Tag, Terms,
+    RecordState, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
@@ -56,7 +56,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let mut key = [0; 32];
     hapax::Entropy::fill(entropy, &mut key).unwrap();
@@ -67,12 +67,12 @@ fn claim(entropy: &SeededEntropy) -> Swap {
 
 fn completion(entropy: &SeededEntropy, claim: &Swap, bytes: usize) -> Swap {
     let mut draft = claim.draft.clone();
-    draft.record.state = State::Done(Outcome::new("test", vec![0; bytes]));
+    draft.record.state = RecordState::Done(Outcome::new("test", vec![0; bytes]));
     draft.stamp = Stamp::Keep;
     Swap { expected: Some(claim.tag), tag: Tag::fresh(entropy).unwrap(), draft, ..claim.clone() }
 }
 
-async fn stored(store: &MemoryStore, swap: &Swap) -> bool {
+async fn expect_stored(store: &MemoryStore, swap: &Swap) -> bool {
     match store.swap(swap.clone()).await {
         Ok(Swapped::Stored(_)) => true,
         Err(StoreError::Unavailable(_)) => false,
@@ -88,18 +88,18 @@ async fn a_full_store_refuses_new_keys_until_old_ones_are_reaped() {
     let entropy = SeededEntropy::new(1);
     let claims: Vec<_> = (0..4).map(|_| claim(&entropy)).collect();
     for claim in &claims[..3] {
-        assert!(stored(&store, claim).await);
+        assert!(expect_stored(&store, claim).await);
     }
-    assert!(!stored(&store, &claims[3]).await);
-    assert!(stored(&store, &completion(&entropy, &claims[0], 10)).await);
+    assert!(!expect_stored(&store, &claims[3]).await);
+    assert!(expect_stored(&store, &completion(&entropy, &claims[0], 10)).await);
 
     // Expired is not gone: nothing is forgotten before it is reaped.
     clock.advance(Duration::from_secs(1));
-    assert!(!stored(&store, &claims[3]).await);
+    assert!(!expect_stored(&store, &claims[3]).await);
     clock.advance(Duration::from_secs(1));
     let reaped = store.reap(NonZeroU32::new(10).unwrap()).await.unwrap();
     assert_eq!((reaped.removed, reaped.more, store.len()), (3, false, 0));
-    assert!(stored(&store, &claims[3]).await);
+    assert!(expect_stored(&store, &claims[3]).await);
 }
 
 #[tokio::test]
@@ -110,24 +110,24 @@ async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
     let mut held = Vec::new();
     loop {
         let claim = claim(&entropy);
-        if !stored(&store, &claim).await {
+        if !expect_stored(&store, &claim).await {
             break;
         }
         held.push(claim);
     }
     assert!(held.len() > 50, "only {} records in 100,000 bytes", held.len());
     let big = completion(&entropy, &held[0], 12_000);
-    assert!(stored(&store, &big).await, "the last eighth is for what is under way");
-    assert!(!stored(&store, &completion(&entropy, &held[1], 12_000)).await);
-    assert!(stored(&store, &completion(&entropy, &held[1], 0)).await);
+    assert!(expect_stored(&store, &big).await, "the last eighth is for what is under way");
+    assert!(!expect_stored(&store, &completion(&entropy, &held[1], 12_000)).await);
+    assert!(expect_stored(&store, &completion(&entropy, &held[1], 0)).await);
 
     // What shrinks gives its bytes back.
     let mut released = held[0].clone();
     released.expected = Some(big.tag);
     released.tag = Tag::fresh(&entropy).unwrap();
-    released.draft.record.state = State::Released;
-    assert!(stored(&store, &released).await);
-    assert!(stored(&store, &completion(&entropy, &held[2], 10_000)).await);
+    released.draft.record.state = RecordState::Released;
+    assert!(expect_stored(&store, &released).await);
+    assert!(expect_stored(&store, &completion(&entropy, &held[2], 10_000)).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

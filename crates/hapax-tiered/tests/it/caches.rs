@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_tiered::{Cache, MemoryCache, Options};
 use tokio::time::{Instant, advance};
 
-use crate::support::{World, claim, finished, key, refused, settle, stored};
+use crate::support::{World, claim, finished, key, refused, settle, expect_stored};
 
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {
@@ -39,7 +39,7 @@ async fn a_cache_that_fails_is_left_alone_for_a_while() {
     }
     assert_eq!(world.cache.asked(), 1);
     advance(Duration::from_secs(2)).await;
-    stored(&store, &claim(60, 600)).await;
+    expect_stored(&store, &claim(60, 600)).await;
     assert_eq!(world.cache.asked(), 2);
 }
 

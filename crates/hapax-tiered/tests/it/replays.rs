@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hapax::store::Swapped;
-use hapax::{Fingerprint, Secret, State, Store, StoreError};
+use hapax::{Fingerprint, Secret, RecordState, Store, StoreError};
 use hapax_tiered::Options;
 use tokio::time::{Instant, advance};
 
 use crate::support::{
-    LEASE, World, claim, complete, finished, key, refused, release, settle, stored, tag,
+    LEASE, World, claim, complete, finished, key, refused, release, settle, expect_stored, tag,
 };
 
 #[tokio::test(start_paused = true)]
@@ -30,7 +30,7 @@ async fn a_retry_is_answered_by_the_cache_with_what_the_authority_said() {
     // A process that never saw it finds it as well, once it knows what time it is there.
     let other = world.process();
     other.load(&key(9)).await.unwrap();
-    assert_eq!(refused(&other, &claim(1, 5)).await.cell, first.cell);
+    assert_eq!(refused(&other, &claim(1, 5)).await.stored, first.stored);
     assert_eq!((other.stats().hits, world.authority.swaps()), (1, before));
 }
 
@@ -39,10 +39,10 @@ async fn nothing_but_a_finished_record_is_ever_put_there() {
     let world = World::new();
     let store = world.process();
     let claimed = claim(1, 1);
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     refused(&store, &claim(1, 2)).await;
     let released = release(&claimed, 3);
-    stored(&store, &released).await;
+    expect_stored(&store, &released).await;
     refused(&store, &claim(1, 4)).await;
     store.load(&key(1)).await.unwrap();
     settle().await;
@@ -85,10 +85,10 @@ async fn an_entry_is_used_for_a_quarter_of_what_is_left_of_the_retention() {
     let world = World::new();
     let store = world.process();
     let claimed = claim(1, 1);
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     let mut completed = complete(&claimed, 2, "yes");
     completed.draft.keep = Some(Duration::from_secs(100));
-    stored(&store, &completed).await;
+    expect_stored(&store, &completed).await;
     advance(Duration::from_secs(60)).await;
     refused(&store, &claim(1, 3)).await;
     settle().await;
@@ -109,14 +109,14 @@ async fn an_old_entry_that_is_put_back_changes_nothing() {
     refused(&store, &claim(1, 2)).await;
     settle().await;
     let old = world.cache.entry(&key(1)).await.expect("it is cached");
-    stored(&store, &release(&completed, 3)).await;
+    expect_stored(&store, &release(&completed, 3)).await;
     advance(Duration::from_secs(61)).await;
     // In every process, also in one that just began.
     for (number, store) in [store, world.process()].into_iter().enumerate() {
         world.cache.plant(&key(1), old.clone()).await;
         store.load(&key(9)).await.unwrap();
         let seen = refused(&store, &claim(1, 10 + number as u64)).await;
-        assert_eq!(seen.cell.unwrap().record.state, State::Released);
+        assert_eq!(seen.stored.unwrap().record.state, RecordState::Released);
     }
 }
 
@@ -150,16 +150,16 @@ async fn a_release_is_seen_here_at_once_and_elsewhere_after_the_ttl() {
     // A cache that does not do as it is told, or is told too late.
     world.cache.never_forgets.store(true, Ordering::SeqCst);
     let released = Instant::now();
-    stored(&here, &release(&completed, 2)).await;
+    expect_stored(&here, &release(&completed, 2)).await;
     let seen = refused(&here, &claim(1, 3)).await;
-    assert_eq!(seen.cell.unwrap().record.state, State::Released);
+    assert_eq!(seen.stored.unwrap().record.state, RecordState::Released);
     let mut number = 10;
     loop {
         number += 1;
         let seen = refused(&there, &claim(1, number)).await;
-        match seen.cell.unwrap().record.state {
-            State::Done(_) => assert!(released.elapsed() < Duration::from_secs(60)),
-            State::Released => break,
+        match seen.stored.unwrap().record.state {
+            RecordState::Done(_) => assert!(released.elapsed() < Duration::from_secs(60)),
+            RecordState::Released => break,
             other => panic!("{other:?}"),
         }
         advance(Duration::from_secs(1)).await;
@@ -170,9 +170,9 @@ async fn a_release_is_seen_here_at_once_and_elsewhere_after_the_ttl() {
     let completed = finished(&here, 2, "yes").await;
     refused(&here, &claim(2, 30)).await;
     settle().await;
-    stored(&here, &release(&completed, 31)).await;
+    expect_stored(&here, &release(&completed, 31)).await;
     let seen = refused(&there, &claim(2, 32)).await;
-    assert_eq!(seen.cell.unwrap().record.state, State::Released);
+    assert_eq!(seen.stored.unwrap().record.state, RecordState::Released);
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,15 +184,15 @@ async fn a_copy_of_a_claim_that_was_not_answered_reaches_the_authority() {
     settle().await;
     let old = world.cache.entry(&key(1)).await.expect("it is cached");
     let released = release(&completed, 3);
-    stored(&there, &released).await;
+    expect_stored(&there, &released).await;
     // Stored, and its reply lost: nobody else can say so but the authority.
     let mut taken = claim(1, 4);
     taken.expected = Some(released.tag);
-    stored(&there, &taken).await;
+    expect_stored(&there, &taken).await;
     let done = complete(&taken, 5, "new");
-    stored(&there, &done).await;
+    expect_stored(&there, &done).await;
     let forgotten = release(&done, 6);
-    stored(&there, &forgotten).await;
+    expect_stored(&there, &forgotten).await;
     advance(LEASE * 3).await;
     there.reap(std::num::NonZeroU32::MAX).await.unwrap();
     here.load(&key(9)).await.unwrap();
@@ -235,15 +235,15 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
     plain.load(&key(1)).await.unwrap();
     settle().await;
     let entry = world.cache.entry(&key(1)).await.unwrap();
-    stored(&*world.authority, &release(&completed, 2)).await;
+    expect_stored(&*world.authority, &release(&completed, 2)).await;
     let made_up = relabelled(&*world.authority, &entry).await;
     let secret = Secret::new([1; 32]);
     let sealed = world.process_with(Options::default().secret(&secret));
     for (store, believes) in [(&plain, true), (&sealed, false)] {
         world.cache.plant(&key(1), made_up.clone()).await;
         store.load(&key(9)).await.unwrap();
-        let seen = refused(store, &claim(1, 3)).await.cell.unwrap();
-        assert_eq!(matches!(seen.record.state, State::Done(_)), believes, "{seen:?}");
+        let seen = refused(store, &claim(1, 3)).await.stored.unwrap();
+        assert_eq!(matches!(seen.record.state, RecordState::Done(_)), believes, "{seen:?}");
     }
 }
 
@@ -268,12 +268,12 @@ async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
         world.cache.plant(&key(1), damaged).await;
         number += 1;
         let seen = refused(&store, &claim(1, number)).await;
-        assert_eq!(seen.cell.unwrap().tag, tag(11));
+        assert_eq!(seen.stored.unwrap().tag, tag(11));
     }
     assert_eq!(world.authority.swaps(), before + entry.len() as u64);
     world.cache.plant(&key(2), entry).await;
     let seen = refused(&store, &claim(2, 99)).await;
-    assert_eq!(seen.cell.unwrap().tag, tag(21));
+    assert_eq!(seen.stored.unwrap().tag, tag(21));
 }
 
 #[tokio::test(start_paused = true)]
@@ -293,6 +293,6 @@ async fn authorities_that_share_a_cache_do_not_answer_for_each_other() {
     // The same key, and never seen at the other authority: it is to be executed.
     let other = before(&there, "there");
     other.load(&key(9)).await.unwrap();
-    stored(&other, &claim(1, 4)).await;
+    expect_stored(&other, &claim(1, 4)).await;
     assert_eq!(other.stats().hits, 0);
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    State, Store, StoreError, OperationId, Tag, Terms, Timestamp,
+    RecordState, Store, StoreError, OperationId, Tag, Terms, Timestamp,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
@@ -192,7 +192,7 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: None };
     Swap { id: key(of), expected: None, tag: tag(tagged), draft }
@@ -200,22 +200,22 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
 
 /// What follows `swap`: its outcome is `outcome`, its tag is `next`.
 pub(crate) fn complete(swap: &Swap, next: u64, outcome: &str) -> Swap {
-    let state = State::Done(Outcome::new("test/1", outcome.to_owned()));
+    let state = RecordState::Done(Outcome::new("test/1", outcome.to_owned()));
     follow(swap, next, state, Some(RETENTION))
 }
 
 /// What an operator writes after `swap`.
 pub(crate) fn release(swap: &Swap, next: u64) -> Swap {
-    follow(swap, next, State::Released, Some(LEASE))
+    follow(swap, next, RecordState::Released, Some(LEASE))
 }
 
-fn follow(swap: &Swap, next: u64, state: State, keep: Option<Duration>) -> Swap {
+fn follow(swap: &Swap, next: u64, state: RecordState, keep: Option<Duration>) -> Swap {
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
     Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
-pub(crate) async fn stored(store: &dyn Store, swap: &Swap) {
+pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) {
     let swapped = store.swap(swap.clone()).await.unwrap();
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
 }
@@ -230,9 +230,9 @@ pub(crate) async fn refused(store: &dyn Store, swap: &Swap) -> Snapshot {
 /// Key `of` finished by one process, as `of * 10 + 1`; the swap that did it.
 pub(crate) async fn finished(store: &dyn Store, of: u64, outcome: &str) -> Swap {
     let claimed = claim(of, of * 10);
-    stored(store, &claimed).await;
+    expect_stored(store, &claimed).await;
     let completed = complete(&claimed, of * 10 + 1, outcome);
-    stored(store, &completed).await;
+    expect_stored(store, &completed).await;
     completed
 }
 

@@ -357,13 +357,13 @@ impl Call {
                 }
                 Settled::Told(Claimed::Mismatch) => Claim::Mismatch,
                 Settled::Told(Claimed::Unknown { ask_in }) => match (back.seen(), ask_in) {
-                    (Snapshot { now, cell: Some(cell) }, _) if is_live(back.seen()) => {
-                        let until = after(cell.lease_until.since(*now));
+                    (Snapshot { now, stored: Some(stored) }, _) if is_live(back.seen()) => {
+                        let until = after(stored.lease_until.since(*now));
                         let ask_at = ask_in.map(after);
                         return Ok(Heard::Pending(Pending::Asked { until, ask_at }));
                     }
-                    (Snapshot { cell: Some(cell), .. }, Some(ask_in)) if !ask_in.is_zero() => {
-                        let (ask_at, tag) = (after(ask_in), cell.tag);
+                    (Snapshot { stored: Some(stored), .. }, Some(ask_in)) if !ask_in.is_zero() => {
+                        let (ask_at, tag) = (after(ask_in), stored.tag);
                         return Ok(Heard::Pending(Pending::Due { ask_at, tag }));
                     }
                     _ => Claim::Unknown { ask_in },
@@ -470,7 +470,7 @@ impl Question {
     #[must_use]
     pub fn attempt(&self) -> u32 {
         // The claim that asks has read the record.
-        self.claiming.seen().cell.as_ref().map_or(1, |cell| cell.record.attempt)
+        self.claiming.seen().stored.as_ref().map_or(1, |stored| stored.record.attempt)
     }
 
     /// The key that this execution had for systems downstream, as

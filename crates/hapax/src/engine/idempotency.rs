@@ -167,7 +167,7 @@ impl Idempotency {
         }
         let seen = inner.look(&record).await?;
         let kept = |until: Option<Timestamp>| until.is_none_or(|until| seen.now < until);
-        let found = seen.cell.is_some_and(|cell| kept(cell.keep_until));
+        let found = seen.stored.is_some_and(|stored| kept(stored.keep_until));
         Ok(if found { previous } else { current }.clone())
     }
 
@@ -213,7 +213,7 @@ impl Idempotency {
             };
             // The owner is alive in this process, whatever the clock says of its lease: released, the
             // key would execute a second time beside it.
-            if seen.cell.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
+            if seen.stored.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
                 return Ok(Resolved { wrote: Wrote::Refused, was: seen });
             }
             let (mut writing, next) = Writing::resolve(key, seen, resolve, &*inner.entropy)?;

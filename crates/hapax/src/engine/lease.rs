@@ -396,7 +396,7 @@ impl Shared {
                     );
                     match run.await {
                         Ok(Wrote::Recorded(seen)) => {
-                            let until = seen.cell.as_ref().and_then(|cell| cell.keep_until);
+                            let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                             // It leaves the executions under way before others hear of the end.
                             drop(holding);
                             inner.waiters.wake(&self.key, Some(seen));

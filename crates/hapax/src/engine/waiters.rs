@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::idempotency::Inner;
-use crate::record::{State, Tag};
+use crate::record::{RecordState, Tag};
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Notify, Snapshot};
 
@@ -134,7 +134,7 @@ impl Waiter {
                     inner.store.load(key).await
                 };
                 let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
-                let tag = seen.cell.as_ref().map(|cell| cell.tag);
+                let tag = seen.stored.as_ref().map(|stored| stored.tag);
                 let changed = known.is_none() || tag != known;
                 if !is_live(&seen) && changed && !inner.executions.runs(key, &seen) {
                     return seen;
@@ -181,9 +181,9 @@ fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFu
 
 /// Whether somebody executes, or asks what became of an execution.
 pub(super) fn is_live(seen: &Snapshot) -> bool {
-    seen.cell.as_ref().is_some_and(|cell| {
+    seen.stored.as_ref().is_some_and(|stored| {
         let busy =
-            matches!(cell.record.state, State::InFlight | State::Unknown { asking: true, .. });
-        busy && seen.now < cell.lease_until
+            matches!(stored.record.state, RecordState::InFlight | RecordState::Unknown { asking: true, .. });
+        busy && seen.now < stored.lease_until
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Holding, Next, cell_of};
+use super::{Holding, Next, stored_record};
 use crate::entropy::{Entropy, EntropyError};
 use crate::machine::{Act, Event, Step, step};
 use crate::record::Outcome;
@@ -65,7 +65,7 @@ impl Completion {
     #[must_use]
     pub fn stored(&self, stamped: Stamped) -> Snapshot {
         let Swap { tag, draft, .. } = self.swap.clone();
-        Snapshot { now: stamped.now, cell: Some(cell_of(tag, draft, stamped)) }
+        Snapshot { now: stamped.now, stored: Some(stored_record(tag, draft, stamped)) }
     }
 
     /// What `seen` says, which is there in place of what the swap, or a renewal after it, expected.

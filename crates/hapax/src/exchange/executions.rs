@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Claiming, Holding};
 use crate::machine::{Local, runs_here};
-use crate::record::{Grant, State};
+use crate::record::{Grant, RecordState};
 use crate::scope::OperationId;
-use crate::store::{Cell, Snapshot};
+use crate::store::{StoredRecord, Snapshot};
 
 /// A registry of the executions under way in one process, and of the claims that may become one.
 ///
@@ -120,10 +120,10 @@ impl Holding {
     /// another owner's record, or one that was released, ends the execution for claims of the same
     /// process. A record that merely expired does not.
     pub fn met(&mut self, seen: &Snapshot) {
-        let unfinished = |cell: &Cell| {
-            cell.record.grant == self.holder.grant && cell.record.state != State::Released
+        let unfinished = |stored: &StoredRecord| {
+            stored.record.grant == self.holder.grant && stored.record.state != RecordState::Released
         };
-        if !seen.cell.as_ref().is_none_or(unfinished) {
+        if !seen.stored.as_ref().is_none_or(unfinished) {
             self.entered = None;
         }
     }

@@ -6,7 +6,7 @@ mod strategy;
 
 use bytes::Bytes;
 use hapax::codec::{self, DecodeError, EncodeError, Field, MAX_CHECKPOINT, MAX_OUTCOME};
-use hapax::{Outcome, State};
+use hapax::{Outcome, RecordState};
 use proptest::prelude::*;
 
 use strategy::{record, sample};
@@ -64,7 +64,7 @@ fn foreign_bytes_and_unknown_versions_are_told_apart() {
 fn a_length_beyond_its_limit_is_refused_before_anything_is_read() {
     let mut record = sample();
     record.checkpoint = None;
-    record.state = State::Done(Outcome::new("", ""));
+    record.state = RecordState::Done(Outcome::new("", ""));
     let mut bytes = codec::encode(&record).unwrap();
     let end = bytes.len();
     bytes[end - 4..].copy_from_slice(&u32::MAX.to_be_bytes());

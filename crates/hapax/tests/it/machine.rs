@@ -6,9 +6,9 @@ use bytes::Bytes;
 use hapax::machine::{
     Act, Asked, Event, Holder, Hook, Local, Resolution, Resolve, Step, Verdict, step,
 };
-use hapax::store::{Cell, Snapshot};
+use hapax::store::{StoredRecord, Snapshot};
 use hapax::{
-    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, State, Tag, Terms,
+    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Tag, Terms,
     Timestamp,
 };
 
@@ -37,8 +37,8 @@ fn at(secs: i64) -> Timestamp {
     Timestamp::from_micros(NOW.saturating_add_signed(secs * 1_000_000))
 }
 
-fn cell(state: State, lease_secs: i64, on_unknown: OnUnknown) -> Cell {
-    Cell {
+fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRecord {
+    StoredRecord {
         tag: TAG,
         fence: FencingToken::new(at(-10).as_micros()),
         lease_until: at(lease_secs),
@@ -57,28 +57,28 @@ fn cell(state: State, lease_secs: i64, on_unknown: OnUnknown) -> Cell {
     }
 }
 
-const UNKNOWN: State = State::Unknown { seen: None, asking: false };
-const ASKING: State = State::Unknown { seen: None, asking: true };
+const UNKNOWN: RecordState = RecordState::Unknown { seen: None, asking: false };
+const ASKING: RecordState = RecordState::Unknown { seen: None, asking: true };
 
 /// The rows: a name, and what the store holds.
-fn rows() -> Vec<(&'static str, Option<Cell>)> {
+fn rows() -> Vec<(&'static str, Option<StoredRecord>)> {
     use OnUnknown::{Block, Reconcile, Reexecute};
-    let expired = Cell { keep_until: Some(at(0)), ..cell(State::InFlight, 10, Reexecute) };
+    let expired = StoredRecord { keep_until: Some(at(0)), ..cell(RecordState::InFlight, 10, Reexecute) };
     vec![
         ("absent", None),
         ("expired", Some(expired)),
-        ("released", Some(cell(State::Released, 0, Reexecute))),
-        ("live", Some(cell(State::InFlight, 10, Reexecute))),
-        ("lapsed", Some(cell(State::InFlight, 0, Reexecute))),
-        ("lapsed-block", Some(cell(State::InFlight, 0, Block))),
-        ("lapsed-reconcile", Some(cell(State::InFlight, -60, Reconcile))),
-        ("just-lapsed-reconcile", Some(cell(State::InFlight, -59, Reconcile))),
+        ("released", Some(cell(RecordState::Released, 0, Reexecute))),
+        ("live", Some(cell(RecordState::InFlight, 10, Reexecute))),
+        ("lapsed", Some(cell(RecordState::InFlight, 0, Reexecute))),
+        ("lapsed-block", Some(cell(RecordState::InFlight, 0, Block))),
+        ("lapsed-reconcile", Some(cell(RecordState::InFlight, -60, Reconcile))),
+        ("just-lapsed-reconcile", Some(cell(RecordState::InFlight, -59, Reconcile))),
         ("unknown", Some(cell(UNKNOWN, 0, Reexecute))),
         ("unknown-block", Some(cell(UNKNOWN, 0, Block))),
         ("unknown-reconcile", Some(cell(UNKNOWN, 0, Reconcile))),
         ("being-asked", Some(cell(ASKING, 1, Reconcile))),
         ("asked-in-vain", Some(cell(ASKING, 0, Reconcile))),
-        ("done", Some(cell(State::Done(outcome("kept")), 0, Block))),
+        ("done", Some(cell(RecordState::Done(outcome("kept")), 0, Block))),
     ]
 }
 
@@ -87,10 +87,10 @@ fn word(step: &Step) -> String {
     match step {
         Step::Execute(draft) => format!("execute#{}", draft.record.attempt),
         Step::Write(draft) => match draft.record.state {
-            State::InFlight => "in-flight",
-            State::Unknown { .. } => "unknown",
-            State::Done(_) => "done",
-            State::Released => "released",
+            RecordState::InFlight => "in-flight",
+            RecordState::Unknown { .. } => "unknown",
+            RecordState::Done(_) => "done",
+            RecordState::Released => "released",
         }
         .into(),
         Step::Own(_) => "own".into(),
@@ -112,8 +112,8 @@ fn word(step: &Step) -> String {
 fn check(name: &str, event: &Event<'_>, expected: &str) {
     let found: Vec<String> = rows()
         .into_iter()
-        .map(|(row, cell)| {
-            let step = step(&Snapshot { now: at(0), cell }, event);
+        .map(|(row, stored)| {
+            let step = step(&Snapshot { now: at(0), stored }, event);
             format!("{row}:{}", word(&step))
         })
         .collect();
@@ -206,13 +206,13 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         local: &[],
         description: None,
     };
-    let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 10, OnUnknown::Block)) };
+    let seen = Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
         step(&seen, &Event::Claim(asked.clone())),
         Step::Rehash(Scheme::new("test/1").unwrap())
     );
-    let released = cell(State::Released, 0, OnUnknown::Block);
-    let seen = Snapshot { now: at(0), cell: Some(released) };
+    let released = cell(RecordState::Released, 0, OnUnknown::Block);
+    let seen = Snapshot { now: at(0), stored: Some(released) };
     assert_eq!(word(&step(&seen, &Event::Claim(asked))), "execute#4", "a released key forgets");
 }
 
@@ -262,7 +262,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     let expected = format!("absent:execute#1 {others}");
     check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
     let another = [Local { grant: TAKEN_OVER, executes: false }];
-    let seen = Snapshot { now: at(0), cell: Some(cell(State::InFlight, 0, OnUnknown::Reexecute)) };
+    let seen = Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }
@@ -416,15 +416,15 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
     use OnUnknown::{Block, Reconcile};
     let secs = |seconds| Some(Duration::from_secs(seconds));
     let scheme = Scheme::new("test/1").unwrap();
-    for (cell, hook, may_ask, ask_in) in [
+    for (stored, hook, may_ask, ask_in) in [
         // It lapsed 59 s ago, and may be asked about 60 s after that.
-        (cell(State::InFlight, -59, Reconcile), HOOK, true, secs(1)),
+        (cell(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
         (cell(ASKING, 1, Reconcile), HOOK, true, secs(1)),
         // Another claim asked, and could not say.
         (cell(UNKNOWN, 0, Reconcile), HOOK, false, secs(0)),
         (cell(UNKNOWN, 0, Reconcile), None, true, None),
         (cell(UNKNOWN, 0, Block), HOOK, true, None),
-        (cell(State::InFlight, -90, Block), HOOK, true, None),
+        (cell(RecordState::InFlight, -90, Block), HOOK, true, None),
     ] {
         let asked = Asked {
             grant: NEW,
@@ -437,7 +437,7 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
             may_ask,
             description: None,
         };
-        let seen = Snapshot { now: at(0), cell: Some(cell) };
+        let seen = Snapshot { now: at(0), stored: Some(stored) };
         assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { ask_in });
     }
 }
@@ -445,8 +445,8 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
 #[test]
 fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
-        let cell = cell(State::InFlight, 10, on_unknown);
-        let seen = Snapshot { now: at(0), cell: Some(cell) };
+        let stored = cell(RecordState::InFlight, 10, on_unknown);
+        let seen = Snapshot { now: at(0), stored: Some(stored) };
         let holder = Holder { grant: OWN, life: LIFE };
         let hour = Some(Duration::from_secs(3600));
         let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
@@ -465,8 +465,8 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
 
 #[test]
 fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
-    let cell = cell(State::InFlight, 0, OnUnknown::Reexecute);
-    let seen = Snapshot { now: at(0), cell: Some(cell) };
+    let stored = cell(RecordState::InFlight, 0, OnUnknown::Reexecute);
+    let seen = Snapshot { now: at(0), stored: Some(stored) };
     let scheme = Scheme::new("test/1").unwrap();
     let asked = Asked {
         grant: NEW,
@@ -487,7 +487,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     for (theirs, ours) in
         [(OnUnknown::Reexecute, OnUnknown::Reconcile), (OnUnknown::Reconcile, OnUnknown::Reexecute)]
     {
-        let seen = Snapshot { now: at(0), cell: Some(self::cell(ASKING, 1, theirs)) };
+        let seen = Snapshot { now: at(0), stored: Some(self::cell(ASKING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
         let answer = Event::Answer { asked: TAG, grant: NEW, terms: terms(ours), verdict };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
@@ -503,15 +503,15 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         let note = note.clone();
         Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
     };
-    let seen = |cell| Snapshot { now: at(0), cell: Some(cell) };
-    let unknown = State::Unknown { seen: None, asking: false };
+    let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
+    let unknown = RecordState::Unknown { seen: None, asking: false };
     let before = cell(unknown, 10, OnUnknown::Block);
     for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
         let step = step(&seen(before.clone()), &resolve(resolution));
         let Step::Write(draft) = step else { panic!("{step:?}") };
         assert_eq!(draft.record.notes.decision, note);
     }
-    let mut released = cell(State::Released, 10, OnUnknown::Block);
+    let mut released = cell(RecordState::Released, 10, OnUnknown::Block);
     released.record.notes.decision.clone_from(&note);
     released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
     let described = Bytes::from_static(b"POST /payments");

@@ -10,7 +10,7 @@ use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-use super::support::{at, by, claim, key, stored};
+use super::support::{at, by, claim, key, expect_stored};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_processes_that_start_at_once_make_the_tables_once() {
@@ -22,7 +22,7 @@ async fn many_processes_that_start_at_once_make_the_tables_once() {
             starting.spawn(async move { PostgresStore::connect(options).await.unwrap() });
         }
         for (of, store) in starting.join_all().await.iter().enumerate() {
-            stored(store, &claim(of as u64)).await;
+            expect_stored(store, &claim(of as u64)).await;
         }
     }
     let count = "SELECT (SELECT count(*) FROM hapax_cells), (SELECT count(*) FROM app.hapax_cells),
@@ -51,7 +51,7 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
     let app: Options =
         format!("host=127.0.0.1 port={} user=app dbname=postgres", server.port()).parse().unwrap();
     let store = PostgresStore::connect(app).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
 
     // Tables as version 1 has them.
     let older = "ALTER TABLE hapax_secrets DROP COLUMN identity, DROP COLUMN confirmed;
@@ -60,7 +60,7 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
     let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
     assert!(matches!(refused, ConnectError::NotMigrated { found: Some(1), .. }), "{refused}");
     let store = PostgresStore::connect(at(&server)).await.unwrap();
-    stored(&store, &claim(2)).await;
+    expect_stored(&store, &claim(2)).await;
     let there = "SELECT count(*) FROM hapax_cells";
     assert_eq!(server.sql("postgres", there).await, "2");
 
@@ -103,7 +103,7 @@ async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
 async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
     let mut server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     server.stop().await;
     // That is all it takes to be a standby, if one that nobody sends anything.
     std::fs::write(server.data().join("standby.signal"), "").unwrap();
@@ -241,7 +241,7 @@ async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
     // The server takes its time to notice who left.
     while server.sql("postgres", left).await != "0" {}
     let there = PostgresStore::connect(at(&server)).await.unwrap();
-    assert!(there.load(&key(0)).await.unwrap().cell.is_some());
+    assert!(there.load(&key(0)).await.unwrap().stored.is_some());
 }
 
 #[tokio::test]
@@ -268,7 +268,7 @@ async fn a_look_settles_no_secret_and_the_first_write_does() {
     server.sql("postgres", migrations()).await;
     let secrets = "SELECT count(*) FROM hapax_secrets";
     let looking = PostgresStore::connect(at(&server).migrate(false)).await.unwrap();
-    assert!(looking.load(&key(1)).await.unwrap().cell.is_none());
+    assert!(looking.load(&key(1)).await.unwrap().stored.is_none());
     looking.reap(std::num::NonZeroU32::MIN).await.unwrap();
     assert_eq!(server.sql("postgres", secrets).await, "0");
 
@@ -276,7 +276,7 @@ async fn a_look_settles_no_secret_and_the_first_write_does() {
         [1, 2].map(|byte| at(&server).migrate(false).secret(Secret::new([byte; 32])));
     let writing = PostgresStore::connect(first).await.unwrap();
     let late = PostgresStore::connect(second).await.unwrap();
-    stored(&writing, &claim(1)).await;
+    expect_stored(&writing, &claim(1)).await;
     assert_eq!(server.sql("postgres", secrets).await, "1");
     // Neither who has another nor who has none.
     for store in [late, looking] {
@@ -292,7 +292,7 @@ async fn a_look_settles_no_secret_and_the_first_write_does() {
 async fn a_server_that_comes_back_with_another_secret_is_refused() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server).secret(Secret::new([1; 32]))).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     // As if it had been restored from elsewhere.
     server.sql("postgres", "UPDATE hapax_secrets SET name = 'none'").await;
     server.sql("postgres", super::faults::TERMINATE).await;

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::suite::OnOneServer;
 use super::support::{
-    Same, ask, at, by, claim, complete, connect, connect_within, key, named, own, policy, stored,
+    Same, ask, at, by, claim, complete, connect, connect_within, key, named, own, policy, expect_stored,
 };
 
 /// More than any test's server needs to come back to its callers.
@@ -108,7 +108,7 @@ async fn a_connection_into_nowhere_is_replaced() {
     let server = PostgresServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let store = connect_within(by(proxy.address().port()).timeout(LIMIT)).await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;
     proxy.freeze();
     assert!(store.load(&key(1)).await.is_err());
@@ -117,7 +117,7 @@ async fn a_connection_into_nowhere_is_replaced() {
     }
     proxy.thaw();
     comes_back(&store).await;
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -172,8 +172,8 @@ async fn nothing_acknowledged_is_lost_by_kills() {
     }
     assert!(acknowledged.len() > 100 && lost_track == 80, "{}", acknowledged.len());
     for of in acknowledged {
-        let cell = store.load(&key(of)).await.unwrap().cell.expect("it was acknowledged");
-        let hapax::State::Done(outcome) = cell.record.state else { panic!("{of} is undone") };
+        let stored = store.load(&key(of)).await.unwrap().stored.expect("it was acknowledged");
+        let hapax::RecordState::Done(outcome) = stored.record.state else { panic!("{of} is undone") };
         assert_eq!(outcome.bytes(), format!("{of}").as_bytes());
     }
 }
@@ -239,7 +239,7 @@ async fn what_waits_is_bounded_and_completions_go_before_claims() {
     let server = PostgresServer::start().await;
     let options = at(&server).queue(16, 64 << 20).timeout(Duration::from_secs(3));
     let store = Arc::new(connect_within(options).await);
-    stored(&*store, &claim(0)).await;
+    expect_stored(&*store, &claim(0)).await;
     server.pause();
     let mut claims = JoinSet::new();
     let mut send = |of| {

@@ -11,7 +11,7 @@ use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
 use super::meddler::Meddler;
-use super::support::{at, by, claim, complete, connect_within, load, stored, tag};
+use super::support::{at, by, claim, complete, connect_within, load, expect_stored, tag};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -33,16 +33,16 @@ async fn rows_of_a_transaction_that_was_rolled_back_are_not_taken_for_a_success(
     .await;
     let store = PostgresStore::connect(by(meddler.port())).await.unwrap();
     let claimed = claim(1);
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     meddling.store(true, Ordering::Relaxed);
     for swap in [complete(&claimed, 2, b"yes"), claim(3)] {
         let swapped = store.swap(swap).await;
         assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
     }
     meddling.store(false, Ordering::Relaxed);
-    assert_eq!(load(&store, 1).await.map(|cell| cell.tag), Some(claimed.tag));
+    assert_eq!(load(&store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
     assert!(load(&store, 3).await.is_none());
-    stored(&store, &complete(&claimed, 2, b"yes")).await;
+    expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,7 +58,7 @@ async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
     let options = by(meddler.port()).timeout(LIMIT);
     let vanished = connect_within(options).await;
     let claimed = claim(1);
-    stored(&vanished, &claimed).await;
+    expect_stored(&vanished, &claimed).await;
     vanishing.store(true, Ordering::Relaxed);
     let swapped = vanished.swap(complete(&claimed, 2, b"never")).await;
     assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
@@ -95,7 +95,7 @@ async fn a_setting_that_others_left_in_a_session_makes_nobody_forget() {
         tokio_postgres::connect(&pooler.url("postgres"), tokio_postgres::NoTls).await.unwrap();
     let _driver = tokio::spawn(connection);
     other.batch_execute("SET synchronous_commit = off").await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     // There is one session; whatever is set in it is left to the next.
     let left = other.simple_query("SHOW synchronous_commit").await.unwrap();
     let left = left.iter().find_map(|message| match message {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::{Client, NoTls};
 
 use super::scramble::scramble;
-use super::support::{at, claim, complete, connect, load, stored};
+use super::support::{at, claim, complete, connect, load, expect_stored};
 
 pub(crate) async fn client(server: &PostgresServer) -> Client {
     let (client, connection) =
@@ -28,7 +28,7 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     let store = Arc::new(store);
     let mut client = client(&server).await;
     let held = claim(0);
-    stored(&*store, &held).await;
+    expect_stored(&*store, &held).await;
     let mut transaction = client.transaction().await.unwrap();
     let done = complete(&held, 1_000, b"not yet");
     let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
@@ -38,7 +38,7 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     let copy = Swap { tag: super::support::tag(7), ..claim(0) };
     let swapped = timeout(LIMIT, store.swap(copy)).await.expect("it does not wait").unwrap();
     let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
-    assert_eq!(seen.cell.map(|cell| cell.tag), Some(held.tag));
+    assert_eq!(seen.stored.map(|stored| stored.tag), Some(held.tag));
 
     // Whoever wants to write it waits for a while, and others do not wait with it.
     let taken = Swap { tag: super::support::tag(8), ..complete(&held, 2_000, b"taken over") };
@@ -53,8 +53,8 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
         let store = Arc::clone(&store);
         others.spawn(async move {
             let claimed = claim(of);
-            stored(&*store, &claimed).await;
-            stored(&*store, &complete(&claimed, of + 10_000, b"yes")).await;
+            expect_stored(&*store, &claimed).await;
+            expect_stored(&*store, &complete(&claimed, of + 10_000, b"yes")).await;
         });
     }
     others.join_all().await;
@@ -65,7 +65,7 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
         assert!(matches!(source, PostgresError::Locked | PostgresError::NotSent), "{source}");
     }
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 0).await.map(|cell| cell.tag), Some(done.tag));
+    assert_eq!(load(&*store, 0).await.map(|stored| stored.tag), Some(done.tag));
 }
 
 /// Bounds what a store waits for a lock, with room for a busy machine.
@@ -80,7 +80,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
     let store = connect(&server).await;
     for (of, commit) in [(1, true), (2, false)] {
         let held = claim(of);
-        stored(&*store, &held).await;
+        expect_stored(&*store, &held).await;
         let mut client = client(&server).await;
         let mut transaction = client.transaction().await.unwrap();
         let done = complete(&held, of + 10, b"yes");
@@ -97,7 +97,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
         if commit {
             transaction.commit().await.unwrap();
             let Swapped::Conflict(seen) = waiting.await.unwrap() else { panic!("overwritten") };
-            assert_eq!(seen.cell.map(|cell| cell.tag), Some(done.tag));
+            assert_eq!(seen.stored.map(|stored| stored.tag), Some(done.tag));
         } else {
             transaction.rollback().await.unwrap();
             assert!(matches!(waiting.await.unwrap(), Swapped::Stored(_)));
@@ -132,7 +132,7 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
         }
     }
     other.batch_execute("ROLLBACK").await.unwrap();
-    stored(&*store, &stuck).await;
+    expect_stored(&*store, &stuck).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

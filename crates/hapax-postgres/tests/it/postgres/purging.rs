@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::store::{Stamp, Swap};
-use hapax::{State, Store};
+use hapax::{RecordState, Store};
 use hapax_postgres::PostgresStore;
 use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::wait;
 use tokio::task::JoinSet;
 
-use super::support::{claim, complete, connect, load, stored, tag};
+use super::support::{claim, complete, connect, load, expect_stored, tag};
 
 const MANY: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 const SHORT: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ async fn put(store: &Arc<PostgresStore>, swaps: impl Iterator<Item = Swap>) {
     let mut callers = JoinSet::new();
     for swap in swaps {
         let store = Arc::clone(store);
-        callers.spawn(async move { stored(&*store, &swap).await });
+        callers.spawn(async move { expect_stored(&*store, &swap).await });
     }
     callers.join_all().await;
 }
@@ -60,8 +60,8 @@ async fn claims_and_completions_leave_the_indexes_alone() {
         if of % 2 == 0 {
             claimed.draft.keep = None;
         }
-        stored(&*store, &claimed).await;
-        stored(&*store, &complete(&claimed, of + 1_000, b"yes")).await;
+        expect_stored(&*store, &claimed).await;
+        expect_stored(&*store, &complete(&claimed, of + 1_000, b"yes")).await;
     }
     let updates = "SELECT n_tup_hot_upd * 100 / n_tup_upd FROM pg_stat_user_tables
         WHERE relname = 'hapax_cells' AND n_tup_upd = 400";
@@ -86,7 +86,7 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
         let mut next = complete(swap, u64::from_be_bytes([9; 8]), b"yes");
         next.draft.keep = keep;
         next.tag = tag(u64::from(swap.id.as_bytes()[0]) + 500);
-        stored(&*store, &next).await;
+        expect_stored(&*store, &next).await;
     }
     wait(&*store, SHORT).await;
     let reaped = store.reap(MANY).await.unwrap();
@@ -97,13 +97,13 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
     assert_eq!(server.sql("postgres", met).await, "0");
     assert!(load(&*store, 0).await.is_some() && load(&*store, 1).await.is_some());
     // An operator ends the one that was kept for ever: it is found again.
-    let cell = load(&*store, 1).await.unwrap();
+    let stored = load(&*store, 1).await.unwrap();
     let mut last = short_lived(1);
-    last.expected = Some(cell.tag);
+    last.expected = Some(stored.tag);
     last.tag = tag(777);
     last.draft.stamp = Stamp::Keep;
-    last.draft.record.state = State::Released;
-    stored(&*store, &last).await;
+    last.draft.record.state = RecordState::Released;
+    expect_stored(&*store, &last).await;
     wait(&*store, SHORT).await;
     assert_eq!(store.reap(MANY).await.unwrap().removed, 1);
     assert!(load(&*store, 1).await.is_none());

@@ -7,7 +7,7 @@ use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, St
 use hapax_postgres::PostgresStore;
 use hapax_testkit::servers::PostgresServer;
 
-use super::support::{Same, at, claim, complete, key, stored};
+use super::support::{Same, at, claim, complete, key, expect_stored};
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -99,11 +99,11 @@ async fn secrets_change_without_losing_what_is_there() {
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let old = PostgresStore::connect(at(&server).secret(first.clone())).await.unwrap();
     let claimed = claim(1);
-    stored(&old, &claimed).await;
+    expect_stored(&old, &claimed).await;
     let options = at(&server).key_ring(KeyRing::new(first).sealing(second));
     let new = PostgresStore::connect(options).await.unwrap();
-    assert!(new.load(&key(1)).await.unwrap().cell.is_some());
-    stored(&new, &complete(&claimed, 2, b"yes")).await;
+    assert!(new.load(&key(1)).await.unwrap().stored.is_some());
+    expect_stored(&new, &complete(&claimed, 2, b"yes")).await;
     // Written anew, it is under the new secret; one without it does not run it again.
     let loaded = old.load(&key(1)).await;
     assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
@@ -119,8 +119,8 @@ async fn a_record_that_was_moved_or_changed_is_never_replayed() {
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     for of in 1..=3 {
         let claimed = claim(of);
-        stored(&store, &claimed).await;
-        stored(&store, &complete(&claimed, of + 10, b"yes")).await;
+        expect_stored(&store, &claimed).await;
+        expect_stored(&store, &complete(&claimed, of + 10, b"yes")).await;
     }
     let one = |of: u64| format!("key = '\\x{}'", key(of));
     for harm in [
@@ -151,6 +151,6 @@ async fn a_record_that_was_moved_or_changed_is_never_replayed() {
     }
     // Operators see the others all the same.
     let page = hapax::Inspect::page(&store, None, std::num::NonZeroU32::MAX).await.unwrap();
-    let damaged = page.cells.iter().filter(|(_, cell)| cell.is_err()).count();
-    assert_eq!((damaged, page.cells.len()), (3, 6));
+    let damaged = page.records.iter().filter(|(_, stored)| stored.is_err()).count();
+    assert_eq!((damaged, page.records.len()), (3, 6));
 }

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, key, named, own, policy, stored};
+use super::support::{Same, at, claim, key, named, own, policy, expect_stored};
 
 /// More than any server or process takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -304,7 +304,7 @@ async fn holds(server: &PostgresServer, text: &str, wanted: &str) {
 async fn a_connection_whose_standby_is_absent_is_not_believed() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     wait_for(&server, "absent").await;
     server.sql("postgres", super::faults::TERMINATE).await;
     // The end of the connection may be noticed by the first one.
@@ -329,7 +329,7 @@ async fn a_crash_behind_a_pooler_is_not_read_from_without_a_standby() {
     let options: Options = pooler.url("postgres").parse().unwrap();
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
     // The connection to the pooler that loads survives what follows.
-    assert!(store.load(&key(1)).await.unwrap().cell.is_none());
+    assert!(store.load(&key(1)).await.unwrap().stored.is_none());
     let before = store.stats().connections;
     wait_for(&server, "absent").await;
     let writing = tokio::spawn({
@@ -349,7 +349,7 @@ async fn a_crash_behind_a_pooler_is_not_read_from_without_a_standby() {
     wait_for_none(&server).await;
     let there = async { while store.load(&key(1)).await.is_err() {} };
     timeout(LIMIT, there).await.expect("commits wait for no standby");
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -358,7 +358,7 @@ async fn the_primary_is_found_beside_hosts_that_do_not_answer() {
     let silent = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let ports = [silent.local_addr().unwrap().port(), server.port()];
     let store = PostgresStore::connect(hosts(ports).listen(true)).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let findings = diagnose(&hosts(ports), &SystemClock).await.unwrap();
     let role = findings.iter().find(|finding| finding.subject == "role").unwrap();
     assert_eq!(role.found, "primary");

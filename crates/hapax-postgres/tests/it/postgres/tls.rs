@@ -6,7 +6,7 @@ use hapax_postgres::{Certificates, ConnectError, Options, PostgresStore, Rustls}
 use hapax_testkit::servers::{PostgresOptions, PostgresServer};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use super::support::{claim, stored};
+use super::support::{claim, expect_stored};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -42,7 +42,7 @@ async fn what_passes_is_encrypted_and_the_server_is_who_it_says() {
     let authority = authority();
     let server = server(&authority, "127.0.0.1").await;
     let store = PostgresStore::connect(options(&server, &authority.pem())).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let encrypted = "SELECT count(*), bool_and(s.ssl) FROM pg_stat_ssl s
         JOIN pg_stat_activity a USING (pid)
         WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()";

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::locks::client;
-use super::support::{at, claim, complete, connect, load, stored, tag};
+use super::support::{at, claim, complete, connect, load, expect_stored, tag};
 
 /// A table of the caller's, one row for each piece of work that was done.
 const WORK: &str = "CREATE TABLE work (of bigint)";
@@ -34,21 +34,21 @@ async fn record_and_work_are_there_together_or_not_at_all() {
     let mut client = client(&server).await;
     for (of, commit) in [(1, false), (2, true)] {
         let claimed = claim(of);
-        let first = stored(&*store, &claimed).await;
+        let first = expect_stored(&*store, &claimed).await;
         let mut transaction = client.transaction().await.unwrap();
         transaction.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
         let done = complete(&claimed, of + 10, b"yes");
         let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
         let Swapped::Stored(stamped) = swapped else { panic!("{swapped:?}") };
         assert_eq!(stamped.fence, first.fence);
-        assert_eq!(load(&*store, of).await.map(|cell| cell.tag), Some(claimed.tag));
+        assert_eq!(load(&*store, of).await.map(|stored| stored.tag), Some(claimed.tag));
         if commit {
             transaction.commit().await.unwrap();
-            let cell = load(&*store, of).await.unwrap();
-            assert_eq!((cell.tag, cell.record), (done.tag, done.draft.record));
+            let stored = load(&*store, of).await.unwrap();
+            assert_eq!((stored.tag, stored.record), (done.tag, done.draft.record));
         } else {
             transaction.rollback().await.unwrap();
-            assert_eq!(load(&*store, of).await.map(|cell| cell.tag), Some(claimed.tag));
+            assert_eq!(load(&*store, of).await.map(|stored| stored.tag), Some(claimed.tag));
         }
     }
     assert_eq!(count(&server).await, "1");
@@ -67,20 +67,20 @@ async fn a_transaction_that_meets_something_else_cannot_commit() {
         if let Some(tag) = there {
             let next = server.sql("postgres", "SELECT count(*) FROM hapax_cells").await;
             if next == "0" {
-                stored(&*store, &claimed).await;
+                expect_stored(&*store, &claimed).await;
             }
-            let expected = load(&*store, 1).await.map(|cell| cell.tag);
-            stored(&*store, &Swap { expected, tag, ..claim(1) }).await;
+            let expected = load(&*store, 1).await.map(|stored| stored.tag);
+            expect_stored(&*store, &Swap { expected, tag, ..claim(1) }).await;
         }
         let mut transaction = client.transaction().await.unwrap();
         transaction.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
         let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
         let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
-        assert_eq!(seen.cell.map(|cell| cell.tag), there);
+        assert_eq!(seen.stored.map(|stored| stored.tag), there);
         // The server rolls back, whatever it is told.
         transaction.commit().await.ok();
         assert_eq!(count(&server).await, "0");
-        assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), there);
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), there);
     }
 }
 
@@ -90,7 +90,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     let store = connect(&server).await;
     let mut client = client(&server).await;
     let claimed = claim(1);
-    stored(&*store, &claimed).await;
+    expect_stored(&*store, &claimed).await;
     let done = complete(&claimed, 11, b"yes");
 
     let mut transaction = client.transaction().await.unwrap();
@@ -99,7 +99,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     assert!(matches!(reason(answer), PostgresError::Savepoint));
     drop(savepoint);
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), Some(claimed.tag));
+    assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
 
     let mut transaction = client.transaction().await.unwrap();
     let answer = store.swap_in(&mut transaction, claim(2)).await;
@@ -114,7 +114,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), Some(done.tag));
+    assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(done.tag));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -179,7 +179,7 @@ async fn a_commit_in_doubt_is_told_by_renewing() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let claimed = claim(1);
-    stored(&*store, &claimed).await;
+    expect_stored(&*store, &claimed).await;
     let mut client = client(&server).await;
     let done = complete(&claimed, 11, b"yes");
     let mut transaction = client.transaction().await.unwrap();
@@ -196,7 +196,7 @@ async fn a_commit_in_doubt_is_told_by_renewing() {
     transaction.commit().await.unwrap();
     let told = timeout(Duration::from_secs(60), asking).await.expect("an answer").unwrap();
     let Swapped::Conflict(seen) = told else { panic!("renewed what was done: {told:?}") };
-    assert_eq!(seen.cell.map(|cell| cell.tag), Some(done.tag));
+    assert_eq!(seen.stored.map(|stored| stored.tag), Some(done.tag));
 }
 
 #[cfg(feature = "sqlx")]
@@ -212,7 +212,7 @@ mod by_sqlx {
         server.sql("postgres", WORK).await;
         let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
         let claimed = claim(1);
-        let first = stored(&*store, &claimed).await;
+        let first = expect_stored(&*store, &claimed).await;
         let done = complete(&claimed, 11, b"yes");
 
         let answer = store.swap_in(&mut connection, done.clone()).await;
@@ -227,11 +227,11 @@ mod by_sqlx {
                 transaction.commit().await.unwrap();
             } else {
                 transaction.rollback().await.unwrap();
-                assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), Some(claimed.tag));
+                assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
             }
         }
         assert_eq!(count(&server).await, "1");
-        assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), Some(done.tag));
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(done.tag));
 
         // The very same again: what it would commit with was committed already.
         let mut transaction = connection.begin().await.unwrap();
@@ -248,13 +248,13 @@ mod by_sqlx {
         let store = connect(&server).await;
         let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
         let claimed = claim(1);
-        stored(&*store, &claimed).await;
+        expect_stored(&*store, &claimed).await;
         let mut transaction = connection.begin().await.unwrap();
         let mut savepoint = transaction.begin().await.unwrap();
         let answer = store.swap_in(&mut savepoint, complete(&claimed, 11, b"yes")).await;
         assert!(matches!(reason(answer), PostgresError::Savepoint));
         drop(savepoint);
         transaction.commit().await.unwrap();
-        assert_eq!(load(&*store, 1).await.map(|cell| cell.tag), Some(claimed.tag));
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
     }
 }

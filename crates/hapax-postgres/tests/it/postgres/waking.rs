@@ -14,7 +14,7 @@ use tokio_postgres::{AsyncMessage, NoTls};
 
 use super::faults::TERMINATE;
 use super::meddler::Meddler;
-use super::support::{ask, at, by, claim, complete, key, own, policy, stored};
+use super::support::{ask, at, by, claim, complete, key, own, policy, expect_stored};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -47,10 +47,10 @@ async fn a_write_by_another_process_is_heard_of() {
         written = here.written(&ONE);
     }
     let claimed = claim(1);
-    stored(&*there, &claimed).await;
+    expect_stored(&*there, &claimed).await;
     // In flight as before, as far as those who wait are concerned.
     assert!(timeout(Duration::from_millis(300), &mut written).await.is_err());
-    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    expect_stored(&*there, &complete(&claimed, 2, b"yes")).await;
     timeout(SOON, written).await.expect("news");
 }
 
@@ -104,8 +104,8 @@ async fn where_nobody_waits_nothing_is_said() {
     let (here, there) = (listening(&server).await, listening(&server).await);
     for of in 0..20 {
         let claimed = claim(of);
-        stored(&*there, &claimed).await;
-        stored(&*there, &complete(&claimed, of + 100, b"yes")).await;
+        expect_stored(&*there, &claimed).await;
+        expect_stored(&*there, &complete(&claimed, of + 100, b"yes")).await;
     }
     assert!(heard.is_empty(), "{:?}", heard.recv().await);
     // Shows that the spy hears.
@@ -184,7 +184,7 @@ async fn recognises(options: Options) -> PostgresStore {
         }
     };
     timeout(SOON, told).await.expect("it finds out");
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     assert_eq!(log.text().lines().count(), 1, "{}", log.text());
     store
 }

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::suite::OnOneServer;
-use super::support::{at, claim, complete, connect_within, key, stored};
+use super::support::{at, claim, complete, connect_within, key, expect_stored};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -110,13 +110,13 @@ async fn a_key_is_found_while_its_slot_moves_and_after() {
     assert_eq!(to.command(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")).await, "+OK");
     assert_eq!(from.command(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")).await, "+OK");
     // It is not at its old place, so it is written to its new one.
-    stored(&store, &claimed).await;
+    expect_stored(&store, &claimed).await;
     assert_eq!(from.command(&format!("CLUSTER COUNTKEYSINSLOT {slot}")).await, ":0");
     for node in [to, from] {
         assert_eq!(node.command(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await, "+OK");
     }
-    stored(&store, &complete(&claimed, 2, b"yes")).await;
-    let found = store.load(&key(1)).await.unwrap().cell.expect("it moved with its slot");
+    expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
+    let found = store.load(&key(1)).await.unwrap().stored.expect("it moved with its slot");
     assert_eq!(found.tag, super::support::tag(2));
     // Claimed anew, it is found by its slot, wherever that is.
     assert!(store.swap(claimed).await.is_ok());
@@ -128,16 +128,16 @@ async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
     let options = at(cluster.nodes()[0].port()).timeout(Duration::from_secs(2));
     let store = connect_within(options).await;
     for of in 0..30 {
-        stored(&store, &claim(of)).await;
+        expect_stored(&store, &claim(of)).await;
     }
     let everything = NonZeroU32::new(100).unwrap();
-    assert_eq!(store.page(None, everything).await.unwrap().cells.len(), 30);
+    assert_eq!(store.page(None, everything).await.unwrap().records.len(), 30);
     cluster.node(2).kill().await;
     let (mut served, mut away) = (0, 0);
     for of in 0..30 {
         match store.load(&key(of)).await {
             Ok(seen) => {
-                assert!(seen.cell.is_some(), "{of} is forgotten");
+                assert!(seen.stored.is_some(), "{of} is forgotten");
                 served += 1;
             }
             Err(StoreError::Unavailable(_)) => away += 1,
@@ -154,7 +154,7 @@ async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
     cluster.agree().await;
     let back = async {
         for of in 0..30 {
-            while !store.load(&key(of)).await.is_ok_and(|seen| seen.cell.is_some()) {}
+            while !store.load(&key(of)).await.is_ok_and(|seen| seen.stored.is_some()) {}
         }
     };
     timeout(SOON, back).await.expect("they are served again");
@@ -167,7 +167,7 @@ async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
     let before = RedisStore::connect(at(other.port())).await.unwrap();
     let mut away = Vec::new();
     for of in 0..30 {
-        stored(&before, &claim(of)).await;
+        expect_stored(&before, &claim(of)).await;
         away.push(!silent.command(&format!("GET hapax:{}", key(of))).await.starts_with("-MOVED"));
     }
     assert!(away.contains(&true) && away.contains(&false));
@@ -182,7 +182,7 @@ async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
         assert!(lost.is_err(), "{lost:?}");
         for of in (0..30).filter(|of| !away[*of as usize]) {
             let seen = store.load(&key(of)).await.unwrap_or_else(|error| panic!("{of}: {error:?}"));
-            assert!(seen.cell.is_some(), "{of} is forgotten");
+            assert!(seen.stored.is_some(), "{of} is forgotten");
         }
         assert_eq!(store.stats().connections, connections, "all of it was given up");
     }
@@ -198,7 +198,7 @@ async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
     let third = cluster.node(2);
     let (mut away, mut there) = (Vec::new(), Vec::new());
     for of in 0..30 {
-        stored(&*store, &claim(of)).await;
+        expect_stored(&*store, &claim(of)).await;
         let moved = third.command(&format!("GET hapax:{}", key(of))).await.starts_with("-MOVED");
         if moved { there.push(of) } else { away.push(of) }
     }
@@ -217,7 +217,7 @@ async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
     });
     for of in there.iter().take(8) {
         let seen = store.load(&key(*of)).await.unwrap_or_else(|error| panic!("{of}: {error:?}"));
-        assert!(seen.cell.is_some(), "{of} is forgotten");
+        assert!(seen.stored.is_some(), "{of} is forgotten");
     }
     assert_eq!(store.stats().connections, 1, "all of it was given up");
     assert!(!asking.is_finished());
@@ -235,7 +235,7 @@ async fn what_a_node_refuses_is_not_called_undone() {
     let swapped = store.swap(claim(1)).await;
     assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
     node.command("CONFIG SET maxmemory 0").await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -243,7 +243,7 @@ async fn a_node_that_comes_back_another_is_looked_at() {
     let cluster = RedisCluster::start(3).await;
     let options = at(cluster.nodes()[0].port()).timeout(Duration::from_secs(2));
     let store = connect_within(options).await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let third = &cluster.nodes()[2];
     third.command("CONFIG SET maxmemory-policy allkeys-random").await;
     third.command("CLIENT KILL TYPE normal").await;
@@ -289,8 +289,8 @@ async fn who_waits_hears_of_writes_and_of_no_others_after_that() {
         timeout(SOON, here.written(&key)).await.expect("it is subscribed to");
         let written = here.written(&key);
         let claimed = claim(of);
-        stored(&there, &claimed).await;
-        stored(&there, &complete(&claimed, 100 + of, b"yes")).await;
+        expect_stored(&there, &claimed).await;
+        expect_stored(&there, &complete(&claimed, 100 + of, b"yes")).await;
         timeout(SOON, written).await.expect("news");
     }
     // Whoever tells of writes is lost, and found again elsewhere.
@@ -316,7 +316,7 @@ async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
     let cluster = RedisCluster::start(3).await;
     let store = Arc::new(RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap());
     for of in 0..64 {
-        stored(&*store, &claim(of)).await;
+        expect_stored(&*store, &claim(of)).await;
     }
     let waiting: Vec<_> = (0..64)
         .map(|of| {
@@ -347,7 +347,7 @@ async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
                     other.tag = super::support::tag(of);
                     match store.swap(other).await {
                         Ok(Swapped::Conflict(seen)) => {
-                            assert!(seen.cell.is_some(), "{of} is forgotten");
+                            assert!(seen.stored.is_some(), "{of} is forgotten");
                             taken += 1;
                         }
                         Err(StoreError::Unavailable(_)) => {}

@@ -7,7 +7,7 @@ use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore, Unfit};
 use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 
-use super::support::{at, claim, complete, connect, connect_within, key, stored};
+use super::support::{at, claim, complete, connect, connect_within, key, expect_stored};
 
 /// What the manual tells operators to grant.
 const LEAST: &[&str] = &[
@@ -66,7 +66,7 @@ async fn begins_to_evict(disconnect: bool) {
     // It is looked at again after thirty of them.
     let options = at(server.port()).timeout(Duration::from_millis(500));
     let store = connect_within(options).await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     server.command("CONFIG SET maxmemory-policy volatile-ttl").await;
     if disconnect {
         server.command("CLIENT KILL TYPE normal").await;
@@ -100,7 +100,7 @@ async fn a_master_that_becomes_a_replica_takes_no_writes() {
     let other = RedisServer::start().await;
     let server = RedisServer::start().await;
     let store = connect(&server).await;
-    stored(&*store, &claim(1)).await;
+    expect_stored(&*store, &claim(1)).await;
     server.command(&format!("REPLICAOF 127.0.0.1 {}", other.port())).await;
     // By the server's word, or because it is not let in again: nothing is written either way.
     for of in 2..5 {
@@ -147,10 +147,10 @@ async fn a_user_needs_no_more_than_the_manual_says() {
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
     let store = RedisStore::connect(Options::new(&url)).await.unwrap();
     let claimed = claim(1);
-    stored(&store, &claimed).await;
-    stored(&store, &complete(&claimed, 2, b"yes")).await;
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
-    assert_eq!(store.page(None, std::num::NonZeroU32::MIN).await.unwrap().cells.len(), 1);
+    expect_stored(&store, &claimed).await;
+    expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
+    assert_eq!(store.page(None, std::num::NonZeroU32::MIN).await.unwrap().records.len(), 1);
 
     // Nobody else's keys, no scripts, no word: heard at once.
     let denied = |error: &ConnectError| matches!(error, ConnectError::Denied { .. });
@@ -175,8 +175,8 @@ async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
     // Whoever may not tell others writes all the same.
     server.command("ACL SETUSER least +set resetchannels -publish").await;
     let claimed = claim(2);
-    stored(&store, &claimed).await;
-    stored(&store, &complete(&claimed, 3, b"yes")).await;
+    expect_stored(&store, &claimed).await;
+    expect_stored(&store, &complete(&claimed, 3, b"yes")).await;
 }
 
 #[tokio::test]
@@ -186,9 +186,9 @@ async fn a_server_without_memory_refuses_and_writes_nothing() {
     server.command("CONFIG SET maxmemory 1").await;
     let swapped = store.swap(claim(1)).await;
     assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
-    assert_eq!(store.load(&key(1)).await.unwrap().cell, None);
+    assert_eq!(store.load(&key(1)).await.unwrap().stored, None);
     server.command("CONFIG SET maxmemory 0").await;
-    stored(&*store, &claim(1)).await;
+    expect_stored(&*store, &claim(1)).await;
 }
 
 #[tokio::test]
@@ -196,13 +196,13 @@ async fn a_server_that_forgot_the_script_is_told_it_again() {
     let mut server = RedisServer::start().await;
     let store = connect(&server).await;
     server.command("SCRIPT FLUSH SYNC").await;
-    stored(&*store, &claim(1)).await;
+    expect_stored(&*store, &claim(1)).await;
     server.command("SCRIPT FLUSH SYNC").await;
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
     server.stop().await;
     server.restart().await;
     while store.load(&key(1)).await.is_err() {}
-    stored(&*store, &claim(2)).await;
+    expect_stored(&*store, &claim(2)).await;
 }
 
 #[tokio::test]
@@ -224,13 +224,13 @@ async fn what_somebody_else_put_there_is_left_alone() {
     }
     assert_eq!(server.command(&format!("GET {}", name(1))).await, "$4\r\nnote");
     // A record that was moved to another key.
-    stored(&*store, &claim(4)).await;
+    expect_stored(&*store, &claim(4)).await;
     server.command(&format!("COPY {} {}", name(4), name(5))).await;
     let moved = store.swap(claim(5)).await;
     assert!(matches!(moved, Err(StoreError::Corrupt(_))), "{moved:?}");
     let page = store.page(None, std::num::NonZeroU32::MAX).await.unwrap();
-    let broken = page.cells.iter().filter(|(_, cell)| cell.is_err()).count();
-    assert_eq!((page.cells.len(), broken), (5, 4));
+    let broken = page.records.iter().filter(|(_, stored)| stored.is_err()).count();
+    assert_eq!((page.records.len(), broken), (5, 4));
 }
 
 #[tokio::test]
@@ -238,7 +238,7 @@ async fn too_many_at_once_are_refused_and_new_keys_first() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(at(server.port()).queue(8, 1 << 20)).await.unwrap();
     let first = claim(100);
-    stored(&store, &first).await;
+    expect_stored(&store, &first).await;
     server.pause();
     let waiting: Vec<_> = (0..7).map(|of| store.swap(claim(of))).collect();
     let mut waiting = Box::pin(join(waiting));
@@ -282,8 +282,8 @@ async fn a_store_counts_what_it_does() {
     let mut server = RedisServer::start().await;
     let store = connect(&server).await;
     let claimed = claim(1);
-    stored(&*store, &claimed).await;
-    stored(&*store, &complete(&claimed, 2, b"yes")).await;
+    expect_stored(&*store, &claimed).await;
+    expect_stored(&*store, &complete(&claimed, 2, b"yes")).await;
     let conflict = store.swap(claim(1)).await.unwrap();
     assert!(matches!(conflict, Swapped::Conflict(_)), "{conflict:?}");
     store.load(&key(1)).await.unwrap();

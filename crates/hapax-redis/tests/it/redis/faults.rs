@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::suite::OnOneServer;
 use super::support::{
-    Same, ask, at, claim, complete, connect, connect_within, key, named, own, policy, stored,
+    Same, ask, at, claim, complete, connect, connect_within, key, named, own, policy, expect_stored,
 };
 
 /// More than any test's server needs to come back to its callers.
@@ -106,7 +106,7 @@ async fn a_connection_into_nowhere_is_replaced() {
     let server = RedisServer::start().await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let store = connect_within(at(proxy.address().port()).timeout(LIMIT)).await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;
     proxy.freeze();
     assert!(store.load(&key(1)).await.is_err());
@@ -115,7 +115,7 @@ async fn a_connection_into_nowhere_is_replaced() {
     }
     proxy.thaw();
     comes_back(&store).await;
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -171,8 +171,8 @@ async fn nothing_acknowledged_is_lost_by_kills() {
     }
     assert!(acknowledged.len() > 100 && lost_track == 80, "{}", acknowledged.len());
     for of in acknowledged {
-        let cell = store.load(&key(of)).await.unwrap().cell.expect("it was acknowledged");
-        let hapax::State::Done(outcome) = cell.record.state else { panic!("{of} is undone") };
+        let stored = store.load(&key(of)).await.unwrap().stored.expect("it was acknowledged");
+        let hapax::RecordState::Done(outcome) = stored.record.state else { panic!("{of} is undone") };
         assert_eq!(outcome.bytes(), format!("{of}").as_bytes());
     }
 }

@@ -8,7 +8,7 @@ use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, complete, connect_within, key, stored};
+use super::support::{Same, at, claim, complete, connect_within, key, expect_stored};
 
 const SOON: Duration = Duration::from_secs(120);
 
@@ -105,11 +105,11 @@ async fn secrets_change_without_losing_what_is_there() {
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let old = RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
     let claimed = claim(1);
-    stored(&old, &claimed).await;
+    expect_stored(&old, &claimed).await;
     let options = at(server.port()).key_ring(KeyRing::new(first).sealing(second));
     let new = RedisStore::connect(options).await.unwrap();
-    assert!(new.load(&key(1)).await.unwrap().cell.is_some());
-    stored(&new, &complete(&claimed, 2, b"yes")).await;
+    assert!(new.load(&key(1)).await.unwrap().stored.is_some());
+    expect_stored(&new, &complete(&claimed, 2, b"yes")).await;
     // Written anew, it is under the new secret; one without it does not run it again.
     let loaded = old.load(&key(1)).await;
     assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
@@ -154,7 +154,7 @@ async fn who_only_looks_leaves_nothing_and_claims_nothing() {
     let server = RedisServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let looking = RedisStore::connect(at(server.port()).make(false)).await.unwrap();
-    assert_eq!(looking.load(&key(1)).await.unwrap().cell, None);
+    assert_eq!(looking.load(&key(1)).await.unwrap().stored, None);
     let claimed = looking.swap(claim(1)).await;
     let Err(StoreError::Unavailable(why)) = claimed else { panic!("{claimed:?}") };
     assert!(why.to_string().contains("opened to look"), "{why}");
@@ -182,7 +182,7 @@ async fn emptied_and_taken(disconnect: bool) {
     // It is looked at again after thirty of them.
     let options = at(server.port()).timeout(Duration::from_millis(500));
     let store = connect_within(options.secret(first)).await;
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     server.command("FLUSHALL").await;
     RedisStore::connect(at(server.port()).secret(second)).await.unwrap();
     if disconnect {

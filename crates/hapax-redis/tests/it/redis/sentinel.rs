@@ -7,7 +7,7 @@ use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use super::support::{claim, key, stored};
+use super::support::{claim, key, expect_stored};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -24,7 +24,7 @@ async fn the_next_master_is_found_after_a_failover() {
     let sentinel = RedisServer::start_with(sentinel).await;
     let url = format!("redis+sentinel://127.0.0.1:{}/orders", sentinel.port());
     let store = RedisStore::connect(Options::new(url)).await.unwrap();
-    stored(&store, &claim(1)).await;
+    expect_stored(&store, &claim(1)).await;
     let name = format!("EXISTS hapax:{}", key(1));
     let copied = async { while replica.command(&name).await != ":1" {} };
     timeout(SOON, copied).await.expect("a copy");
@@ -40,7 +40,7 @@ async fn the_next_master_is_found_after_a_failover() {
     master.kill().await;
     let found = async { while store.load(&key(1)).await.is_err() {} };
     timeout(SOON, found).await.expect("the next master");
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
-    stored(&store, &claim(2)).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
+    expect_stored(&store, &claim(2)).await;
     assert_eq!(replica.command(&format!("EXISTS hapax:{}", key(2))).await, ":1");
 }

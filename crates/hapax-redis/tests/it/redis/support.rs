@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, State, Store, StoreError, OperationId, Tag, Terms,
+    Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, Tag, Terms,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -53,7 +53,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::InFlight,
+        state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
     Swap { id: key(of), expected: None, tag: tag(of), draft }
@@ -61,13 +61,13 @@ pub(crate) fn claim(of: u64) -> Swap {
 
 /// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
 pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
-    let state = State::Done(Outcome::new("test/1", outcome.to_vec()));
+    let state = RecordState::Done(Outcome::new("test/1", outcome.to_vec()));
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
     Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
 }
 
-pub(crate) async fn stored(store: &dyn Store, swap: &Swap) -> Stamped {
+pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) -> Stamped {
     let swapped = loop {
         match store.swap(swap.clone()).await {
             Ok(swapped) => break swapped,

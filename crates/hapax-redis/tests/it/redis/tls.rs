@@ -5,7 +5,7 @@ use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use super::support::{claim, key, stored};
+use super::support::{claim, key, expect_stored};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -61,8 +61,8 @@ impl Encrypted {
 async fn both_ends_know_each_other() {
     let encrypted = Encrypted::start().await;
     let store = RedisStore::connect(encrypted.options()).await.unwrap();
-    stored(&store, &claim(1)).await;
-    assert!(store.load(&key(1)).await.unwrap().cell.is_some());
+    expect_stored(&store, &claim(1)).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
     let clients = encrypted.server.command("INFO clients").await;
     assert!(clients.contains("connected_clients:2"), "{clients}");
 }

@@ -8,7 +8,7 @@ use hapax_redis::RedisStore;
 use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
-use super::support::{ask, at, claim, complete, connect, connect_within, key, own, policy, stored};
+use super::support::{ask, at, claim, complete, connect, connect_within, key, own, policy, expect_stored};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -27,8 +27,8 @@ async fn a_write_by_another_process_is_heard_of() {
     listen(&here, 1).await;
     let claimed = claim(1);
     let written = here.written(&ONE);
-    stored(&*there, &claimed).await;
-    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    expect_stored(&*there, &claimed).await;
+    expect_stored(&*there, &complete(&claimed, 2, b"yes")).await;
     // Polled only now: it counts from the call.
     timeout(SOON, written).await.expect("news");
 }
@@ -44,8 +44,8 @@ async fn news_goes_on_after_the_connection_was_lost() {
     timeout(SOON, written).await.expect("news of the new connection");
     let written = here.written(&ONE);
     let claimed = claim(1);
-    stored(&*there, &claimed).await;
-    stored(&*there, &complete(&claimed, 2, b"yes")).await;
+    expect_stored(&*there, &claimed).await;
+    expect_stored(&*there, &complete(&claimed, 2, b"yes")).await;
     timeout(SOON, written).await.expect("news");
 }
 

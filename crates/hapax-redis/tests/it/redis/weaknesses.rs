@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use hapax::store::Swapped;
-use hapax::{FinishError, Idempotency, OnUnknown, Outcome, State, Store};
+use hapax::{FinishError, Idempotency, OnUnknown, Outcome, RecordState, Store};
 use hapax_redis::{RedisStore, diagnose};
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use super::support::{at, claim, complete, connect, key, own, policy, stored};
+use super::support::{at, claim, complete, connect, key, own, policy, expect_stored};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -45,17 +45,17 @@ async fn a_failover_loses_what_was_acknowledged() {
     let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
     let store = connect(&master).await;
     let claimed = claim(1);
-    stored(&*store, &claimed).await;
+    expect_stored(&*store, &claimed).await;
     let name = format!("EXISTS hapax:{}", key(1));
     timeout(SOON, async { while replica.command(&name).await != ":1" {} }).await.expect("a copy");
     // The replica lags, and the master answers all the same.
     wire.freeze();
-    stored(&*store, &complete(&claimed, 2, b"paid")).await;
+    expect_stored(&*store, &complete(&claimed, 2, b"paid")).await;
     master.kill().await;
     replica.command("REPLICAOF NO ONE").await;
     let promoted = connect(&replica).await;
-    let found = promoted.load(&key(1)).await.unwrap().cell.expect("the claim was copied");
-    assert_eq!((found.tag, found.record.state), (claimed.tag, State::InFlight));
+    let found = promoted.load(&key(1)).await.unwrap().stored.expect("the claim was copied");
+    assert_eq!((found.tag, found.record.state), (claimed.tag, RecordState::InFlight));
 }
 
 #[tokio::test]
@@ -63,18 +63,18 @@ async fn a_step_of_the_servers_clock_ends_every_retention() {
     let server = RedisServer::start_with(RedisOptions::new().own_clock()).await;
     let store = connect(&server).await;
     let claimed = claim(1);
-    let first = stored(&*store, &claimed).await;
-    stored(&*store, &complete(&claimed, 2, b"paid")).await;
+    let first = expect_stored(&*store, &claimed).await;
+    expect_stored(&*store, &complete(&claimed, 2, b"paid")).await;
     server.set_clock(2 * 86_400);
-    assert_eq!(store.load(&key(1)).await.unwrap().cell, None, "kept for a day, two days ago");
-    let second = stored(&*store, &claim(1)).await;
+    assert_eq!(store.load(&key(1)).await.unwrap().stored, None, "kept for a day, two days ago");
+    let second = expect_stored(&*store, &claim(1)).await;
     assert!(second.fence > first.fence);
     // Back again: leases and retention last longer, and fences still grow.
     server.set_clock(-86_400);
     let seen = store.load(&key(1)).await.unwrap();
     assert!(
-        seen.cell
-            .is_some_and(|cell| cell.lease_until.since(seen.now) > Duration::from_secs(86_400))
+        seen.stored
+            .is_some_and(|stored| stored.lease_until.since(seen.now) > Duration::from_secs(86_400))
     );
     let mut third = claim(1);
     (third.expected, third.tag) = (Some(third.tag), super::support::tag(3));

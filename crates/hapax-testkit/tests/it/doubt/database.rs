@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{FencingToken, Grant, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Tx {
 pub(super) struct Database {
     pub(super) locks: bool,
     pub(super) now: u64,
-    pub(super) cell: Option<Cell>,
+    pub(super) stored: Option<StoredRecord>,
     pub(super) transactions: Vec<Tx>,
     /// Of each life, how many transactions took effect.
     pub(super) effects: HashMap<Grant, u32>,
@@ -37,7 +37,7 @@ pub(super) struct Database {
 
 impl Database {
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot { now: Timestamp::from_micros(self.now), cell: self.cell.clone() }
+        Snapshot { now: Timestamp::from_micros(self.now), stored: self.stored.clone() }
     }
 
     pub(super) fn holds_lock(&self, tx: usize) -> bool {
@@ -50,15 +50,15 @@ impl Database {
 
     pub(super) fn write(&mut self, swap: &Swap) -> Stamped {
         let now = Timestamp::from_micros(self.now);
-        let last = self.cell.as_ref().map(|cell| cell.fence);
+        let last = self.stored.as_ref().map(|stored| stored.fence);
         let life = swap.draft.record.life;
-        self.forgotten |= self.cell.as_ref().is_some_and(|cell| cell.record.life != life);
+        self.forgotten |= self.stored.as_ref().is_some_and(|stored| stored.record.life != life);
         let fence = match (swap.draft.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             _ => FencingToken::next(last, now),
         };
         let lease_until = now.after(swap.draft.lease);
-        self.cell = Some(Cell {
+        self.stored = Some(StoredRecord {
             tag: swap.tag,
             fence,
             lease_until,
@@ -70,14 +70,14 @@ impl Database {
 
     /// By a connection of the store's. `None`: the row is locked.
     pub(super) fn swap(&mut self, swap: &Swap) -> Option<Swapped> {
-        if let Some(cell) = &self.cell
-            && cell.tag == swap.tag
+        if let Some(stored) = &self.stored
+            && stored.tag == swap.tag
         {
-            let Cell { fence, lease_until, .. } = *cell;
+            let StoredRecord { fence, lease_until, .. } = *stored;
             let now = Timestamp::from_micros(self.now);
             return Some(Swapped::Stored(Stamped { now, fence, lease_until }));
         }
-        if self.cell.as_ref().map(|cell| cell.tag) != swap.expected {
+        if self.stored.as_ref().map(|stored| stored.tag) != swap.expected {
             return Some(Swapped::Conflict(self.snapshot()));
         }
         if self.is_locked() {
@@ -101,13 +101,13 @@ impl Database {
         if self.is_locked() {
             return None;
         }
-        if self.cell.as_ref().map(|cell| cell.tag) != swap.expected {
+        if self.stored.as_ref().map(|stored| stored.tag) != swap.expected {
             self.transactions[tx].fate = Fate::RolledBack;
             return Some(Swapped::Conflict(self.snapshot()));
         }
         self.transactions[tx].fate = Fate::Written;
         self.transactions[tx].written = Some(swap.clone());
-        let fence = self.cell.as_ref().unwrap().fence;
+        let fence = self.stored.as_ref().unwrap().fence;
         let now = Timestamp::from_micros(self.now);
         Some(Swapped::Stored(Stamped { now, fence, lease_until: now.after(swap.draft.lease) }))
     }

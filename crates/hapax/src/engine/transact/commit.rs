@@ -181,7 +181,7 @@ impl Shared {
         match known {
             Known::Committed(seen) => {
                 *held = None;
-                let until = seen.cell.as_ref().and_then(|cell| cell.keep_until);
+                let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                 self.inner.waiters.wake(&self.key, Some(seen));
                 Committed::Yes(until)
             }

@@ -3,19 +3,19 @@
 
 use bytes::Bytes;
 use hapax::{
-    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, State, OperationId, Tag, codec,
+    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, RecordState, OperationId, Tag, codec,
 };
 
 use super::strategy::sample;
 
-fn states() -> [(&'static str, State); 5] {
+fn states() -> [(&'static str, RecordState); 5] {
     let outcome = Outcome::new("http/1", b"201 created".as_slice());
     [
-        ("in-flight", State::InFlight),
-        ("unknown", State::Unknown { seen: None, asking: true }),
-        ("unknown-seen", State::Unknown { seen: Some(outcome.clone()), asking: false }),
-        ("done", State::Done(outcome)),
-        ("released", State::Released),
+        ("in-flight", RecordState::InFlight),
+        ("unknown", RecordState::Unknown { seen: None, asking: true }),
+        ("unknown-seen", RecordState::Unknown { seen: Some(outcome.clone()), asking: false }),
+        ("done", RecordState::Done(outcome)),
+        ("released", RecordState::Released),
     ]
 }
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, State, Terms};
+use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
 use proptest::prelude::*;
 
 /// A record with something in every field.
@@ -22,7 +22,7 @@ pub(super) fn sample() -> Record {
             description: Some(Bytes::from_static(b"POST /payments")),
             decision: Some(Bytes::from_static(b"released")),
         },
-        state: State::Done(Outcome::new("http/1", b"201 created".as_slice())),
+        state: RecordState::Done(Outcome::new("http/1", b"201 created".as_slice())),
     }
 }
 
@@ -47,13 +47,13 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     )
 }
 
-fn state() -> impl Strategy<Value = State> {
+fn state() -> impl Strategy<Value = RecordState> {
     prop_oneof![
-        Just(State::InFlight),
-        Just(State::Released),
-        outcome().prop_map(State::Done),
+        Just(RecordState::InFlight),
+        Just(RecordState::Released),
+        outcome().prop_map(RecordState::Done),
         (prop::option::of(outcome()), any::<bool>())
-            .prop_map(|(seen, asking)| State::Unknown { seen, asking }),
+            .prop_map(|(seen, asking)| RecordState::Unknown { seen, asking }),
     ]
 }
 

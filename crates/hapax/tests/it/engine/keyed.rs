@@ -3,7 +3,7 @@
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
     Claim, ClaimError, Fingerprint, Grant, Idempotency, Outcome, Record, Request, Scheme, Scope,
-    Secret, State, Store, OperationId, SystemEntropy, Tag,
+    Secret, RecordState, Store, OperationId, SystemEntropy, Tag,
 };
 
 use super::{Text, World, claim, key, outcome, reexecute};
@@ -19,8 +19,8 @@ fn plain(text: &'static str) -> Fingerprint {
     Text(text).fingerprint(&Text(text).scheme()).unwrap()
 }
 
-async fn stored(world: &World, id: &OperationId) -> Record {
-    world.store.load(id).await.unwrap().cell.unwrap().record
+async fn expect_stored(world: &World, id: &OperationId) -> Record {
+    world.store.load(id).await.unwrap().stored.unwrap().record
 }
 
 #[tokio::test(start_paused = true)]
@@ -28,7 +28,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     let world = World::new();
     let process = process(&world);
     let Claim::Execute(lease) = claim(&process, "a", &reexecute()).await else { panic!() };
-    let record = stored(&world, &process.operation_id(&Scope::shared(), &key())).await;
+    let record = expect_stored(&world, &process.operation_id(&Scope::shared(), &key())).await;
     assert_eq!(record.scheme.as_str(), "keyed/1;text/2");
     assert_eq!(record.scheme.of_request(), "text/2");
     assert_ne!(record.fingerprint, plain("a"));
@@ -37,7 +37,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     // Another secret gives another one, so that nothing is learnt from two stores.
     let other = Idempotency::builder(world.store.clone()).secret(Secret::new([8; 32])).build();
     assert!(matches!(claim(&other, "a", &reexecute()).await, Claim::Execute(_)));
-    let others = stored(&world, &other.operation_id(&Scope::shared(), &key())).await;
+    let others = expect_stored(&world, &other.operation_id(&Scope::shared(), &key())).await;
     assert_ne!(others.fingerprint, record.fingerprint);
 
     lease.complete(outcome("done"), None).await.unwrap();
@@ -57,7 +57,7 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
         terms: reexecute().terms,
         checkpoint: None,
         notes: hapax::Notes::default(),
-        state: State::Done(Outcome::new("text", "of an earlier version")),
+        state: RecordState::Done(Outcome::new("text", "of an earlier version")),
     };
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);
     let draft = Draft { record, stamp, lease, keep: Some(LEASE) };

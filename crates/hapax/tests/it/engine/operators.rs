@@ -3,7 +3,7 @@
 use hapax::exchange::{Next, Resolved, Writing, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Swapped;
-use hapax::{FencingToken, Scope, State, Store, OperationId, SystemEntropy};
+use hapax::{FencingToken, Scope, RecordState, Store, OperationId, SystemEntropy};
 
 use super::faults::Mode;
 use super::{World, key, outcome, own, reexecute};
@@ -22,8 +22,8 @@ const fn whatever_it_is(expected: FencingToken) -> Resolve {
     }
 }
 
-fn was(resolved: Resolved) -> State {
-    resolved.was.cell.unwrap().record.state
+fn was(resolved: Resolved) -> RecordState {
+    resolved.was.stored.unwrap().record.state
 }
 
 #[tokio::test(start_paused = true)]
@@ -43,7 +43,7 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
     world.store.set(Mode::Well);
     let resolved = resolving.await.unwrap();
     assert!(matches!(resolved.wrote, Wrote::Recorded(_)));
-    assert_eq!(was(resolved), State::Done(outcome("done")));
+    assert_eq!(was(resolved), RecordState::Done(outcome("done")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -60,10 +60,10 @@ async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
     assert!(matches!(conflict, Swapped::Conflict(_)));
     let Next::Send(swap) = writing.heard(conflict, &SystemEntropy).unwrap() else { panic!() };
     let stored = world.store.swap(swap).await.unwrap();
-    let Next::Ready(wrote) = writing.heard(stored, &SystemEntropy).unwrap() else { panic!() };
+    let Next::Ready(wrote) = writing.heard(expect_stored, &SystemEntropy).unwrap() else { panic!() };
     assert!(matches!(wrote, Wrote::Recorded(_)));
     let replaced = was(Resolved { wrote, was: writing.into_seen() });
-    assert_eq!(replaced, State::Done(outcome("just now")));
+    assert_eq!(replaced, RecordState::Done(outcome("just now")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -74,6 +74,6 @@ async fn who_is_refused_is_told_for_what() {
     let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
     let resolved = process.resolve(operation_id(&world), resolve).await.unwrap();
     assert_eq!(resolved.wrote, Wrote::Refused);
-    assert_eq!(was(resolved), State::InFlight);
+    assert_eq!(was(resolved), RecordState::InFlight);
     assert!(lease.complete(outcome("done"), None).await.is_ok());
 }

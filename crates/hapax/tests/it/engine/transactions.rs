@@ -84,11 +84,11 @@ impl Transactions for Database {
     ) -> BoxFuture<'a, Result<Swapped, TxError>> {
         Box::pin(async move {
             let seen = self.store.load(&swap.id).await.unwrap();
-            if seen.cell.as_ref().map(|cell| cell.tag) != swap.expected {
+            if seen.stored.as_ref().map(|stored| stored.tag) != swap.expected {
                 return Ok(Swapped::Conflict(seen));
             }
             let now = seen.now;
-            let fence = seen.cell.unwrap().fence;
+            let fence = seen.stored.unwrap().fence;
             tx.swap = Some(swap);
             Ok(Swapped::Stored(Stamped { now, fence, lease_until: now }))
         })

@@ -201,7 +201,7 @@ async fn functions_of_different_names_do_not_answer_for_each_other() {
     // Where operators find them.
     assert_ne!(charge.scope(&scope), mail.scope(&scope));
     let record = process.operation_id(&charge.scope(&scope), &key());
-    assert!(process.store().load(&record).await.unwrap().cell.is_some());
+    assert!(process.store().load(&record).await.unwrap().stored.is_some());
 }
 
 #[tokio::test(start_paused = true)]

@@ -222,7 +222,7 @@ async fn an_operator_may_say_that_it_was_refused() {
     let charge = charge(&process, OnUnknown::Block);
     call(&charge, Count::default().then(Err(Refused::NoAnswer))).await.unwrap_err();
     let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
-    let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
+    let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
     let resolution = Resolution::Happened(charge.error_outcome(&declined()));
     let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
     process.resolve(record, resolve).await.unwrap();

@@ -168,7 +168,7 @@ async fn who_asked_waits_for_who_came_before_the_answer() {
         settle().await;
         let process = world.process();
         let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
-        let expected = process.store().load(&record).await.unwrap().cell.unwrap().fence;
+        let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
         let resolution = Resolution::DidNotHappen;
         let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
         process.resolve(record, resolve).await.unwrap();

@@ -4,7 +4,7 @@
 //! may execute, so they have a checksum of their own, over the store key as well: a flipped bit
 //! in a deadline must not look like a lapse.
 
-use hapax::store::{Cell, Stamped};
+use hapax::store::{StoredRecord, Stamped};
 use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
 
 const VERSION: u8 = 1;
@@ -33,7 +33,7 @@ pub(crate) struct Columns {
 
 /// A cell as it was read: the record still sealed.
 #[derive(Clone, Debug)]
-pub(crate) struct RawCell {
+pub(crate) struct SealedRecord {
     pub(crate) columns: Columns,
     pub(crate) sealed: Vec<u8>,
 }
@@ -44,17 +44,17 @@ pub(crate) const SMALL: usize = 16 * 1024;
 
 /// What a thread says of a cell.
 #[derive(Clone, Debug)]
-pub(crate) enum Seen {
-    Cell(RawCell),
+pub(crate) enum SealedRead {
+    Record(SealedRecord),
     /// It has so many sealed bytes, more than there was room for.
     Large(usize),
 }
 
-impl Seen {
+impl SealedRead {
     pub(crate) fn copy(columns: Columns, sealed: &[u8], room: usize) -> Self {
         match sealed.len() {
             bytes if bytes > room => Self::Large(bytes),
-            _ => Self::Cell(RawCell { columns, sealed: sealed.to_vec() }),
+            _ => Self::Record(SealedRecord { columns, sealed: sealed.to_vec() }),
         }
     }
 }
@@ -135,7 +135,7 @@ impl Columns {
     }
 }
 
-impl RawCell {
+impl SealedRecord {
     /// Opens the record.
     pub(crate) fn open(
         &self,
@@ -143,10 +143,10 @@ impl RawCell {
         now: Timestamp,
         epoch: Epoch,
         sealer: &Sealer,
-    ) -> Result<Cell, StoreError> {
+    ) -> Result<StoredRecord, StoreError> {
         let Columns { tag, fence, keep_until, .. } = self.columns;
         let record = sealer.open(key, tag, &self.sealed).map_err(StoreError::corrupt)?;
-        Ok(Cell { tag, fence, lease_until: self.columns.lease(now, epoch), keep_until, record })
+        Ok(StoredRecord { tag, fence, lease_until: self.columns.lease(now, epoch), keep_until, record })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hapax::store::{Cell, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, OnUnknown, Sealer, State, StoreError, OperationId, Tag, Timestamp};
+use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::{FencingToken, OnUnknown, Sealer, RecordState, StoreError, OperationId, Tag, Timestamp};
 use tokio_postgres::Row;
 
 /// A swap, its record sealed.
@@ -54,7 +54,7 @@ impl Write {
 
     /// Whether it is in flight no more, so that those who wait want to know.
     pub(crate) fn ends(&self) -> bool {
-        self.state != name(&State::InFlight)
+        self.state != name(&RecordState::InFlight)
     }
 }
 
@@ -65,12 +65,12 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(LONGEST).min(LONGEST)
 }
 
-const fn name(state: &State) -> &'static str {
+const fn name(state: &RecordState) -> &'static str {
     match state {
-        State::InFlight => "in-flight",
-        State::Unknown { .. } => "unknown",
-        State::Done(_) => "done",
-        State::Released => "released",
+        RecordState::InFlight => "in-flight",
+        RecordState::Unknown { .. } => "unknown",
+        RecordState::Done(_) => "done",
+        RecordState::Released => "released",
     }
 }
 
@@ -149,8 +149,8 @@ impl Answer {
         Ok(match self {
             Self::Stored(stamped) => Swapped::Stored(stamped),
             Self::Conflict { now, found } => {
-                let cell = found.map(|found| found.open(key, sealer)).transpose()?;
-                Swapped::Conflict(Snapshot { now, cell })
+                let stored = found.map(|found| found.open(key, sealer)).transpose()?;
+                Swapped::Conflict(Snapshot { now, stored })
             }
         })
     }
@@ -169,14 +169,14 @@ impl Found {
         }))
     }
 
-    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<Cell, StoreError> {
+    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<StoredRecord, StoreError> {
         let Self { tag, fence, lease_until, keep_until, state, sealed } = self;
         let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
         let record = sealer.open(key, tag, &sealed).map_err(StoreError::corrupt)?;
         if state.as_deref() != Some(name(&record.state)) {
             return Err(StoreError::corrupt(Damaged));
         }
-        Ok(Cell { tag, fence, lease_until, keep_until, record })
+        Ok(StoredRecord { tag, fence, lease_until, keep_until, record })
     }
 }
 

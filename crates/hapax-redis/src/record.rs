@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use hapax::store::{Cell, Snapshot, Stamped, Swapped};
+use hapax::store::{StoredRecord, Snapshot, Stamped, Swapped};
 use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
 use redis::Value;
 
@@ -42,8 +42,8 @@ pub(crate) fn swapped(
             }))
         }
         Err(answer) => match <[Value; 4]>::try_from(answer) {
-            Ok([kind, asked, now, cell]) if bytes(&kind) == Some(b"C") && ours(&asked) => {
-                Ok(Swapped::Conflict(snapshot(key, &now, &cell, sealer)?))
+            Ok([kind, asked, now, stored]) if bytes(&kind) == Some(b"C") && ours(&asked) => {
+                Ok(Swapped::Conflict(snapshot(key, &now, &stored, sealer)?))
             }
             _ => Err(Answer::Unreadable),
         },
@@ -66,15 +66,15 @@ pub(crate) fn loaded(
 ) -> Result<Snapshot, Answer> {
     let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
     match <[Value; 3]>::try_from(answer) {
-        Ok([asked, now, cell]) if bytes(&asked) == Some(name.as_bytes()) => {
-            snapshot(key, &now, &cell, sealer)
+        Ok([asked, now, stored]) if bytes(&asked) == Some(name.as_bytes()) => {
+            snapshot(key, &now, &stored, sealer)
         }
         _ => Err(Answer::Unreadable),
     }
 }
 
 /// Reads the answer of `GET` for this key.
-pub(crate) fn got(key: &OperationId, value: &Value, sealer: &Sealer) -> Result<Option<Cell>, Answer> {
+pub(crate) fn got(key: &OperationId, value: &Value, sealer: &Sealer) -> Result<Option<StoredRecord>, Answer> {
     if *value == Value::Nil {
         return Ok(None);
     }
@@ -104,23 +104,23 @@ impl Answer {
 fn snapshot(
     key: &OperationId,
     now: &Value,
-    cell: &Value,
+    stored: &Value,
     sealer: &Sealer,
 ) -> Result<Snapshot, Answer> {
     let now = time(now)?;
-    let cell = match cell {
+    let stored = match stored {
         Value::Boolean(false) => None,
-        cell => got(key, cell, sealer)?,
+        stored => got(key, stored, sealer)?,
     };
-    Ok(Snapshot { now, cell })
+    Ok(Snapshot { now, stored })
 }
 
-fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<Cell, StoreError> {
+fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<StoredRecord, StoreError> {
     let (columns, sealed) =
         columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::NoCell))?;
     let [fence, lease_until, keep_until, _due] = columns.numbers;
     let record = sealer.open(key, columns.tag, sealed).map_err(StoreError::corrupt)?;
-    Ok(Cell {
+    Ok(StoredRecord {
         tag: columns.tag,
         fence: FencingToken::new(fence),
         lease_until: Timestamp::from_micros(lease_until),
