@@ -31,7 +31,7 @@ struct Page {
 }
 
 #[derive(PartialEq, Debug, Serialize, Deserialize)]
-#[serde(tag = "kind")]
+#[serde(write_id = "kind")]
 enum Host {
     Down,
     Up { at: IpAddr },

@@ -36,14 +36,14 @@ impl Grouped {
 impl Seam for Grouped {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<bool, Failure>> {
         Box::pin(async move {
-            let Swap { id: key, expected, tag, draft } = swap;
+            let Swap { id: key, expected, write_id, draft } = swap;
             // As long as the store's columns.
-            let mut value = tag.as_bytes().to_vec();
+            let mut value = write_id.as_bytes().to_vec();
             value.resize(82, 0);
-            value.extend(self.sealer.seal(&key, tag, &draft.record, &SystemEntropy)?);
+            value.extend(self.sealer.seal(&key, write_id, &draft.record, &SystemEntropy)?);
             let prepared = Prepared {
                 key: *key.as_bytes(),
-                expected: expected.map(|tag| *tag.as_bytes()),
+                expected: expected.map(|write_id| *write_id.as_bytes()),
                 due: draft.keep.unwrap_or_default().as_micros() as u64,
                 value,
             };

@@ -20,7 +20,7 @@ use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
     Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, SystemEntropy,
-    Tag, Terms,
+    WriteId, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 
@@ -293,8 +293,8 @@ async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
     let outcome = Outcome::new("bench/1", vec![b'x'; ANSWER]);
     let record = Record { state: RecordState::Done(outcome), ..claim.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, ..claim.draft };
-    let (key, expected, tag) = (claim.id, Some(claim.tag), Tag::fresh(&SystemEntropy)?);
-    let done = Swap { id: key, expected, tag, draft };
+    let (key, expected, write_id) = (claim.id, Some(claim.write_id), WriteId::fresh(&SystemEntropy)?);
+    let done = Swap { id: key, expected, write_id, draft };
     for swap in [claim, done] {
         if !seam.swap(swap).await? {
             return Err("a conflict on a key of one's own".into());
@@ -320,8 +320,8 @@ fn claim() -> Result<Swap, Failure> {
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
-    let tag = Tag::fresh(&SystemEntropy)?;
-    Ok(Swap { id: OperationId::from_bytes(key), expected: None, tag, draft })
+    let write_id = WriteId::fresh(&SystemEntropy)?;
+    Ok(Swap { id: OperationId::from_bytes(key), expected: None, write_id, draft })
 }
 
 /// Bytes this process has sent towards the disk.

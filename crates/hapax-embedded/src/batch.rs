@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use hapax::store::{Stamp, Stamped};
-use hapax::{FencingToken, StoreError, OperationId, Tag, Timestamp};
+use hapax::{FencingToken, StoreError, OperationId, WriteId, Timestamp};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
 use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
@@ -21,8 +21,8 @@ use crate::error::EmbeddedError;
 #[derive(Debug)]
 pub(crate) struct SwapJob {
     pub(crate) key: OperationId,
-    pub(crate) expected: Option<Tag>,
-    pub(crate) tag: Tag,
+    pub(crate) expected: Option<WriteId>,
+    pub(crate) write_id: WriteId,
     pub(crate) stamp: Stamp,
     pub(crate) lease: Duration,
     pub(crate) keep: Option<Duration>,
@@ -119,11 +119,11 @@ impl<'t> Batch<'t> {
             None => None,
         };
         if let Some(columns) = found
-            && columns.tag == job.tag
+            && columns.write_id == job.write_id
         {
             return Ok(Ok(Answer::Stored(columns.stamped(now, terms.epoch))));
         }
-        if found.map(|columns| columns.tag) != job.expected {
+        if found.map(|columns| columns.write_id) != job.expected {
             let stored = self.raw(&job.key)?;
             return Ok(Ok(Answer::Conflict { now, stored }));
         }
@@ -196,7 +196,7 @@ impl<'t> Batch<'t> {
         // which is kept longer than its claim was, leaves the index alone.
         let indexed = found.map_or(NEVER, |columns| columns.indexed);
         Columns {
-            tag: job.tag,
+            write_id: job.write_id,
             fence,
             lease_until: now.after(job.lease),
             keep_until,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use hapax::machine::{Act, Event, Holder, Step, step};
 use hapax::store::{StoredRecord, Snapshot};
-use hapax::{KeyRing, Sealer, RecordState, OperationId, SystemEntropy, Tag, Timestamp};
+use hapax::{KeyRing, Sealer, RecordState, OperationId, SystemEntropy, WriteId, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 use crate::backing::{FileBacking, sync_directory};
@@ -283,21 +283,21 @@ fn abandoned(
     let (_, sealed) =
         Columns::read(&name, stored).map_err(|error| unreadable(error.to_string()))?;
     let record =
-        sealer.open(&name, columns.tag, sealed).map_err(|error| unreadable(error.to_string()))?;
+        sealer.open(&name, columns.write_id, sealed).map_err(|error| unreadable(error.to_string()))?;
     if record.state != RecordState::InFlight {
         return Ok(None);
     }
     let holder = Holder { grant: record.grant, life: record.life };
-    let Columns { tag, fence, lease_until, .. } = columns;
-    let stored = StoredRecord { tag, fence, lease_until, keep_until: None, record };
+    let Columns { write_id, fence, lease_until, .. } = columns;
+    let stored = StoredRecord { write_id, fence, lease_until, keep_until: None, record };
     let seen = Snapshot { now: Timestamp::default(), stored: Some(stored) };
     let Step::Write(draft) = step(&seen, &Event::Hold(holder, Act::Abandon { seen: None })) else {
         return Ok(None);
     };
     let random = |error: hapax::EntropyError| unreadable(error.to_string());
-    columns.tag = Tag::fresh(&SystemEntropy).map_err(random)?;
+    columns.write_id = WriteId::fresh(&SystemEntropy).map_err(random)?;
     let sealed = sealer
-        .seal(&name, columns.tag, &draft.record, &SystemEntropy)
+        .seal(&name, columns.write_id, &draft.record, &SystemEntropy)
         .map_err(|error| unreadable(error.to_string()))?;
     Ok(Some(columns.write(&name, &sealed)))
 }

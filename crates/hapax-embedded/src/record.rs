@@ -5,7 +5,7 @@
 //! in a deadline must not look like a lapse.
 
 use hapax::store::{StoredRecord, Stamped};
-use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
+use hapax::{FencingToken, Sealer, StoreError, OperationId, WriteId, Timestamp};
 
 const VERSION: u8 = 1;
 const KEPT_FOR_EVER: u8 = 1;
@@ -19,7 +19,7 @@ pub(crate) const NEVER: Timestamp = Timestamp::MAX;
 /// What stands beside a sealed record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Columns {
-    pub(crate) tag: Tag,
+    pub(crate) write_id: WriteId,
     pub(crate) fence: FencingToken,
     pub(crate) lease_until: Timestamp,
     pub(crate) keep_until: Option<Timestamp>,
@@ -76,7 +76,7 @@ impl Columns {
         let mut out = Vec::with_capacity(HEAD + sealed.len());
         out.push(VERSION);
         out.push(if self.keep_until.is_none() { KEPT_FOR_EVER } else { 0 });
-        out.extend_from_slice(self.tag.as_bytes());
+        out.extend_from_slice(self.write_id.as_bytes());
         out.extend_from_slice(&self.fence.get().to_be_bytes());
         for time in [self.lease_until, self.keep_until.unwrap_or(NEVER)] {
             out.extend_from_slice(&time.as_micros().to_be_bytes());
@@ -99,7 +99,7 @@ impl Columns {
             return Err(Damaged);
         }
         let ([version, kept], fields) = fields.split_first_chunk().ok_or(Damaged)?;
-        let (tag, numbers) = fields.split_first_chunk().ok_or(Damaged)?;
+        let (write_id, numbers) = fields.split_first_chunk().ok_or(Damaged)?;
         if *version != VERSION {
             return Err(Damaged);
         }
@@ -109,7 +109,7 @@ impl Columns {
         let lease_until = Timestamp::from_micros(number()?);
         let keep_until = Timestamp::from_micros(number()?);
         let columns = Self {
-            tag: Tag::from_bytes(*tag),
+            write_id: WriteId::from_bytes(*write_id),
             fence,
             lease_until,
             keep_until: (*kept != KEPT_FOR_EVER).then_some(keep_until),
@@ -144,9 +144,9 @@ impl SealedRecord {
         epoch: Epoch,
         sealer: &Sealer,
     ) -> Result<StoredRecord, StoreError> {
-        let Columns { tag, fence, keep_until, .. } = self.columns;
-        let record = sealer.open(key, tag, &self.sealed).map_err(StoreError::corrupt)?;
-        Ok(StoredRecord { tag, fence, lease_until: self.columns.lease(now, epoch), keep_until, record })
+        let Columns { write_id, fence, keep_until, .. } = self.columns;
+        let record = sealer.open(key, write_id, &self.sealed).map_err(StoreError::corrupt)?;
+        Ok(StoredRecord { write_id, fence, lease_until: self.columns.lease(now, epoch), keep_until, record })
     }
 }
 

@@ -406,17 +406,17 @@ impl Store for EmbeddedStore {
                     None => Err(StoreError::unavailable(EmbeddedError::Replaced)),
                 };
             }
-            let Swap { id: key, expected, tag, draft } = swap;
+            let Swap { id: key, expected, write_id, draft } = swap;
             // Here and not on the writer's thread: sealing goes on for many at once.
             let sealed = self
                 .sealer
-                .seal(&key, tag, &draft.record, &*self.entropy)
+                .seal(&key, write_id, &draft.record, &*self.entropy)
                 .map_err(StoreError::unavailable)?;
             let (reply, answer) = oneshot::channel();
             let bytes = sealed.len();
             let grace = draft.record.terms.lease;
             let (stamp, lease, keep) = (draft.stamp, draft.lease, draft.keep);
-            let job = SwapJob { key, expected, tag, stamp, lease, keep, grace, sealed, reply };
+            let job = SwapJob { key, expected, write_id, stamp, lease, keep, grace, sealed, reply };
             let share = if expected.is_none() { Share::Most } else { Share::All };
             self.shared
                 .jobs

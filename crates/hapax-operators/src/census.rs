@@ -251,11 +251,11 @@ impl Store for Watched {
             return self.store.swap(swap);
         }
         Box::pin(async move {
-            let (id, tag, draft) = (swap.id, swap.tag, swap.draft.clone());
+            let (id, write_id, draft) = (swap.id, swap.write_id, swap.draft.clone());
             let swapped = self.store.swap(swap).await?;
             if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
                 let keep_until = draft.keep.map(|keep| now.after(keep));
-                let stored = StoredRecord { tag, fence, lease_until, keep_until, record: draft.record };
+                let stored = StoredRecord { write_id, fence, lease_until, keep_until, record: draft.record };
                 self.census.saw(&id, &stored, now);
             }
             Ok(swapped)

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, OnUnknown, Sealer, RecordState, StoreError, OperationId, Tag, Timestamp};
+use hapax::{FencingToken, OnUnknown, Sealer, RecordState, StoreError, OperationId, WriteId, Timestamp};
 use tokio_postgres::Row;
 
 /// A swap, its record sealed.
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) key: OperationId,
-    pub(crate) tag: Tag,
-    pub(crate) expected: Option<Tag>,
+    pub(crate) write_id: WriteId,
+    pub(crate) expected: Option<WriteId>,
     pub(crate) state: &'static str,
     pub(crate) sealed: Vec<u8>,
     pub(crate) lease: i64,
@@ -29,11 +29,11 @@ pub(crate) struct Write {
 
 impl Write {
     pub(crate) fn new(swap: &Swap, sealed: Vec<u8>) -> Self {
-        let Swap { id: key, expected, tag, draft } = swap;
+        let Swap { id: key, expected, write_id, draft } = swap;
         let terms = draft.record.terms;
         Self {
             key: *key,
-            tag: *tag,
+            write_id: *write_id,
             expected: *expected,
             state: name(&draft.record.state),
             sealed,
@@ -89,7 +89,7 @@ pub(crate) struct Said {
 /// A row.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) tag: Tag,
+    pub(crate) write_id: WriteId,
     fence: FencingToken,
     lease_until: Timestamp,
     keep_until: Option<Timestamp>,
@@ -132,13 +132,13 @@ impl Said {
         };
         match found {
             // Written now, or by an earlier copy of the same swap.
-            Some(found) if written || found.tag == write.tag => {
+            Some(found) if written || found.write_id == write.write_id => {
                 let Found { fence, lease_until, .. } = found;
                 Some(Ok(Answer::Stored(Stamped { now, fence, lease_until })))
             }
             // As expected, and yet not written: somebody had it locked, or put it there, or removed
             // it, between one look and the next.
-            found if found.as_ref().map(|found| found.tag) == write.expected => None,
+            found if found.as_ref().map(|found| found.write_id) == write.expected => None,
             found => Some(Ok(Answer::Conflict { now, found })),
         }
     }
@@ -158,9 +158,9 @@ impl Answer {
 
 impl Found {
     fn read(row: &Row) -> Result<Option<Self>, Damaged> {
-        let Some(tag) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
+        let Some(write_id) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
         Ok(Some(Self {
-            tag: Tag::from_bytes(tag.try_into().map_err(|_| Damaged)?),
+            write_id: WriteId::from_bytes(write_id.try_into().map_err(|_| Damaged)?),
             fence: FencingToken::new(unsigned(get(row, 4)?)?),
             lease_until: time(get(row, 5)?)?,
             keep_until: get::<Option<i64>>(row, 6)?.map(time).transpose()?,
@@ -170,13 +170,13 @@ impl Found {
     }
 
     pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<StoredRecord, StoreError> {
-        let Self { tag, fence, lease_until, keep_until, state, sealed } = self;
+        let Self { write_id, fence, lease_until, keep_until, state, sealed } = self;
         let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
-        let record = sealer.open(key, tag, &sealed).map_err(StoreError::corrupt)?;
+        let record = sealer.open(key, write_id, &sealed).map_err(StoreError::corrupt)?;
         if state.as_deref() != Some(name(&record.state)) {
             return Err(StoreError::corrupt(Damaged));
         }
-        Ok(StoredRecord { tag, fence, lease_until, keep_until, record })
+        Ok(StoredRecord { write_id, fence, lease_until, keep_until, record })
     }
 }
 

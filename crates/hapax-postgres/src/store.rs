@@ -174,7 +174,7 @@ impl PostgresStore {
         let entropy = &*self.shared.setup.options.entropy;
         let sealed = self
             .sealer
-            .seal(&swap.id, swap.tag, &swap.draft.record, entropy)
+            .seal(&swap.id, swap.write_id, &swap.draft.record, entropy)
             .map_err(StoreError::unavailable)?;
         Ok(Write::new(swap, sealed))
     }

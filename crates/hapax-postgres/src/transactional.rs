@@ -92,7 +92,7 @@ impl PostgresStore {
     /// What is there instead, by another connection: the transaction has failed.
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let seen = self.load(&swap.id).await?;
-        if seen.stored.as_ref().map(|stored| stored.tag) == swap.expected {
+        if seen.stored.as_ref().map(|stored| stored.write_id) == swap.expected {
             return Err(StoreError::unavailable(PostgresError::OldTransaction));
         }
         Ok(Swapped::Conflict(seen))

@@ -360,7 +360,7 @@ async fn open(shared: &Shared, purpose: Purpose) -> Result<Link, PostgresError> 
 #[derive(Debug, Default)]
 pub(crate) struct Columns<'a> {
     keys: Vec<&'a [u8]>,
-    tags: Vec<&'a [u8]>,
+    write_ids: Vec<&'a [u8]>,
     states: Vec<&'static str>,
     sealed: Vec<&'a [u8]>,
     leases: Vec<i64>,
@@ -376,14 +376,14 @@ impl<'a> Columns<'a> {
         let mut columns = Self::default();
         for write in writes {
             columns.keys.push(write.key.as_bytes());
-            columns.tags.push(write.tag.as_bytes());
+            columns.write_ids.push(write.write_id.as_bytes());
             columns.states.push(write.state);
             columns.sealed.push(&write.sealed);
             columns.leases.push(write.lease);
             columns.keeps.push(write.keep);
             columns.graces.push(write.grace);
             columns.hints.push(write.hint);
-            columns.expected.push(write.expected.as_ref().map(|tag| &tag.as_bytes()[..]));
+            columns.expected.push(write.expected.as_ref().map(|write_id| &write_id.as_bytes()[..]));
             columns.next_fences.push(write.next_fence);
         }
         columns
@@ -393,7 +393,7 @@ impl<'a> Columns<'a> {
     pub(crate) fn parameters(&self) -> Vec<Parameter<'_>> {
         let Self {
             keys,
-            tags,
+            write_ids,
             states,
             sealed,
             leases,
@@ -403,6 +403,6 @@ impl<'a> Columns<'a> {
             expected,
             next_fences,
         } = self;
-        vec![keys, tags, states, sealed, leases, keeps, graces, hints, expected, next_fences]
+        vec![keys, write_ids, states, sealed, leases, keeps, graces, hints, expected, next_fences]
     }
 }

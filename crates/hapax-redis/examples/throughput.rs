@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Entropy, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, Sealer, RecordState, Store,
-    OperationId, SystemEntropy, Tag, Terms,
+    OperationId, SystemEntropy, WriteId, Terms,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -112,7 +112,7 @@ impl Raw {
         let hash = script.load_async(&mut connection).await.unwrap();
         let sealed = |swap: &Swap| {
             let sealer = Sealer::checksum();
-            sealer.seal(&swap.id, swap.tag, &swap.draft.record, &SystemEntropy).unwrap().into()
+            sealer.seal(&swap.id, swap.write_id, &swap.draft.record, &SystemEntropy).unwrap().into()
         };
         let claim = claim(OperationId::from_bytes([1; 32]));
         let (in_flight, done) = (sealed(&claim), sealed(&complete(&claim)));
@@ -122,12 +122,12 @@ impl Raw {
     async fn request(mut self, key: OperationId) {
         let name = format!("hapax:{key}");
         let (first, second): ([u8; 16], [u8; 16]) = (random(), random());
-        for (tag, expected, fence, lease, end, sealed) in [
+        for (write_id, expected, fence, lease, end, sealed) in [
             (first, &[][..], "1", "30000000", "0", &self.in_flight),
             (second, &first[..], "0", "0", "1", &self.done),
         ] {
             let mut command = redis::cmd("EVALSHA");
-            command.arg(&*self.hash).arg(1).arg(&name).arg(&tag[..]).arg(expected).arg(fence);
+            command.arg(&*self.hash).arg(1).arg(&name).arg(&write_id[..]).arg(expected).arg(fence);
             command.arg(lease).arg("86400000000").arg("30000000").arg(end).arg(&**sealed);
             let answer: Vec<Vec<u8>> = command.query_async(&mut self.connection).await.unwrap();
             assert_eq!(answer[0], b"S");
@@ -151,7 +151,7 @@ fn claim(key: OperationId) -> Swap {
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
-    Swap { id: key, expected: None, tag: Tag::from_bytes(random()), draft }
+    Swap { id: key, expected: None, write_id: WriteId::from_bytes(random()), draft }
 }
 
 fn complete(claim: &Swap) -> Swap {
@@ -159,8 +159,8 @@ fn complete(claim: &Swap) -> Swap {
     let record = Record { state, ..claim.draft.record.clone() };
     let keep = claim.draft.keep;
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-    let tag = Tag::from_bytes(random());
-    Swap { id: claim.id, expected: Some(claim.tag), tag, draft }
+    let write_id = WriteId::from_bytes(random());
+    Swap { id: claim.id, expected: Some(claim.write_id), write_id, draft }
 }
 
 fn random<const N: usize>() -> [u8; N] {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use hapax::store::{StoredRecord, Snapshot, Stamped, Swapped};
-use hapax::{FencingToken, Sealer, StoreError, OperationId, Tag, Timestamp};
+use hapax::{FencingToken, Sealer, StoreError, OperationId, WriteId, Timestamp};
 use redis::Value;
 
 use crate::error::RedisStoreError;
@@ -27,12 +27,12 @@ pub(crate) fn micros(duration: Duration) -> String {
 
 /// Reads the answer of `swap.lua` to a swap of this key and tag.
 pub(crate) fn swapped(
-    (key, tag): (&OperationId, Tag),
+    (key, write_id): (&OperationId, WriteId),
     value: Value,
     sealer: &Sealer,
 ) -> Result<Swapped, Answer> {
     let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
-    let ours = |asked: &Value| bytes(asked) == Some(&tag.as_bytes()[..]);
+    let ours = |asked: &Value| bytes(asked) == Some(&write_id.as_bytes()[..]);
     match <[Value; 5]>::try_from(answer) {
         Ok([kind, asked, now, fence, lease]) if bytes(&kind) == Some(b"S") && ours(&asked) => {
             Ok(Swapped::Stored(Stamped {
@@ -52,10 +52,10 @@ pub(crate) fn swapped(
 }
 
 /// Whether `swap.lua` answers that the store has another identity than is expected.
-pub(crate) fn is_replaced(tag: Tag, value: &Value) -> bool {
+pub(crate) fn is_replaced(write_id: WriteId, value: &Value) -> bool {
     let Value::Array(answer) = value else { return false };
     let [kind, asked] = &answer[..] else { return false };
-    bytes(kind) == Some(b"R") && bytes(asked) == Some(&tag.as_bytes()[..])
+    bytes(kind) == Some(b"R") && bytes(asked) == Some(&write_id.as_bytes()[..])
 }
 
 /// Reads the answer of `load.lua` for this key, which has that name on the server.
@@ -119,9 +119,9 @@ fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<StoredRecor
     let (columns, sealed) =
         columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::NoCell))?;
     let [fence, lease_until, keep_until, _due] = columns.numbers;
-    let record = sealer.open(key, columns.tag, sealed).map_err(StoreError::corrupt)?;
+    let record = sealer.open(key, columns.write_id, sealed).map_err(StoreError::corrupt)?;
     Ok(StoredRecord {
-        tag: columns.tag,
+        write_id: columns.write_id,
         fence: FencingToken::new(fence),
         lease_until: Timestamp::from_micros(lease_until),
         keep_until: (keep_until != NEVER).then_some(Timestamp::from_micros(keep_until)),
@@ -130,21 +130,21 @@ fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<StoredRecor
 }
 
 struct Columns {
-    tag: Tag,
+    write_id: WriteId,
     numbers: [u64; 4],
 }
 
 /// Splits what is stored into columns and sealed record.
 fn columns(stored: &[u8]) -> Option<(Columns, &[u8])> {
     let rest = stored.strip_prefix(MAGIC)?;
-    let (tag, mut rest) = rest.split_first_chunk()?;
+    let (write_id, mut rest) = rest.split_first_chunk()?;
     let mut numbers = [0; 4];
     for number in &mut numbers {
         let (digits, after) = rest.split_first_chunk::<DIGITS>()?;
         *number = parse(digits)?;
         rest = after;
     }
-    Some((Columns { tag: Tag::from_bytes(*tag), numbers }, rest))
+    Some((Columns { write_id: WriteId::from_bytes(*write_id), numbers }, rest))
 }
 
 fn time(value: &Value) -> Result<Timestamp, Answer> {

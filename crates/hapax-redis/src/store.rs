@@ -11,7 +11,7 @@ use hapax::store::{
     BoxFuture, StoredRecord, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
 };
 use hapax::{
-    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, RecordState, Store, StoreError, OperationId, Tag,
+    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, RecordState, Store, StoreError, OperationId, WriteId,
     Timestamp,
 };
 use redis::Value;
@@ -257,13 +257,13 @@ impl RedisStore {
     }
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
-        let Swap { id: key, expected, tag, draft } = swap;
+        let Swap { id: key, expected, write_id, draft } = swap;
         if expected.is_none() && !self.make {
             return Err(StoreError::unavailable(RedisStoreError::OnlyLooks));
         }
         let sealed = self
             .sealer
-            .seal(&key, tag, &draft.record, &*self.entropy)
+            .seal(&key, write_id, &draft.record, &*self.entropy)
             .map_err(StoreError::unavailable)?;
         let share = if expected.is_none() { Share::Most } else { Share::All };
         // Held until the answer is there or the caller is gone.
@@ -278,8 +278,8 @@ impl RedisStore {
         let compares = strict || (is_new && !self.known.is_replaced());
         let known = (compares && self.link.is_one()).then(|| self.known.expected()).flatten();
         let arguments: [&[u8]; 8] = [
-            tag.as_bytes(),
-            expected.as_ref().map_or(&[], |tag| tag.as_bytes()),
+            write_id.as_bytes(),
+            expected.as_ref().map_or(&[], |write_id| write_id.as_bytes()),
             flag(draft.stamp == Stamp::NextFence),
             lease.as_bytes(),
             keep.as_bytes(),
@@ -289,7 +289,7 @@ impl RedisStore {
             &sealed,
         ];
         let answer = match known {
-            Some(known) => match self.swap_known(&name, &arguments, (tag, known)).await {
+            Some(known) => match self.swap_known(&name, &arguments, (write_id, known)).await {
                 Err(Failure::Nothing(RedisStoreError::Replaced)) if !strict => {
                     self.run(&self.swap, &[&name], &arguments).await
                 }
@@ -304,7 +304,7 @@ impl RedisStore {
             None => self.run(&self.swap, &[&name], &arguments).await,
         };
         let answer = answer.map_err(Failure::of_write)?;
-        record::swapped((&key, tag), answer, &self.sealer).map_err(|answer| match answer {
+        record::swapped((&key, write_id), answer, &self.sealer).map_err(|answer| match answer {
             Answer::Damaged(error) => error,
             Answer::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
         })
@@ -315,13 +315,13 @@ impl RedisStore {
         &self,
         name: &str,
         arguments: &[&[u8]],
-        (tag, known): (Tag, String),
+        (write_id, known): (WriteId, String),
     ) -> Result<Value, Failure> {
         let (place, mut known) = (self.names.identity(), known);
         loop {
             let arguments = [arguments, &[known.as_bytes()]].concat();
             let answer = self.run(&self.swap, &[name, &place], &arguments).await?;
-            if !record::is_replaced(tag, &answer) {
+            if !record::is_replaced(write_id, &answer) {
                 return Ok(answer);
             }
             // Nothing was written. Anew, if it was confirmed meanwhile.

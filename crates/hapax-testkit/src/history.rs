@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hapax::Tag;
+use hapax::WriteId;
 use hapax::store::{Snapshot, Swap, Swapped};
 use hapax::{StoreError, OperationId};
 
@@ -30,9 +30,9 @@ pub enum Call {
     /// A swap.
     Swap {
         /// What it expected.
-        expected: Option<Tag>,
+        expected: Option<WriteId>,
         /// What it leaves.
-        tag: Tag,
+        write_id: WriteId,
     },
     /// A load.
     Load,
@@ -44,7 +44,7 @@ pub enum Answer {
     /// The swap was stored.
     Stored,
     /// The load or the conflict found this tag.
-    Found(Option<Tag>),
+    Found(Option<WriteId>),
     /// Nobody knows.
     Ambiguous,
 }
@@ -78,7 +78,7 @@ impl Recorder {
 
     /// Notes the answer to a swap. One that is promised not to have happened leaves no trace.
     pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
-        let call = Call::Swap { expected: swap.expected, tag: swap.tag };
+        let call = Call::Swap { expected: swap.expected, write_id: swap.write_id };
         match answer {
             Ok(Swapped::Stored(_)) => self.note(swap.id, called, call, Answer::Stored),
             Ok(Swapped::Conflict(seen)) => self.note(swap.id, called, call, found(seen)),
@@ -113,7 +113,7 @@ impl Recorder {
 }
 
 fn found(seen: &Snapshot) -> Answer {
-    Answer::Found(seen.stored.as_ref().map(|stored| stored.tag))
+    Answer::Found(seen.stored.as_ref().map(|stored| stored.write_id))
 }
 
 /// A history that no atomic store tells.
@@ -179,7 +179,7 @@ struct Search<'a> {
     /// Those without one that left a tag which somebody met: the others may as well not have
     /// happened, since after one of them everybody would have met its tag.
     met: u64,
-    tried: HashSet<(u64, Option<Tag>)>,
+    tried: HashSet<(u64, Option<WriteId>)>,
     order: Vec<usize>,
     longest: Vec<usize>,
 }
@@ -193,8 +193,8 @@ impl<'a> Search<'a> {
         let mut tags = HashSet::new();
         for operation in history {
             match (operation.call, operation.answer) {
-                (Call::Swap { expected, tag }, Answer::Stored) => {
-                    tags.extend([expected, Some(tag)])
+                (Call::Swap { expected, write_id }, Answer::Stored) => {
+                    tags.extend([expected, Some(write_id)])
                 }
                 (Call::Swap { expected, .. }, Answer::Found(found)) => {
                     tags.extend([expected, found]);
@@ -206,7 +206,7 @@ impl<'a> Search<'a> {
         }
         let definite = bits(&|operation| operation.answer != Answer::Ambiguous);
         let met = bits(&|operation| match (operation.call, operation.answer) {
-            (Call::Swap { tag, .. }, Answer::Ambiguous) => tags.contains(&Some(tag)),
+            (Call::Swap { write_id, .. }, Answer::Ambiguous) => tags.contains(&Some(write_id)),
             _ => false,
         });
         let (tried, order, longest) = (HashSet::new(), Vec::new(), Vec::new());
@@ -219,28 +219,28 @@ impl<'a> Search<'a> {
     /// What found this tag comes next, without trying anything else: it changes nothing, so that in
     /// any order in which it comes later it may as well come now. What has no answer is tried only
     /// where it would change something.
-    fn run(&mut self, happened: u64, tag: Option<Tag>) -> bool {
+    fn run(&mut self, happened: u64, write_id: Option<WriteId>) -> bool {
         if happened & self.definite == self.definite {
             return true;
         }
-        if !self.tried.insert((happened, tag)) {
+        if !self.tried.insert((happened, write_id)) {
             return false;
         }
         if self.order.len() > self.longest.len() {
             self.longest.clone_from(&self.order);
         }
         let mut writes = Vec::new();
-        for (at, next) in self.possible(happened, tag) {
+        for (at, next) in self.possible(happened, write_id) {
             match self.history[at].answer {
                 Answer::Found(_) => return self.follow(happened, at, next),
-                Answer::Ambiguous if next == tag => {}
+                Answer::Ambiguous if next == write_id => {}
                 Answer::Stored | Answer::Ambiguous => writes.push((at, next)),
             }
         }
         writes.into_iter().any(|(at, next)| self.follow(happened, at, next))
     }
 
-    fn follow(&mut self, happened: u64, at: usize, next: Option<Tag>) -> bool {
+    fn follow(&mut self, happened: u64, at: usize, next: Option<WriteId>) -> bool {
         self.order.push(at);
         let right = self.run(happened | 1 << at, next);
         if !right {
@@ -250,7 +250,7 @@ impl<'a> Search<'a> {
     }
 
     /// What may come next, with the tag after it.
-    fn possible(&self, happened: u64, tag: Option<Tag>) -> Vec<(usize, Option<Tag>)> {
+    fn possible(&self, happened: u64, write_id: Option<WriteId>) -> Vec<(usize, Option<WriteId>)> {
         // Whoever called after another was answered comes after it.
         let horizon = (0..self.history.len())
             .filter(|at| self.definite & !happened & (1 << at) != 0)
@@ -259,18 +259,18 @@ impl<'a> Search<'a> {
         (0..self.history.len())
             .filter(|at| (self.definite | self.met) & !happened & (1 << at) != 0)
             .filter(|at| self.history[*at].called <= horizon)
-            .filter_map(|at| Some((at, apply(tag, &self.history[at])?)))
+            .filter_map(|at| Some((at, apply(write_id, &self.history[at])?)))
             .collect()
     }
 }
 
 /// The tag after `operation` on a key that bears `tag`; `None` if its answer would be wrong.
-fn apply(tag: Option<Tag>, operation: &Operation) -> Option<Option<Tag>> {
+fn apply(write_id: Option<WriteId>, operation: &Operation) -> Option<Option<WriteId>> {
     let (next, answer) = match operation.call {
-        Call::Load => (tag, Answer::Found(tag)),
-        Call::Swap { tag: new, .. } if tag == Some(new) => (tag, Answer::Stored),
-        Call::Swap { expected, tag: new } if tag == expected => (Some(new), Answer::Stored),
-        Call::Swap { .. } => (tag, Answer::Found(tag)),
+        Call::Load => (write_id, Answer::Found(write_id)),
+        Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
+        Call::Swap { expected, write_id: new } if write_id == expected => (Some(new), Answer::Stored),
+        Call::Swap { .. } => (write_id, Answer::Found(write_id)),
     };
     (operation.answer == answer || operation.answer == Answer::Ambiguous).then_some(next)
 }

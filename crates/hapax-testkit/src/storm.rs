@@ -16,7 +16,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
     Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
-    Tag, Terms,
+    WriteId, Terms,
 };
 use tokio::task::JoinSet;
 
@@ -175,7 +175,7 @@ impl<S: Store> Caller<S> {
             match answer {
                 Ok(Swapped::Stored(_)) => {
                     self.counts.add(0);
-                    last = Some(swap.tag);
+                    last = Some(swap.write_id);
                 }
                 Ok(Swapped::Conflict(seen)) => {
                     self.counts.add(1);
@@ -190,7 +190,7 @@ impl<S: Store> Caller<S> {
         }
     }
 
-    async fn load(&self, key: OperationId) -> Option<Option<Tag>> {
+    async fn load(&self, key: OperationId) -> Option<Option<WriteId>> {
         let called = self.recorder.called();
         match self.store.load(&key).await {
             Ok(seen) => {
@@ -212,8 +212,8 @@ impl<S: Store> Caller<S> {
     }
 
     /// A swap that leaves a record which names its tag.
-    fn swap(&self, key: OperationId, expected: Option<Tag>) -> Swap {
-        let tag = Tag::fresh(&self.entropy).expect("it never fails");
+    fn swap(&self, key: OperationId, expected: Option<WriteId>) -> Swap {
+        let write_id = WriteId::fresh(&self.entropy).expect("it never fails");
         let grant = Grant::fresh(&self.entropy).expect("it never fails");
         let day = Duration::from_secs(24 * 60 * 60);
         let record = Record {
@@ -225,21 +225,21 @@ impl<S: Store> Caller<S> {
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,
             notes: hapax::Notes::default(),
-            state: RecordState::Done(Outcome::new("tag", tag.as_bytes().to_vec())),
+            state: RecordState::Done(Outcome::new("tag", write_id.as_bytes().to_vec())),
         };
         let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };
-        Swap { id: key, expected, tag, draft }
+        Swap { id: key, expected, write_id, draft }
     }
 }
 
 /// The tag that was found, which its record names too.
-fn named(seen: &Snapshot) -> Option<Tag> {
+fn named(seen: &Snapshot) -> Option<WriteId> {
     let stored = seen.stored.as_ref()?;
     match &stored.record.state {
-        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.tag.as_bytes()[..]),
+        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.write_id.as_bytes()[..]),
         other => panic!("found a state that nobody wrote: {other:?}"),
     }
-    Some(stored.tag)
+    Some(stored.write_id)
 }
 
 fn wide<const N: usize>(entropy: &SeededEntropy) -> [u8; N] {

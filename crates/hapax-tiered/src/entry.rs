@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::store::StoredRecord;
-use hapax::{Entropy, FencingToken, SealError, Sealer, RecordState, OperationId, Tag, Timestamp};
+use hapax::{Entropy, FencingToken, SealError, Sealer, RecordState, OperationId, WriteId, Timestamp};
 
 const MAGIC: &[u8; 4] = b"hxt1";
 const FIELDS: usize = 4 + 16 + 4 * 8;
@@ -43,11 +43,11 @@ impl Entry {
         sealer: &Sealer,
         entropy: &dyn Entropy,
     ) -> Result<Bytes, SealError> {
-        let StoredRecord { tag, fence, lease_until, keep_until, record } = &self.stored;
+        let StoredRecord { write_id, fence, lease_until, keep_until, record } = &self.stored;
         let keep_until = keep_until.map_or(FOR_EVER, Timestamp::as_micros);
         let mut out = Vec::with_capacity(FIELDS + 512);
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(tag.as_bytes());
+        out.extend_from_slice(write_id.as_bytes());
         for number in [self.seen.as_micros(), fence.get(), lease_until.as_micros(), keep_until] {
             out.extend_from_slice(&number.to_be_bytes());
         }
@@ -59,12 +59,12 @@ impl Entry {
     /// `None` for bytes that are no entry of ours for this key.
     pub(crate) fn decode(key: &OperationId, bytes: &[u8], sealer: &Sealer) -> Option<Self> {
         let (fields, sealed) = bytes.split_at_checked(FIELDS)?;
-        let (tag, numbers) = fields.strip_prefix(MAGIC)?.split_first_chunk()?;
+        let (write_id, numbers) = fields.strip_prefix(MAGIC)?.split_first_chunk()?;
         let mut numbers = numbers.as_chunks().0.iter().map(|number| u64::from_be_bytes(*number));
         let [seen, fence, lease_until, keep_until] = std::array::from_fn(|_| numbers.next());
         let keep_until = keep_until.filter(|until| *until != FOR_EVER);
         let stored = StoredRecord {
-            tag: Tag::from_bytes(*tag),
+            write_id: WriteId::from_bytes(*write_id),
             fence: FencingToken::new(fence?),
             lease_until: Timestamp::from_micros(lease_until?),
             keep_until: keep_until.map(Timestamp::from_micros),
@@ -76,10 +76,10 @@ impl Entry {
 
 /// Stands for the fields in the seal. To make others that give the same, one would have to find a
 /// second preimage of 128 bits.
-fn bound(fields: &[u8]) -> Tag {
+fn bound(fields: &[u8]) -> WriteId {
     let mut hash = blake3::Hasher::new_derive_key("hapax 1 tiered entry");
     hash.update(fields);
-    let mut tag = [0; 16];
-    hash.finalize_xof().fill(&mut tag);
-    Tag::from_bytes(tag)
+    let mut write_id = [0; 16];
+    hash.finalize_xof().fill(&mut write_id);
+    WriteId::from_bytes(write_id)
 }

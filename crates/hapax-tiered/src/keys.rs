@@ -27,7 +27,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax::{OperationId, Tag};
+use hapax::{OperationId, WriteId};
 use tokio::time::Instant;
 
 const SHARDS: usize = 64;
@@ -59,10 +59,10 @@ struct Row {
     /// Puts under way.
     puts: usize,
     /// Which finished record is in the cache, put by us or found there, and until when.
-    cached: Option<(Tag, Instant)>,
+    cached: Option<(WriteId, Instant)>,
     /// Nothing is taken from the cache before.
     avoid: Option<Instant>,
-    doubts: Vec<Tag>,
+    doubts: Vec<WriteId>,
     /// Whether it is among those to be looked at again.
     queued: bool,
 }
@@ -125,17 +125,17 @@ impl Call {
 
     /// Whether `tag`, found in the cache and good until `until`, may be given as an answer. If so
     /// it counts as cached from here on.
-    pub(crate) fn may_answer(&self, tag: Tag, until: Instant) -> bool {
+    pub(crate) fn may_answer(&self, write_id: WriteId, until: Instant) -> bool {
         self.with_shard(|shard| {
             let room = shard.has_room();
             let row = shard.rows.entry(self.key).or_default();
             let fits = match row.cached {
-                Some((cached, _)) => cached == tag,
+                Some((cached, _)) => cached == write_id,
                 None => room,
             };
             let may = fits && row.doubts.is_empty() && !row.avoids();
             if may {
-                row.cache(tag, until);
+                row.cache(write_id, until);
                 shard.look_again(self.key);
             }
             may
@@ -149,13 +149,13 @@ impl Call {
     }
 
     /// This call saw the cell finished, with `tag`, to be cached until `until`.
-    pub(crate) fn saw_finished(&self, tag: Tag, until: Instant) -> Seen {
+    pub(crate) fn saw_finished(&self, write_id: WriteId, until: Instant) -> Seen {
         self.with_shard(|shard| {
             let room = shard.has_room();
             let row = shard.rows.entry(self.key).or_default();
             // Somebody learnt something meanwhile, and it may be newer, or older.
             let unclear = row.epoch != self.epoch;
-            if unclear || row.cached.is_some_and(|(cached, _)| cached != tag) {
+            if unclear || row.cached.is_some_and(|(cached, _)| cached != write_id) {
                 return if shard.note(self.key) { Seen::Remove } else { Seen::Leave };
             }
             // What was there may have been lost: it is put again. One put at a time.
@@ -163,7 +163,7 @@ impl Call {
                 return Seen::Leave;
             }
             row.puts += 1;
-            row.cache(tag, until);
+            row.cache(write_id, until);
             shard.look_again(self.key);
             Seen::Put
         })
@@ -185,16 +185,16 @@ impl Call {
 
     /// Whether a claim may be sent: there is room to remember it should it not be answered, or it
     /// is remembered already.
-    pub(crate) fn may_send(&self, tag: Tag) -> bool {
-        self.keys.has_room_for_doubts() || self.with(|row| row.doubts.contains(&tag))
+    pub(crate) fn may_send(&self, write_id: WriteId) -> bool {
+        self.keys.has_room_for_doubts() || self.with(|row| row.doubts.contains(&write_id))
     }
 
     /// A claim was sent and not answered.
-    pub(crate) fn doubt(&self, tag: Tag) {
+    pub(crate) fn doubt(&self, write_id: WriteId) {
         let new = self.with(|row| {
-            let new = !row.doubts.contains(&tag);
+            let new = !row.doubts.contains(&write_id);
             if new {
-                row.doubts.push(tag);
+                row.doubts.push(write_id);
             }
             new
         });
@@ -202,10 +202,10 @@ impl Call {
     }
 
     /// The authority has said what became of a claim.
-    pub(crate) fn settle(&self, tag: Tag) {
+    pub(crate) fn settle(&self, write_id: WriteId) {
         let settled = self.with(|row| {
             let before = row.doubts.len();
-            row.doubts.retain(|doubt| *doubt != tag);
+            row.doubts.retain(|doubt| *doubt != write_id);
             before - row.doubts.len()
         });
         self.keys.doubts.fetch_sub(settled, Ordering::Relaxed);
@@ -280,9 +280,9 @@ impl Shard {
 }
 
 impl Row {
-    fn cache(&mut self, tag: Tag, until: Instant) {
+    fn cache(&mut self, write_id: WriteId, until: Instant) {
         let until = self.cached.map_or(until, |(_, before)| before.max(until));
-        self.cached = Some((tag, until));
+        self.cached = Some((write_id, until));
     }
 
     fn avoids(&self) -> bool {

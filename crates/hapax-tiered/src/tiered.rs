@@ -121,18 +121,18 @@ impl<A: Store + ?Sized> Tiered<A> {
 
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
         let inner = &self.inner;
-        let (key, tag, is_claim) = (swap.id, swap.tag, swap.expected.is_none());
+        let (key, write_id, is_claim) = (swap.id, swap.write_id, swap.expected.is_none());
         let call = inner.keys.enter(key);
         if is_claim {
             if let Some(seen) = inner.recall(&call, &swap).await {
                 return Ok(Swapped::Conflict(seen));
             }
-            if !call.may_send(tag) {
+            if !call.may_send(write_id) {
                 return Err(StoreError::unavailable(TieredError::TooManyDoubts));
             }
         }
         let called = Instant::now();
-        let doubt = Doubt { call: &call, tag, open: is_claim };
+        let doubt = Doubt { call: &call, write_id, open: is_claim };
         let swapped = self.authority.swap(swap).await;
         match &swapped {
             Ok(Swapped::Stored(stamped)) => {
@@ -197,7 +197,7 @@ impl Inner {
         let left = entry.life(self.options.longest).checked_sub(age)?;
         // When everybody takes it for over, whichever end of the guess is right.
         let until = Instant::now() + left + now.latest.since(now.earliest);
-        if !same || left.is_zero() || !call.may_answer(entry.stored.tag, until) {
+        if !same || left.is_zero() || !call.may_answer(entry.stored.write_id, until) {
             return None;
         }
         // A moment that the authority itself named: a guess might be later than what it says next.
@@ -214,7 +214,7 @@ impl Inner {
         };
         // It was seen before now.
         let until = Instant::now() + life;
-        match call.saw_finished(entry.stored.tag, until) {
+        match call.saw_finished(entry.stored.write_id, until) {
             Seen::Put => {
                 let left = (called + life).saturating_duration_since(Instant::now());
                 self.put(key, &entry, left, until);
@@ -274,7 +274,7 @@ impl Inner {
 /// A claim on its way to the authority: in doubt if it is dropped without an answer.
 struct Doubt<'a> {
     call: &'a Call,
-    tag: hapax::Tag,
+    write_id: hapax::WriteId,
     open: bool,
 }
 
@@ -282,8 +282,8 @@ impl Doubt<'_> {
     fn answered(mut self, swapped: &Result<Swapped, StoreError>) {
         let open = std::mem::take(&mut self.open);
         match swapped {
-            Ok(_) if open => self.call.settle(self.tag),
-            Err(StoreError::Ambiguous(_)) if open => self.call.doubt(self.tag),
+            Ok(_) if open => self.call.settle(self.write_id),
+            Err(StoreError::Ambiguous(_)) if open => self.call.doubt(self.write_id),
             // This copy did nothing. An earlier one is in doubt still, if it was.
             _ => {}
         }
@@ -293,7 +293,7 @@ impl Doubt<'_> {
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
         if self.open {
-            self.call.doubt(self.tag);
+            self.call.doubt(self.write_id);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
-use crate::record::{FencingToken, Grant, Outcome, Record, RecordState, Tag, Terms};
+use crate::record::{FencingToken, Grant, Outcome, Record, RecordState, WriteId, Terms};
 use crate::scope::OperationId;
 use crate::store::{StoredRecord, Draft, Snapshot, Stamped, Swap, Swapped};
 
@@ -121,7 +121,7 @@ pub struct Claiming {
     /// Those of `mine` that may be in the store and execute, or be released.
     entered: Vec<Arc<Entered>>,
     intent: Intent,
-    sent: Option<(Tag, Draft)>,
+    sent: Option<(WriteId, Draft)>,
     seen: Snapshot,
     conflicts: u32,
 }
@@ -240,7 +240,7 @@ impl Claiming {
         verdict: Verdict,
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
-        let Some(asked) = self.seen.stored.as_ref().map(|stored| stored.tag) else {
+        let Some(asked) = self.seen.stored.as_ref().map(|stored| stored.write_id) else {
             return self.decide(entropy);
         };
         let grant = Grant::fresh(entropy)?;
@@ -351,19 +351,19 @@ impl Claiming {
         draft: Draft,
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
-        let tag = Tag::fresh(entropy)?;
+        let write_id = WriteId::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.mine.contains(&draft.record.grant) {
             // Entered before it is sent, so that whoever meets it in the store finds it here.
             self.entered.push(self.claim.executions.enter(self.key, draft.record.grant));
             self.mine.push(draft.record.grant);
         }
         self.intent = intent;
-        self.sent = Some((tag, draft.clone()));
-        Ok(Next::Send(Swap { id: self.key, expected: tag_of(&self.seen), tag, draft }))
+        self.sent = Some((write_id, draft.clone()));
+        Ok(Next::Send(Swap { id: self.key, expected: write_id_of(&self.seen), write_id, draft }))
     }
 
     fn landed(&mut self, stamped: Stamped) -> Option<StoredRecord> {
-        self.sent.take().map(|(tag, draft)| stored_record(tag, draft, stamped))
+        self.sent.take().map(|(write_id, draft)| stored_record(write_id, draft, stamped))
     }
 }
 
@@ -479,7 +479,7 @@ pub struct Resolved {
 pub struct Writing {
     key: OperationId,
     event: Event<'static>,
-    sent: Option<(Tag, Draft)>,
+    sent: Option<(WriteId, Draft)>,
     seen: Snapshot,
     conflicts: u32,
 }
@@ -532,8 +532,8 @@ impl Writing {
     ) -> Result<Next<Wrote>, EntropyError> {
         match swapped {
             Swapped::Stored(stamped) => match self.sent.take() {
-                Some((tag, draft)) => {
-                    let stored = Some(stored_record(tag, draft, stamped));
+                Some((write_id, draft)) => {
+                    let stored = Some(stored_record(write_id, draft, stamped));
                     Ok(Next::Ready(Wrote::Recorded(Snapshot { now: stamped.now, stored })))
                 }
                 None => self.decide(entropy),
@@ -553,10 +553,10 @@ impl Writing {
     fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Wrote>, EntropyError> {
         let wrote = match step(&self.seen, &self.event) {
             Step::Write(draft) => {
-                let tag = Tag::fresh(entropy)?;
-                self.sent = Some((tag, draft.clone()));
-                let expected = tag_of(&self.seen);
-                return Ok(Next::Send(Swap { id: self.key, expected, tag, draft }));
+                let write_id = WriteId::fresh(entropy)?;
+                self.sent = Some((write_id, draft.clone()));
+                let expected = write_id_of(&self.seen);
+                return Ok(Next::Send(Swap { id: self.key, expected, write_id, draft }));
             }
             Step::Recorded => Wrote::Recorded(self.seen.clone()),
             Step::Lost => Wrote::Lost,
@@ -578,13 +578,13 @@ impl Writing {
     }
 }
 
-fn tag_of(seen: &Snapshot) -> Option<Tag> {
-    seen.stored.as_ref().map(|stored| stored.tag)
+fn write_id_of(seen: &Snapshot) -> Option<WriteId> {
+    seen.stored.as_ref().map(|stored| stored.write_id)
 }
 
-fn stored_record(tag: Tag, draft: Draft, stamped: Stamped) -> StoredRecord {
+fn stored_record(write_id: WriteId, draft: Draft, stamped: Stamped) -> StoredRecord {
     StoredRecord {
-        tag,
+        write_id,
         fence: stamped.fence,
         lease_until: stamped.lease_until,
         keep_until: draft.keep.map(|keep| stamped.now.after(keep)),

@@ -25,7 +25,7 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, RecordState, Tag, Terms};
+use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
 use crate::store::{StoredRecord, Draft, Snapshot, Stamp};
 
 /// What somebody wants of a record.
@@ -38,7 +38,7 @@ pub enum Event<'a> {
     /// A hook answered the question that the write `asked` announced.
     Answer {
         /// The tag of that write: an answer counts only while the cell bears it.
-        asked: Tag,
+        asked: WriteId,
         /// The grant under which to execute, should it not have happened.
         grant: Grant,
         /// The claimer's terms, should it not have happened.
@@ -406,13 +406,13 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
 
 fn answer(
     standing: &Standing<'_>,
-    asked: Tag,
+    asked: WriteId,
     grant: Grant,
     terms: Terms,
     verdict: &Verdict,
 ) -> Step {
     let Standing::Unknown(stored, doubt) = standing else { return Step::Changed };
-    if stored.tag != asked {
+    if stored.write_id != asked {
         return Step::Changed;
     }
     match verdict {

@@ -95,11 +95,11 @@ impl MemoryStore {
         let now = self.clock.now();
         let found = shard.records.get(&swap.id);
         if let Some(stored) = found
-            && stored.tag == swap.tag
+            && stored.write_id == swap.write_id
         {
             return Ok(Swapped::Stored(stamped(now, stored)));
         }
-        if found.map(|stored| stored.tag) != swap.expected {
+        if found.map(|stored| stored.write_id) != swap.expected {
             return Ok(Swapped::Conflict(Snapshot { now, stored: found.cloned() }));
         }
         let old = found.map(size);
@@ -260,7 +260,7 @@ fn index(key: &OperationId) -> usize {
 fn write(now: Timestamp, last: Option<FencingToken>, swap: Swap) -> StoredRecord {
     let Draft { record, stamp, lease, keep } = swap.draft;
     StoredRecord {
-        tag: swap.tag,
+        write_id: swap.write_id,
         fence: match (stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             (Stamp::Keep | Stamp::NextFence, last) => FencingToken::next(last, now),

@@ -50,7 +50,7 @@ macro_rules! random_id {
 
 random_id! {
     /// Names one write of a cell. A swap expects one and leaves another; none repeats.
-    Tag
+    WriteId
 }
 random_id! {
     /// Ownership of a record: random, made for one claim, never repeated.

@@ -25,7 +25,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
 use crate::codec::{self, DecodeError, EncodeError};
 use crate::entropy::{Entropy, EntropyError};
-use crate::record::{Record, Tag};
+use crate::record::{Record, WriteId};
 use crate::scope::OperationId;
 use crate::secret::Secret;
 
@@ -90,7 +90,7 @@ impl Sealer {
     pub fn seal(
         &self,
         key: &OperationId,
-        tag: Tag,
+        write_id: WriteId,
         record: &Record,
         entropy: &dyn Entropy,
     ) -> Result<Vec<u8>, SealError> {
@@ -102,13 +102,13 @@ impl Sealer {
             None => {
                 out.push(CHECKSUM);
                 out.extend_from_slice(&payload);
-                out.extend_from_slice(&checksum(key, tag, &payload));
+                out.extend_from_slice(&checksum(key, write_id, &payload));
             }
             Some(RingKey { id, cipher }) => {
                 // 24 random bytes: never repeats under one secret, however many records.
                 let mut nonce = [0; NONCE_LEN];
                 entropy.fill(&mut nonce)?;
-                let aad = associated(key, tag, *id);
+                let aad = associated(key, write_id, *id);
                 let sealed = cipher
                     .encrypt(&XNonce::from(nonce), Payload { msg: &payload, aad: &aad })
                     .map_err(|_| SealError::Broken)?;
@@ -125,7 +125,7 @@ impl Sealer {
     ///
     /// # Errors
     /// Every [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
-    pub fn open(&self, key: &OperationId, tag: Tag, sealed: &[u8]) -> Result<Record, SealError> {
+    pub fn open(&self, key: &OperationId, write_id: WriteId, sealed: &[u8]) -> Result<Record, SealError> {
         let rest = sealed.strip_prefix(&MAGIC).ok_or(SealError::NotSealed)?;
         let (&version, rest) = rest.split_first().ok_or(SealError::Broken)?;
         if version != VERSION {
@@ -137,21 +137,21 @@ impl Sealer {
             CHECKSUM => {
                 let (payload, sum) =
                     body.split_last_chunk::<CHECKSUM_LEN>().ok_or(SealError::Broken)?;
-                if checksum(key, tag, payload) != *sum {
+                if checksum(key, write_id, payload) != *sum {
                     return Err(SealError::Broken);
                 }
                 Bytes::copy_from_slice(payload)
             }
-            ENCRYPTED => self.decrypt(key, tag, body)?,
+            ENCRYPTED => self.decrypt(key, write_id, body)?,
             _ => return Err(SealError::Broken),
         };
         Ok(codec::decode(&payload)?)
     }
 
-    fn decrypt(&self, key: &OperationId, tag: Tag, body: &[u8]) -> Result<Bytes, SealError> {
+    fn decrypt(&self, key: &OperationId, write_id: WriteId, body: &[u8]) -> Result<Bytes, SealError> {
         let (id, body) = body.split_first_chunk::<4>().ok_or(SealError::Broken)?;
         let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
-        let aad = associated(key, tag, *id);
+        let aad = associated(key, write_id, *id);
         let mut known = false;
         // Two secrets of one id are possible, if unlikely: each is tried.
         for RingKey { cipher, .. } in self.ring.iter().filter(|entry| entry.id == *id) {
@@ -221,20 +221,20 @@ impl From<EntropyError> for SealError {
 
 /// Over what the seal binds, and the payload, which has no length to be mistaken about: it is
 /// all that follows the fields of fixed length.
-fn checksum(key: &OperationId, tag: Tag, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
+fn checksum(key: &OperationId, write_id: WriteId, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
     let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
     hasher.update(&[VERSION]);
     hasher.update(key.as_bytes());
-    hasher.update(tag.as_bytes());
+    hasher.update(write_id.as_bytes());
     hasher.update(payload);
     *hasher.finalize().as_bytes()
 }
 
-fn associated(key: &OperationId, tag: Tag, id: [u8; 4]) -> [u8; 53] {
+fn associated(key: &OperationId, write_id: WriteId, id: [u8; 4]) -> [u8; 53] {
     let mut bytes = [0; 53];
     bytes[0] = VERSION;
     bytes[1..33].copy_from_slice(key.as_bytes());
-    bytes[33..49].copy_from_slice(tag.as_bytes());
+    bytes[33..49].copy_from_slice(write_id.as_bytes());
     bytes[49..].copy_from_slice(&id);
     bytes
 }

@@ -1,6 +1,6 @@
 //! The seam: what every store supplies, and all it supplies.
 //!
-//! A store is one compare-and-swap on a [`Tag`], and a clock. It decides nothing: what to write
+//! A store is one compare-and-swap on a [`WriteId`], and a clock. It decides nothing: what to write
 //! is decided by [`step`](crate::machine::step), once, for all stores.
 //!
 //! 1. A swap whose tag the cell already bears counts as [`Swapped::Stored`]. So a swap whose
@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::record::{FencingToken, Record, Tag};
+use crate::record::{FencingToken, Record, WriteId};
 use crate::scope::OperationId;
 
 /// A boxed future, as the store's methods return it.
@@ -29,7 +29,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredRecord {
     /// Names the write that left it like this.
-    pub tag: Tag,
+    pub write_id: WriteId,
     /// The fencing token of its last execution.
     pub fence: FencingToken,
     /// Until when its owner, or whoever is asking about it, holds it.
@@ -77,9 +77,9 @@ pub struct Swap {
     /// Which cell.
     pub id: OperationId,
     /// The tag the cell must bear; `None`: there must be no cell.
-    pub expected: Option<Tag>,
+    pub expected: Option<WriteId>,
     /// The tag it will bear.
-    pub tag: Tag,
+    pub write_id: WriteId,
     /// What to write.
     pub draft: Draft,
 }

@@ -77,7 +77,7 @@ async fn swaps_of_one_key_in_one_commit_go_one_after_the_other() {
     medium.hold();
     let first = send_first(&store, &medium, claim(0)).await;
     let claimed = claim(1);
-    let rival = Swap { tag: crate::support::tag(500), ..claimed.clone() };
+    let rival = Swap { write_id: crate::support::write_id(500), ..claimed.clone() };
     let done = complete(&claimed, 2, b"answer");
     let tasks = [
         send(&store, claimed.clone(), 1).await,
@@ -94,10 +94,10 @@ async fn swaps_of_one_key_in_one_commit_go_one_after_the_other() {
     }
     let conflict = |answer: &Swapped| match answer {
         Swapped::Stored(_) => None,
-        Swapped::Conflict(seen) => seen.stored.as_ref().map(|stored| stored.tag),
+        Swapped::Conflict(seen) => seen.stored.as_ref().map(|stored| stored.write_id),
     };
     let tags: Vec<_> = answers.iter().map(conflict).collect();
-    assert_eq!(tags, [None, Some(claimed.tag), None, None, Some(done.tag)]);
+    assert_eq!(tags, [None, Some(claimed.write_id), None, None, Some(done.write_id)]);
     assert_eq!(store.stats().commits, 2);
     assert_eq!(load(&*store, 1).await.unwrap().record, done.draft.record);
 }

@@ -261,8 +261,8 @@ async fn takes_over(
     match step(&snapshot, &Event::Claim(asked)) {
         Step::Execute(draft) => Some(hapax::store::Swap {
             id: claimed.id,
-            expected: Some(stored.tag),
-            tag: crate::support::tag(99),
+            expected: Some(stored.write_id),
+            write_id: crate::support::write_id(99),
             draft,
         }),
         _ => None,
@@ -298,7 +298,7 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
     store.close().await;
     flip(&path, b"answer 1");
     // The tag stands in the columns: damage to a deadline is no different.
-    flip(&path, crate::support::tag(12).as_bytes());
+    flip(&path, crate::support::write_id(12).as_bytes());
     let store = EmbeddedStore::open(options).unwrap();
     for of in 1..=3 {
         let loaded = store.load(&key(of)).await;

@@ -53,7 +53,7 @@ async fn replays(store: &Arc<EmbeddedStore>) -> u64 {
             let store = Arc::clone(store);
             tokio::spawn(async move {
                 let again =
-                    hapax::store::Swap { tag: crate::support::tag(of + 20_000), ..claim(of) };
+                    hapax::store::Swap { write_id: crate::support::write_id(of + 20_000), ..claim(of) };
                 let replayed = match store.swap(again).await {
                     Ok(Swapped::Stored(_)) => panic!("key {of} was executed again"),
                     Ok(Swapped::Conflict(seen)) => {

@@ -64,7 +64,7 @@ impl History {
         };
         chain[first.unwrap_or(0)..].iter().any(|Written { swap, sent, acknowledged }| {
             *sent <= at
-                && stored.tag == swap.tag
+                && stored.write_id == swap.write_id
                 && stored.record == swap.draft.record
                 // A copy that failed, and was sent again, may be there with other times before the one
                 // that was acknowledged.
@@ -223,8 +223,8 @@ async fn operation(
     }
     history.write(store, medium, &last).await;
     for renewal in 0..dice.below(3) {
-        let tag = crate::support::tag(base + 1 + renewal);
-        last = Swap { expected: Some(last.tag), tag, ..last };
+        let write_id = crate::support::write_id(base + 1 + renewal);
+        last = Swap { expected: Some(last.write_id), write_id, ..last };
         last.draft.stamp = hapax::store::Stamp::Keep;
         history.write(store, medium, &last).await;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, Tag, Terms,
+    Fingerprint, Grant, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -49,10 +49,10 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
             store.reap(NonZeroU32::MIN.saturating_add(20)).await?;
             return Ok(false);
         }
-        _ => store.load(&key).await?.stored.map(|stored| stored.tag),
+        _ => store.load(&key).await?.stored.map(|stored| stored.write_id),
     };
     let fresh = |error: hapax::EntropyError| StoreError::unavailable(error);
-    let tag = Tag::fresh(entropy).map_err(fresh)?;
+    let write_id = WriteId::fresh(entropy).map_err(fresh)?;
     let grant = Grant::fresh(entropy).map_err(fresh)?;
     let terms = Terms { lease: Duration::ZERO, retention: KEEP, on_unknown: OnUnknown::Reexecute };
     let record = Record {
@@ -67,7 +67,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: KEEP, keep: Some(KEEP) };
-    let swapped = store.swap(Swap { id: key, expected, tag, draft }).await?;
+    let swapped = store.swap(Swap { id: key, expected, write_id, draft }).await?;
     Ok(matches!(swapped, Swapped::Stored(_)))
 }
 

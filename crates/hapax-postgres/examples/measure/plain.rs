@@ -75,7 +75,7 @@ impl Pool {
     }
 
     fn seal(&self, swap: &Swap) -> Outcome<Vec<u8>> {
-        Ok(self.sealer.seal(&swap.id, swap.tag, &swap.draft.record, &SystemEntropy)?)
+        Ok(self.sealer.seal(&swap.id, swap.write_id, &swap.draft.record, &SystemEntropy)?)
     }
 }
 
@@ -90,7 +90,7 @@ impl Server for Pool {
         let Draft { record, lease, .. } = &claim.draft;
         let (lease, keep) = (micros(*lease), micros(record.terms.retention));
         let key = &claim.id.as_bytes()[..];
-        let first = &claim.tag.as_bytes()[..];
+        let first = &claim.write_id.as_bytes()[..];
         let before = Instant::now();
         self.one(
             true,
@@ -105,7 +105,7 @@ impl Server for Pool {
         .await?;
         let took = before.elapsed();
         let sealed = self.seal(&complete)?;
-        let second = &complete.tag.as_bytes()[..];
+        let second = &complete.write_id.as_bytes()[..];
         self.one(
             false,
             &[

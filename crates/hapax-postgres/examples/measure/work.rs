@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, Tag,
+    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, WriteId,
     Terms,
 };
 use hapax_testkit::SeededEntropy;
@@ -57,11 +57,11 @@ impl Requests {
         let keep = Some(self.terms.retention);
         let state = RecordState::Done(Answer::new("http/1", vec![b'x'; ANSWER]));
         let done = Record { state, ..record.clone() };
-        let (first, second) = (Tag::fresh(&self.entropy)?, Tag::fresh(&self.entropy)?);
+        let (first, second) = (WriteId::fresh(&self.entropy)?, WriteId::fresh(&self.entropy)?);
         let draft = Draft { record, stamp: Stamp::NextFence, lease: self.terms.lease, keep };
-        let claim = Swap { id: key, expected: None, tag: first, draft };
+        let claim = Swap { id: key, expected: None, write_id: first, draft };
         let draft = Draft { record: done, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-        let complete = Swap { id: key, expected: Some(first), tag: second, draft };
+        let complete = Swap { id: key, expected: Some(first), write_id: second, draft };
         Ok(Request { claim, complete })
     }
 }

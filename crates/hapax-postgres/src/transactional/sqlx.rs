@@ -79,14 +79,14 @@ fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
         // Unnamed: a pooler in between may not know the name.
         .persistent(false)
         .bind([&write.key.as_bytes()[..]])
-        .bind([&write.tag.as_bytes()[..]])
+        .bind([&write.write_id.as_bytes()[..]])
         .bind([write.state])
         .bind([&write.sealed[..]])
         .bind([write.lease])
         .bind(vec![write.keep])
         .bind([write.grace])
         .bind([write.hint])
-        .bind(vec![write.expected.as_ref().map(|tag| &tag.as_bytes()[..])])
+        .bind(vec![write.expected.as_ref().map(|write_id| &write_id.as_bytes()[..])])
         .bind([write.next_fence])
 }
 

@@ -179,7 +179,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
             draft.record.state = RecordState::Released;
         }
         Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {
-            draft.record.grant = hapax::Grant::from_bytes(*swap.tag.as_bytes());
+            draft.record.grant = hapax::Grant::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}
     }

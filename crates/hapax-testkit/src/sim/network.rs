@@ -21,7 +21,7 @@ impl World {
             state.process,
             state.key,
             swap.expected,
-            swap.tag
+            swap.write_id
         );
         if let Some(bug) = self.bug {
             let policy = match &state.talk {
@@ -115,7 +115,7 @@ impl World {
         let Letter { swap, conv, .. } = &self.letters[letter as usize];
         let key = usize::from(self.convs[*conv as usize].key);
         let mut fresh = swap.clone();
-        fresh.expected = self.store.records[key].as_ref().map(|stored| stored.tag);
+        fresh.expected = self.store.records[key].as_ref().map(|stored| stored.write_id);
         let (swapped, _) = self.store.judge(key, self.now, &fresh);
         self.write(letter, key);
         self.send_reply(letter, swapped);
@@ -126,7 +126,7 @@ impl World {
         let (conv, meaning, again) = (*conv, *meaning, *landed);
         let fence = self.store.write(key, self.now, swap);
         let clock = self.store.clock(self.now);
-        note!(self, "c{conv}: {:?} is written, fence {fence}, clock {clock}", swap.tag);
+        note!(self, "c{conv}: {:?} is written, fence {fence}, clock {clock}", swap.write_id);
         let state = &mut self.convs[conv as usize];
         let terms = &swap.draft.record.terms;
         let by = match &mut state.talk {
@@ -295,9 +295,9 @@ impl World {
                     return;
                 }
                 let Some((found, truth)) = found else { return self.transmit(conv) };
-                let tag = self.letters[letter as usize].swap.tag;
+                let write_id = self.letters[letter as usize].swap.write_id;
                 match &found.stored {
-                    Some(stored) if stored.tag == tag => {
+                    Some(stored) if stored.write_id == write_id => {
                         let stamped = hapax::store::Stamped {
                             now: found.now,
                             fence: stored.fence,

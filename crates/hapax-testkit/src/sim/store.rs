@@ -36,11 +36,11 @@ impl ModelStore {
         let clock = Timestamp::from_micros(self.clock(now));
         let found = self.records[key].as_ref();
         if let Some(stored) = found
-            && stored.tag == swap.tag
+            && stored.write_id == swap.write_id
         {
             return (Swapped::Stored(stamped(clock, stored)), false);
         }
-        if found.map(|stored| stored.tag) != swap.expected {
+        if found.map(|stored| stored.write_id) != swap.expected {
             return (Swapped::Conflict(self.load(key, now)), false);
         }
         (Swapped::Stored(stamped(clock, &written(clock, found, swap))), true)
@@ -79,7 +79,7 @@ impl ModelStore {
 fn written(clock: Timestamp, found: Option<&StoredRecord>, swap: &Swap) -> StoredRecord {
     let last = found.map(|stored| stored.fence);
     StoredRecord {
-        tag: swap.tag,
+        write_id: swap.write_id,
         fence: match (swap.draft.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             _ => FencingToken::next(last, clock),

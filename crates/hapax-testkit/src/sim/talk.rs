@@ -341,9 +341,9 @@ impl World {
         let (true, Some(stored)) = (answer, &seen.stored) else { return false };
         let mut again = letter.swap.clone();
         let meaning = letter.meaning;
-        again.expected = Some(stored.tag);
-        if let Ok(tag) = hapax::Tag::fresh(&self.ids.0) {
-            again.tag = tag;
+        again.expected = Some(stored.write_id);
+        if let Ok(write_id) = hapax::WriteId::fresh(&self.ids.0) {
+            again.write_id = write_id;
         }
         self.post(conv, again, meaning);
         true
@@ -376,7 +376,7 @@ fn words(swapped: &Swapped) -> String {
             None => "conflict: nothing there".to_owned(),
             Some(stored) => format!(
                 "conflict: {:?} {:?} of {:?} life {:?}, lease until {:?}, kept until {:?}, now {:?}",
-                stored.tag,
+                stored.write_id,
                 stored.record.state,
                 stored.record.grant,
                 stored.record.life,

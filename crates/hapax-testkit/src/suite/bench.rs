@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::store::{StoredRecord, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
-    Tag, Terms,
+    WriteId, Terms,
 };
 
 use super::Fixture;
@@ -49,8 +49,8 @@ impl<'a, F: Fixture> Bench<'a, F> {
         OperationId::from_bytes(bytes)
     }
 
-    pub(super) fn tag(&self) -> Tag {
-        Tag::fresh(&self.entropy).unwrap()
+    pub(super) fn write_id(&self) -> WriteId {
+        WriteId::fresh(&self.entropy).unwrap()
     }
 
     pub(super) fn grant(&self) -> Grant {
@@ -94,8 +94,8 @@ impl<'a, F: Fixture> Bench<'a, F> {
         }
     }
 
-    pub(super) fn swap(&self, key: OperationId, expected: Option<Tag>, draft: Draft) -> Swap {
-        Swap { id: key, expected, tag: self.tag(), draft }
+    pub(super) fn swap(&self, key: OperationId, expected: Option<WriteId>, draft: Draft) -> Swap {
+        Swap { id: key, expected, write_id: self.write_id(), draft }
     }
 
     pub(super) async fn send(&self, swap: &Swap) -> Swapped {
@@ -106,14 +106,14 @@ impl<'a, F: Fixture> Bench<'a, F> {
     pub(super) async fn stored(&self, swap: &Swap) -> Stamped {
         match self.send(swap).await {
             Swapped::Stored(stamped) => stamped,
-            Swapped::Conflict(seen) => panic!("{:?} met a conflict: {seen:?}", swap.tag),
+            Swapped::Conflict(seen) => panic!("{:?} met a conflict: {seen:?}", swap.write_id),
         }
     }
 
     /// Writes where something else is expected, and returns what is there.
     pub(super) async fn refused(&self, swap: &Swap) -> Snapshot {
         match self.send(swap).await {
-            Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.tag, swap.expected),
+            Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.write_id, swap.expected),
             Swapped::Conflict(seen) => seen,
         }
     }
@@ -126,10 +126,10 @@ impl<'a, F: Fixture> Bench<'a, F> {
     }
 
     /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
-    pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, Tag) {
+    pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, WriteId) {
         let swap = self.swap(self.key(), None, draft);
         self.stored(&swap).await;
-        (swap.id, swap.tag)
+        (swap.id, swap.write_id)
     }
 
     pub(super) async fn load(&self, key: &OperationId) -> Snapshot {

@@ -12,7 +12,7 @@ pub async fn fences_grow_while_the_clock_steps_back<F: ClockFixture>(fixture: &F
     let (key, mut stored) = bench.put(bench.draft()).await;
     bench.fixture().step_back(&bench.store, Duration::from_secs(60)).await;
     for _ in 0..3 {
-        let swap = bench.swap(key, Some(stored.tag), bench.draft());
+        let swap = bench.swap(key, Some(stored.write_id), bench.draft());
         let next = FencingToken::new(stored.fence.get() + 1);
         assert_eq!(bench.stored(&swap).await.fence, next);
         stored = bench.record(&key).await;

@@ -106,7 +106,7 @@ where
             let record = Record { state, ..claim.draft.record.clone() };
             let end = Draft { record, lease: Duration::ZERO, ..bench.draft() };
             let end = Draft { stamp: Stamp::Keep, ..end };
-            bench.stored(&bench.swap(claim.id, Some(claim.tag), end)).await;
+            bench.stored(&bench.swap(claim.id, Some(claim.write_id), end)).await;
         }
         if matches!(number % 4, 0 | 3) {
             undecided.insert(claim.id);

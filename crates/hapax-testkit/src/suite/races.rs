@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
-use hapax::{Outcome, Record, RecordState, Store, OperationId, Tag};
+use hapax::{Outcome, Record, RecordState, Store, OperationId, WriteId};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -43,8 +43,8 @@ fn only_winner(swaps: &[Swap], answers: &[Swapped]) -> usize {
     assert_eq!(winners.len(), 1, "stored: {winners:?} of {}", swaps.len());
     for answer in answers {
         if let Swapped::Conflict(seen) = answer {
-            let tag = seen.stored.as_ref().map(|stored| stored.tag);
-            assert_eq!(tag, Some(swaps[winners[0]].tag), "a loser met somebody else");
+            let write_id = seen.stored.as_ref().map(|stored| stored.write_id);
+            assert_eq!(write_id, Some(swaps[winners[0]].write_id), "a loser met somebody else");
         }
     }
     winners[0]
@@ -68,8 +68,8 @@ pub async fn one_of_many_swaps_on_one_tag_is_stored<F: Fixture>(fixture: &F) {
         let draft = bench.draft();
         let (key, stored) = bench.put(draft.clone()).await;
         let mut swaps: Vec<_> =
-            (1..CALLERS).map(|_| bench.swap(key, Some(stored.tag), bench.draft())).collect();
-        swaps.push(bench.swap(key, Some(stored.tag), bench.done(&draft, b"yes")));
+            (1..CALLERS).map(|_| bench.swap(key, Some(stored.write_id), bench.draft())).collect();
+        swaps.push(bench.swap(key, Some(stored.write_id), bench.done(&draft, b"yes")));
         let winner = only_winner(&swaps, &at_once(&bench.store, &swaps).await);
         let found = bench.record(&key).await;
         assert_eq!(found.record, swaps[winner].draft.record);
@@ -88,7 +88,7 @@ pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
         let entropy = SeededEntropy::new(bench.below(u64::MAX));
         tasks.spawn(async move {
             for _ in 0..EACH {
-                add(&*store, key, Tag::fresh(&entropy).unwrap()).await;
+                add(&*store, key, WriteId::fresh(&entropy).unwrap()).await;
             }
         });
     }
@@ -100,18 +100,18 @@ pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
 
 /// Adds `tag` to those in the checkpoint. It is there already where a copy of the swap was stored
 /// whose reply was lost, and others were stored since.
-async fn add(store: &dyn Store, key: OperationId, tag: Tag) {
+async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
     let mut seen = load(store, &key).await;
     loop {
         let stored = seen.stored.expect("nobody removes it");
         let mut added = stored.record.checkpoint.clone().unwrap_or_default().to_vec();
-        if added.chunks(16).any(|one| one == tag.as_bytes()) {
+        if added.chunks(16).any(|one| one == write_id.as_bytes()) {
             return;
         }
-        added.extend_from_slice(tag.as_bytes());
+        added.extend_from_slice(write_id.as_bytes());
         let record = Record { checkpoint: Some(added.into()), ..stored.record };
         let draft = Draft { record, stamp: Stamp::Keep, lease: LEASE, keep: Some(LONG) };
-        match send(store, &Swap { id: key, expected: Some(stored.tag), tag, draft }).await {
+        match send(store, &Swap { id: key, expected: Some(stored.write_id), write_id, draft }).await {
             Swapped::Stored(_) => return,
             Swapped::Conflict(found) => seen = found,
         }
@@ -125,7 +125,7 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
     for polls in 0..24 {
         let draft = bench.draft();
         let (key, stored) = bench.put(draft.clone()).await;
-        let swap = bench.swap(key, Some(stored.tag), bench.done(&draft, &bench.bytes(70_000)));
+        let swap = bench.swap(key, Some(stored.write_id), bench.done(&draft, &bench.bytes(70_000)));
         let mut sent = bench.store.swap(swap.clone());
         for _ in 0..polls {
             let ready = poll_fn(|context| Poll::Ready(sent.as_mut().poll(context).is_ready()));
@@ -136,7 +136,7 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
         }
         drop(sent);
         let found = bench.record(&key).await;
-        let whole = found.tag == swap.tag && found.record == swap.draft.record;
+        let whole = found.write_id == swap.write_id && found.record == swap.draft.record;
         assert!(found == stored || whole, "torn after {polls} polls: {found:?}");
         bench.stored(&swap).await;
         assert_eq!(bench.record(&key).await.record, swap.draft.record);
@@ -165,10 +165,10 @@ pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
             }
         })
     };
-    for (key, tag) in records.iter().rev() {
-        let swap = bench.swap(*key, Some(*tag), bench.draft());
+    for (key, write_id) in records.iter().rev() {
+        let swap = bench.swap(*key, Some(*write_id), bench.draft());
         match bench.send(&swap).await {
-            Swapped::Stored(_) => assert_eq!(bench.record(key).await.tag, swap.tag),
+            Swapped::Stored(_) => assert_eq!(bench.record(key).await.write_id, swap.write_id),
             Swapped::Conflict(seen) => {
                 assert_eq!(seen.stored, None, "neither as it was nor gone");
                 assert_eq!(bench.load(key).await.stored, None);
@@ -222,15 +222,15 @@ impl<S: Store> Caller<S> {
                 }
                 continue;
             }
-            let tag = Tag::fresh(&self.entropy).unwrap();
+            let write_id = WriteId::fresh(&self.entropy).unwrap();
             let mut draft = self.draft.clone();
-            let name = Outcome::new("tag", tag.as_bytes().to_vec());
+            let name = Outcome::new("tag", write_id.as_bytes().to_vec());
             draft.record.state = RecordState::Done(name);
-            let swap = Swap { id: key, expected: last, tag, draft };
+            let swap = Swap { id: key, expected: last, write_id, draft };
             let answer = self.store.swap(swap.clone()).await;
             self.recorder.swapped(called, &swap, &answer);
             match answer {
-                Ok(Swapped::Stored(_)) => last = Some(tag),
+                Ok(Swapped::Stored(_)) => last = Some(write_id),
                 Ok(Swapped::Conflict(seen)) => last = named(&seen),
                 // Sent once only: it may happen at any time from now on.
                 Err(_) => {}
@@ -240,11 +240,11 @@ impl<S: Store> Caller<S> {
 }
 
 /// The tag that was found, which its record names too.
-fn named(seen: &Snapshot) -> Option<Tag> {
+fn named(seen: &Snapshot) -> Option<WriteId> {
     let stored = seen.stored.as_ref()?;
     match &stored.record.state {
-        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.tag.as_bytes()[..]),
+        RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.write_id.as_bytes()[..]),
         other => panic!("found a state that nobody wrote: {other:?}"),
     }
-    Some(stored.tag)
+    Some(stored.write_id)
 }

@@ -22,7 +22,7 @@ pub async fn a_swap_writes_where_nothing_is<F: Fixture>(fixture: &F) {
     let swap = bench.swap(bench.key(), None, bench.draft());
     let stamped = bench.stored(&swap).await;
     let stored = bench.record(&swap.id).await;
-    assert_eq!(stored.tag, swap.tag);
+    assert_eq!(stored.write_id, swap.write_id);
     assert_eq!(stored.record, swap.draft.record);
     assert_eq!((stored.fence, stored.lease_until), (stamped.fence, stamped.lease_until));
 }
@@ -32,21 +32,21 @@ pub async fn a_swap_replaces_what_it_expected<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
-    let second = bench.swap(first.id, Some(first.tag), bench.done(&first.draft, b"yes"));
+    let second = bench.swap(first.id, Some(first.write_id), bench.done(&first.draft, b"yes"));
     bench.stored(&second).await;
     let stored = bench.record(&first.id).await;
-    assert_eq!((stored.tag, stored.record), (second.tag, second.draft.record));
+    assert_eq!((stored.write_id, stored.record), (second.write_id, second.draft.record));
 }
 
 /// Something where nothing was expected, nothing where something was, or another tag: conflict.
 pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
-    let absent = bench.swap(bench.key(), Some(bench.tag()), bench.draft());
+    let absent = bench.swap(bench.key(), Some(bench.write_id()), bench.draft());
     assert_eq!(bench.refused(&absent).await.stored, None);
     assert_eq!(bench.load(&absent.id).await.stored, None);
 
     let (key, stored) = bench.put(bench.draft()).await;
-    for expected in [None, Some(bench.tag())] {
+    for expected in [None, Some(bench.write_id())] {
         let seen = bench.refused(&bench.swap(key, expected, bench.draft())).await;
         assert_eq!(seen.stored.as_ref(), Some(&stored));
         assert_eq!(bench.record(&key).await, stored);
@@ -69,11 +69,11 @@ pub async fn a_conflict_brings_what_a_load_finds<F: Fixture>(fixture: &F) {
 pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let claim = bench.swap(bench.key(), None, bench.draft());
-    let complete = bench.swap(claim.id, Some(claim.tag), bench.done(&claim.draft, b"yes"));
+    let complete = bench.swap(claim.id, Some(claim.write_id), bench.done(&claim.draft, b"yes"));
     for swap in [claim, complete] {
         let first = bench.stored(&swap).await;
         let stored = bench.record(&swap.id).await;
-        bench.refused(&bench.swap(swap.id, Some(bench.tag()), bench.draft())).await;
+        bench.refused(&bench.swap(swap.id, Some(bench.write_id()), bench.draft())).await;
         bench.pass(Duration::from_millis(5)).await;
         let again = bench.stored(&swap).await;
         assert_eq!((again.fence, again.lease_until), (first.fence, first.lease_until));
@@ -87,7 +87,7 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixtur
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
-    let second = bench.swap(first.id, Some(first.tag), bench.draft());
+    let second = bench.swap(first.id, Some(first.write_id), bench.draft());
     bench.stored(&second).await;
     let stored = bench.record(&first.id).await;
     assert_eq!(bench.refused(&first).await.stored.as_ref(), Some(&stored));
@@ -99,11 +99,11 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixtur
 pub async fn a_conflicting_swap_may_be_stored_later<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
-    let second = bench.swap(first.id, Some(first.tag), bench.draft());
+    let second = bench.swap(first.id, Some(first.write_id), bench.draft());
     assert_eq!(bench.refused(&second).await.stored, None);
     bench.stored(&first).await;
     bench.stored(&second).await;
-    assert_eq!(bench.record(&first.id).await.tag, second.tag);
+    assert_eq!(bench.record(&first.id).await.write_id, second.write_id);
 }
 
 /// Keys that differ in a single bit, wherever it is, have cells of their own.
@@ -119,7 +119,7 @@ pub async fn keys_do_not_share_cells<F: Fixture>(fixture: &F) {
         swaps.push(swap);
     }
     for swap in swaps {
-        assert_eq!(bench.record(&swap.id).await.tag, swap.tag);
+        assert_eq!(bench.record(&swap.id).await.write_id, swap.write_id);
     }
     assert_eq!(bench.load(&OperationId::from_bytes(base)).await.stored, None);
 }

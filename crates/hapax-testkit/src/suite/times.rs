@@ -19,7 +19,7 @@ pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
     let (key, mut stored) = bench.put(bench.draft()).await;
     assert!(stored.fence.get() >= before.as_micros(), "a fence before its time: {stored:?}");
     for _ in 0..20 {
-        let swap = bench.swap(key, Some(stored.tag), bench.draft());
+        let swap = bench.swap(key, Some(stored.write_id), bench.draft());
         let stamped = bench.stored(&swap).await;
         assert!(stamped.fence > stored.fence, "{:?} follows {:?}", stamped.fence, stored.fence);
         stored = bench.record(&key).await;
@@ -32,9 +32,9 @@ pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(draft.clone()).await;
-    let renewal = bench.swap(key, Some(stored.tag), Draft { stamp: Stamp::Keep, ..draft.clone() });
+    let renewal = bench.swap(key, Some(stored.write_id), Draft { stamp: Stamp::Keep, ..draft.clone() });
     assert_eq!(bench.stored(&renewal).await.fence, stored.fence);
-    let complete = bench.swap(key, Some(renewal.tag), bench.done(&draft, b"yes"));
+    let complete = bench.swap(key, Some(renewal.write_id), bench.done(&draft, b"yes"));
     assert_eq!(bench.stored(&complete).await.fence, stored.fence);
     assert_eq!(bench.record(&key).await.fence, stored.fence);
 }
@@ -47,9 +47,9 @@ pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
     let mut released =
         Draft { stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(LEASE), ..draft };
     released.record.state = RecordState::Released;
-    let released = bench.swap(key, Some(stored.tag), released);
+    let released = bench.swap(key, Some(stored.write_id), released);
     assert_eq!(bench.stored(&released).await.fence, stored.fence);
-    let next = bench.swap(key, Some(released.tag), bench.draft());
+    let next = bench.swap(key, Some(released.write_id), bench.draft());
     assert!(bench.stored(&next).await.fence > stored.fence);
 }
 
@@ -82,7 +82,7 @@ pub async fn what_is_kept_for_ever_has_no_end<F: Fixture>(fixture: &F) {
     assert_eq!(stored.keep_until, None);
     for keep in [Some(LONG), None] {
         let draft = Draft { keep, stamp: Stamp::Keep, ..draft.clone() };
-        bench.stored(&bench.swap(key, Some(stored.tag), draft)).await;
+        bench.stored(&bench.swap(key, Some(stored.write_id), draft)).await;
         stored = bench.record(&key).await;
         assert_eq!(stored.keep_until.is_some(), keep.is_some());
     }
@@ -114,7 +114,7 @@ pub async fn an_expired_cell_stays_until_it_is_reaped<F: Fixture>(fixture: &F) {
     assert_eq!(seen.stored.as_ref(), Some(&stored));
     let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
     assert_eq!(seen.stored.as_ref(), Some(&stored));
-    bench.stored(&bench.swap(key, Some(stored.tag), bench.draft())).await;
+    bench.stored(&bench.swap(key, Some(stored.write_id), bench.draft())).await;
 }
 
 /// A cell is reaped no sooner than a lease (as its record's terms say) past its keep, and then it
@@ -146,10 +146,10 @@ pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
         draft.record.terms.lease = soon;
         Draft { keep: Some(soon), ..draft }
     };
-    let (later, tag) = bench.put_unseen(short(bench.draft())).await;
-    bench.stored(&bench.swap(later, Some(tag), bench.draft())).await;
-    let (sooner, tag) = bench.put_unseen(bench.draft()).await;
-    bench.stored(&bench.swap(sooner, Some(tag), short(bench.draft()))).await;
+    let (later, write_id) = bench.put_unseen(short(bench.draft())).await;
+    bench.stored(&bench.swap(later, Some(write_id), bench.draft())).await;
+    let (sooner, write_id) = bench.put_unseen(bench.draft()).await;
+    bench.stored(&bench.swap(sooner, Some(write_id), short(bench.draft()))).await;
     bench.pass(2 * soon).await;
     assert!(bench.reaps_away(&sooner).await, "kept by an older deadline");
     assert!(bench.load(&later).await.stored.is_some(), "reaped by an older deadline");

@@ -79,7 +79,7 @@ impl Broken {
     /// Writes the outcome, and leaves the tag to the second step.
     fn tear(&self, key: &OperationId, swap: &Swap) {
         if let Some((stored, _)) = self.records.lock().unwrap().get_mut(key)
-            && Some(stored.tag) == swap.expected
+            && Some(stored.write_id) == swap.expected
         {
             stored.record.state = swap.draft.record.state.clone();
         }
@@ -96,13 +96,13 @@ impl Broken {
         let found = before.map(|(stored, _)| stored);
         let after = self.write(now, found.as_ref(), swap);
         if let Some(stored) = &found
-            && stored.tag == swap.tag
+            && stored.write_id == swap.write_id
             && self.bug != Bug::RepeatsConflict
         {
             let again = (self.bug == Bug::RepeatsWriteAgain).then_some((after, first));
             return (Swapped::Stored(stamped(now, stored)), again);
         }
-        if found.as_ref().map(|stored| stored.tag) != swap.expected {
+        if found.as_ref().map(|stored| stored.write_id) != swap.expected {
             let stored = found.filter(|_| self.bug != Bug::ConflictsBringNothing);
             let written = (self.bug == Bug::ConflictsWrite).then_some((after, first));
             return (Swapped::Conflict(Snapshot { now, stored }), written);
@@ -143,7 +143,7 @@ impl Broken {
             _ => from.after(duration),
         };
         StoredRecord {
-            tag: swap.tag,
+            write_id: swap.write_id,
             fence,
             lease_until: after(swap.draft.lease),
             keep_until: swap.draft.keep.map(after),

@@ -1,20 +1,20 @@
 //! The checker accepts what an atomic store tells, and finds what none can tell.
 
-use hapax::Tag;
+use hapax::WriteId;
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::history::{Answer, Call, MAX_OPERATIONS, Operation, Violation, linearizable};
 
-fn tag(number: u8) -> Tag {
-    Tag::from_bytes([number; 16])
+fn write_id(number: u8) -> WriteId {
+    WriteId::from_bytes([number; 16])
 }
 
 fn swap(expected: u8, to: u8) -> Call {
-    Call::Swap { expected: found_tag(expected), tag: tag(to) }
+    Call::Swap { expected: found_tag(expected), write_id: write_id(to) }
 }
 
 /// Zero stands for nothing.
-fn found_tag(number: u8) -> Option<Tag> {
-    (number > 0).then(|| tag(number))
+fn found_tag(number: u8) -> Option<WriteId> {
+    (number > 0).then(|| write_id(number))
 }
 
 fn found(number: u8) -> Answer {
@@ -126,7 +126,7 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
             let expected = last[entropy.below(5) as usize];
             let call = match entropy.below(4) {
                 0 => Call::Load,
-                _ => Call::Swap { expected, tag: Tag::fresh(&entropy).unwrap() },
+                _ => Call::Swap { expected, write_id: WriteId::fresh(&entropy).unwrap() },
             };
             under_way.push((time, call, None));
             continue;
@@ -135,16 +135,16 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
         let (called, call, answer) = under_way[which];
         match (call, answer) {
             (Call::Load, None) => under_way[which].2 = Some(Answer::Found(stored)),
-            (Call::Swap { expected, tag }, None) if expected == stored => {
+            (Call::Swap { expected, write_id }, None) if expected == stored => {
                 if atomic {
-                    stored = Some(tag);
+                    stored = Some(write_id);
                 }
                 under_way[which].2 = Some(Answer::Stored);
             }
             (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(stored)),
             (_, Some(answer)) => {
-                if let (false, Call::Swap { tag, .. }, Answer::Stored) = (atomic, call, answer) {
-                    stored = Some(tag);
+                if let (false, Call::Swap { write_id, .. }, Answer::Stored) = (atomic, call, answer) {
+                    stored = Some(write_id);
                 }
                 last[which] = stored;
                 let lost = entropy.below(6) == 0;
@@ -170,7 +170,7 @@ fn tells_an_atomic_store_from_one_that_checks_and_then_sets() {
 
 #[test]
 fn is_quick_where_many_answers_were_lost() {
-    let fresh = |number: u8| Call::Swap { expected: None, tag: Tag::from_bytes([number; 16]) };
+    let fresh = |number: u8| Call::Swap { expected: None, write_id: WriteId::from_bytes([number; 16]) };
     let mut history: Vec<_> =
         (10..50).map(|number| at(0, 1, fresh(number), Answer::Ambiguous)).collect();
     for time in 1..20 {
@@ -183,7 +183,7 @@ fn is_quick_where_many_answers_were_lost() {
 }
 
 /// Whether any order at all makes every answer right.
-fn any_order(left: &[Operation], tag: Option<Tag>) -> bool {
+fn any_order(left: &[Operation], write_id: Option<WriteId>) -> bool {
     if left.iter().all(|operation| operation.answer == Answer::Ambiguous) {
         return true;
     }
@@ -194,10 +194,10 @@ fn any_order(left: &[Operation], tag: Option<Tag>) -> bool {
             return false;
         }
         let (next, right) = match call {
-            Call::Load => (tag, Answer::Found(tag)),
-            Call::Swap { tag: new, .. } if tag == Some(new) => (tag, Answer::Stored),
-            Call::Swap { expected, tag: new } if tag == expected => (Some(new), Answer::Stored),
-            Call::Swap { .. } => (tag, Answer::Found(tag)),
+            Call::Load => (write_id, Answer::Found(write_id)),
+            Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
+            Call::Swap { expected, write_id: new } if write_id == expected => (Some(new), Answer::Stored),
+            Call::Swap { .. } => (write_id, Answer::Found(write_id)),
         };
         let rest = [&left[..first], &left[first + 1..]].concat();
         (answer == Answer::Ambiguous || answer == right) && any_order(&rest, next)

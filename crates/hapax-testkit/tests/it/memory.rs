@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    RecordState, Store, StoreError, OperationId, Tag, Terms,
+    RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
@@ -61,15 +61,15 @@ fn claim(entropy: &SeededEntropy) -> Swap {
     let mut key = [0; 32];
     hapax::Entropy::fill(entropy, &mut key).unwrap();
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(lease) };
-    let tag = Tag::fresh(entropy).unwrap();
-    Swap { id: OperationId::from_bytes(key), expected: None, tag, draft }
+    let write_id = WriteId::fresh(entropy).unwrap();
+    Swap { id: OperationId::from_bytes(key), expected: None, write_id, draft }
 }
 
 fn completion(entropy: &SeededEntropy, claim: &Swap, bytes: usize) -> Swap {
     let mut draft = claim.draft.clone();
     draft.record.state = RecordState::Done(Outcome::new("test", vec![0; bytes]));
     draft.stamp = Stamp::Keep;
-    Swap { expected: Some(claim.tag), tag: Tag::fresh(entropy).unwrap(), draft, ..claim.clone() }
+    Swap { expected: Some(claim.write_id), write_id: WriteId::fresh(entropy).unwrap(), draft, ..claim.clone() }
 }
 
 async fn expect_stored(store: &MemoryStore, swap: &Swap) -> bool {
@@ -123,8 +123,8 @@ async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
 
     // What shrinks gives its bytes back.
     let mut released = held[0].clone();
-    released.expected = Some(big.tag);
-    released.tag = Tag::fresh(&entropy).unwrap();
+    released.expected = Some(big.write_id);
+    released.write_id = WriteId::fresh(&entropy).unwrap();
     released.draft.record.state = RecordState::Released;
     assert!(expect_stored(&store, &released).await);
     assert!(expect_stored(&store, &completion(&entropy, &held[2], 10_000)).await);

@@ -9,7 +9,7 @@ use hapax_tiered::Options;
 use tokio::time::{Instant, advance};
 
 use crate::support::{
-    LEASE, World, claim, complete, finished, key, refused, release, settle, expect_stored, tag,
+    LEASE, World, claim, complete, finished, key, refused, release, settle, expect_stored, write_id,
 };
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +187,7 @@ async fn a_copy_of_a_claim_that_was_not_answered_reaches_the_authority() {
     expect_stored(&there, &released).await;
     // Stored, and its reply lost: nobody else can say so but the authority.
     let mut taken = claim(1, 4);
-    taken.expected = Some(released.tag);
+    taken.expected = Some(released.write_id);
     expect_stored(&there, &taken).await;
     let done = complete(&taken, 5, "new");
     expect_stored(&there, &done).await;
@@ -218,11 +218,11 @@ async fn relabelled(store: &dyn Store, entry: &[u8]) -> Vec<u8> {
     let mut bound = [0; 16];
     hash.finalize_xof().fill(&mut bound);
     let sealer = hapax::Sealer::checksum();
-    let record = sealer.open(&key(1), hapax::Tag::from_bytes(bound), &entry[52..]).unwrap();
+    let record = sealer.open(&key(1), hapax::WriteId::from_bytes(bound), &entry[52..]).unwrap();
     let mut hash = blake3::Hasher::new_derive_key("hapax 1 tiered entry");
     hash.update(&fields);
     hash.finalize_xof().fill(&mut bound);
-    let bound = hapax::Tag::from_bytes(bound);
+    let bound = hapax::WriteId::from_bytes(bound);
     fields.extend(sealer.seal(&key(1), bound, &record, &hapax::SystemEntropy).unwrap());
     fields
 }
@@ -268,12 +268,12 @@ async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
         world.cache.plant(&key(1), damaged).await;
         number += 1;
         let seen = refused(&store, &claim(1, number)).await;
-        assert_eq!(seen.stored.unwrap().tag, tag(11));
+        assert_eq!(seen.stored.unwrap().write_id, write_id(11));
     }
     assert_eq!(world.authority.swaps(), before + entry.len() as u64);
     world.cache.plant(&key(2), entry).await;
     let seen = refused(&store, &claim(2, 99)).await;
-    assert_eq!(seen.stored.unwrap().tag, tag(21));
+    assert_eq!(seen.stored.unwrap().write_id, write_id(21));
 }
 
 #[tokio::test(start_paused = true)]

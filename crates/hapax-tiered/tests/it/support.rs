@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
     Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    RecordState, Store, StoreError, OperationId, Tag, Terms, Timestamp,
+    RecordState, Store, StoreError, OperationId, WriteId, Terms, Timestamp,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
@@ -175,8 +175,8 @@ pub(crate) fn key(of: u64) -> OperationId {
     OperationId::from_bytes(wide(of))
 }
 
-pub(crate) fn tag(of: u64) -> Tag {
-    Tag::from_bytes(wide(of))
+pub(crate) fn write_id(of: u64) -> WriteId {
+    WriteId::from_bytes(wide(of))
 }
 
 /// A claim of key `of`, tagged `tagged`.
@@ -195,7 +195,7 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: None };
-    Swap { id: key(of), expected: None, tag: tag(tagged), draft }
+    Swap { id: key(of), expected: None, write_id: write_id(tagged), draft }
 }
 
 /// What follows `swap`: its outcome is `outcome`, its tag is `next`.
@@ -212,7 +212,7 @@ pub(crate) fn release(swap: &Swap, next: u64) -> Swap {
 fn follow(swap: &Swap, next: u64, state: RecordState, keep: Option<Duration>) -> Swap {
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-    Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
+    Swap { id: swap.id, expected: Some(swap.write_id), write_id: write_id(next), draft }
 }
 
 pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) {

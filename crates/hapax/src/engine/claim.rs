@@ -19,7 +19,7 @@ use crate::fingerprint::{Fingerprint, Scheme};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::{FencingToken, Tag};
+use crate::record::{FencingToken, WriteId};
 use crate::scope::{Scope, OperationId};
 use crate::store::{Snapshot, StoreError};
 
@@ -178,7 +178,7 @@ enum Pending {
     /// Somebody asks a hook, until then.
     Asked { until: Instant, ask_at: Option<Instant> },
     /// This claim may ask the hook from then on, unless the record has another tag by then.
-    Due { ask_at: Instant, tag: Tag },
+    Due { ask_at: Instant, write_id: WriteId },
 }
 
 impl From<Pending> for Claim {
@@ -254,7 +254,7 @@ impl Call {
         let deadline = self.deadline?;
         // From the moment that the hook may be asked on, that is the news.
         let (moment, known) = match pending {
-            Pending::Due { ask_at, tag } => (deadline.min(ask_at), Some(tag)),
+            Pending::Due { ask_at, write_id } => (deadline.min(ask_at), Some(write_id)),
             Pending::InFlight { .. } | Pending::Asked { .. } => (deadline, None),
         };
         let Some(waiter) = waiter else {
@@ -363,8 +363,8 @@ impl Call {
                         return Ok(Heard::Pending(Pending::Asked { until, ask_at }));
                     }
                     (Snapshot { stored: Some(stored), .. }, Some(ask_in)) if !ask_in.is_zero() => {
-                        let (ask_at, tag) = (after(ask_in), stored.tag);
-                        return Ok(Heard::Pending(Pending::Due { ask_at, tag }));
+                        let (ask_at, write_id) = (after(ask_in), stored.write_id);
+                        return Ok(Heard::Pending(Pending::Due { ask_at, write_id }));
                     }
                     _ => Claim::Unknown { ask_in },
                 },

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::idempotency::Inner;
-use crate::record::{RecordState, Tag};
+use crate::record::{RecordState, WriteId};
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Notify, Snapshot};
 
@@ -112,7 +112,7 @@ impl Waiter {
         &mut self,
         inner: &Inner,
         deadline: Instant,
-        known: Option<Tag>,
+        known: Option<WriteId>,
     ) -> Result<News, TooLate> {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
@@ -134,8 +134,8 @@ impl Waiter {
                     inner.store.load(key).await
                 };
                 let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
-                let tag = seen.stored.as_ref().map(|stored| stored.tag);
-                let changed = known.is_none() || tag != known;
+                let write_id = seen.stored.as_ref().map(|stored| stored.write_id);
+                let changed = known.is_none() || write_id != known;
                 if !is_live(&seen) && changed && !inner.executions.runs(key, &seen) {
                     return seen;
                 }

@@ -64,8 +64,8 @@ impl Completion {
     /// What is there once the transaction has committed.
     #[must_use]
     pub fn stored(&self, stamped: Stamped) -> Snapshot {
-        let Swap { tag, draft, .. } = self.swap.clone();
-        Snapshot { now: stamped.now, stored: Some(stored_record(tag, draft, stamped)) }
+        let Swap { write_id, draft, .. } = self.swap.clone();
+        Snapshot { now: stamped.now, stored: Some(stored_record(write_id, draft, stamped)) }
     }
 
     /// What `seen` says, which is there in place of what the swap, or a renewal after it, expected.

@@ -134,11 +134,11 @@ mod sealed {
 }
 
 macro_rules! parts {
-    ($($type:ty: $tag:literal, $bytes:expr;)*) => {$(
+    ($($type:ty: $write_id:literal, $bytes:expr;)*) => {$(
         impl sealed::Sealed for $type {}
         impl KeyPart for $type {
             fn write(&self, bytes: &mut Vec<u8>) {
-                bytes.push($tag);
+                bytes.push($write_id);
                 let of: fn(&Self) -> &[u8] = $bytes;
                 bytes.extend_from_slice(of(self));
             }

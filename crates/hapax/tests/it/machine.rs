@@ -8,7 +8,7 @@ use hapax::machine::{
 };
 use hapax::store::{StoredRecord, Snapshot};
 use hapax::{
-    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Tag, Terms,
+    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, WriteId, Terms,
     Timestamp,
 };
 
@@ -19,7 +19,7 @@ const TAKEN_OVER: Grant = Grant::from_bytes([2; 16]);
 const LIFE: Grant = Grant::from_bytes([3; 16]);
 const OTHER_LIFE: Grant = Grant::from_bytes([4; 16]);
 const NEW: Grant = Grant::from_bytes([5; 16]);
-const TAG: Tag = Tag::from_bytes([6; 16]);
+const TAG: WriteId = WriteId::from_bytes([6; 16]);
 
 fn terms(on_unknown: OnUnknown) -> Terms {
     Terms { lease: LEASE, retention: Duration::from_secs(3600), on_unknown }
@@ -39,7 +39,7 @@ fn at(secs: i64) -> Timestamp {
 
 fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRecord {
     StoredRecord {
-        tag: TAG,
+        write_id: TAG,
         fence: FencingToken::new(at(-10).as_micros()),
         lease_until: at(lease_secs),
         keep_until: Some(at(100)),
@@ -368,7 +368,7 @@ fn an_answer_counts_only_for_the_write_that_asked() {
         let expected = format!("{others} {} done:changed", five(word));
         check("answer", &answer(TAG, verdict.clone()), &expected);
         let expected = format!("{others} {} done:changed", five("changed"));
-        check("late answer", &answer(Tag::from_bytes([9; 16]), verdict), &expected);
+        check("late answer", &answer(WriteId::from_bytes([9; 16]), verdict), &expected);
     }
 }
 

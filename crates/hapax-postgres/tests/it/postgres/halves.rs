@@ -11,7 +11,7 @@ use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
 use super::meddler::Meddler;
-use super::support::{at, by, claim, complete, connect_within, load, expect_stored, tag};
+use super::support::{at, by, claim, complete, connect_within, load, expect_stored, write_id};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -40,7 +40,7 @@ async fn rows_of_a_transaction_that_was_rolled_back_are_not_taken_for_a_success(
         assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
     }
     meddling.store(false, Ordering::Relaxed);
-    assert_eq!(load(&store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
+    assert_eq!(load(&store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
     assert!(load(&store, 3).await.is_none());
     expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
 }
@@ -64,7 +64,7 @@ async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
     assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{swapped:?}");
 
     let other = connect_within(at(&server).timeout(LIMIT)).await;
-    let taken = Swap { tag: tag(3), ..complete(&claimed, 3, b"yes") };
+    let taken = Swap { write_id: write_id(3), ..complete(&claimed, 3, b"yes") };
     let through = async {
         loop {
             match other.swap(taken.clone()).await {

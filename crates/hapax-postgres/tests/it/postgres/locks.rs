@@ -35,13 +35,13 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
 
     // Copies of it see what was there before, at once.
-    let copy = Swap { tag: super::support::tag(7), ..claim(0) };
+    let copy = Swap { write_id: super::support::write_id(7), ..claim(0) };
     let swapped = timeout(LIMIT, store.swap(copy)).await.expect("it does not wait").unwrap();
     let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
-    assert_eq!(seen.stored.map(|stored| stored.tag), Some(held.tag));
+    assert_eq!(seen.stored.map(|stored| stored.write_id), Some(held.write_id));
 
     // Whoever wants to write it waits for a while, and others do not wait with it.
-    let taken = Swap { tag: super::support::tag(8), ..complete(&held, 2_000, b"taken over") };
+    let taken = Swap { write_id: super::support::write_id(8), ..complete(&held, 2_000, b"taken over") };
     let mut waiting = JoinSet::new();
     for _ in 0..8 {
         let (store, taken) = (Arc::clone(&store), taken.clone());
@@ -65,7 +65,7 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
         assert!(matches!(source, PostgresError::Locked | PostgresError::NotSent), "{source}");
     }
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 0).await.map(|stored| stored.tag), Some(done.tag));
+    assert_eq!(load(&*store, 0).await.map(|stored| stored.write_id), Some(done.write_id));
 }
 
 /// Bounds what a store waits for a lock, with room for a busy machine.
@@ -85,7 +85,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
         let mut transaction = client.transaction().await.unwrap();
         let done = complete(&held, of + 10, b"yes");
         store.swap_in(&mut transaction, done.clone()).await.unwrap();
-        let renewed = Swap { tag: super::support::tag(of + 20), draft: held.draft, ..done };
+        let renewed = Swap { write_id: super::support::write_id(of + 20), draft: held.draft, ..done };
         let waiting = tokio::spawn({
             let (store, renewed) = (Arc::clone(&store), renewed.clone());
             async move { store.swap(renewed).await.unwrap() }
@@ -97,7 +97,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
         if commit {
             transaction.commit().await.unwrap();
             let Swapped::Conflict(seen) = waiting.await.unwrap() else { panic!("overwritten") };
-            assert_eq!(seen.stored.map(|stored| stored.tag), Some(done.tag));
+            assert_eq!(seen.stored.map(|stored| stored.write_id), Some(done.write_id));
         } else {
             transaction.rollback().await.unwrap();
             assert!(matches!(waiting.await.unwrap(), Swapped::Stored(_)));

@@ -11,7 +11,7 @@ use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::wait;
 use tokio::task::JoinSet;
 
-use super::support::{claim, complete, connect, load, expect_stored, tag};
+use super::support::{claim, complete, connect, load, expect_stored, write_id};
 
 const MANY: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 const SHORT: Duration = Duration::from_millis(50);
@@ -85,7 +85,7 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
     for (swap, keep) in entered.iter().zip([Some(Duration::from_secs(86_400)), None, Some(SHORT)]) {
         let mut next = complete(swap, u64::from_be_bytes([9; 8]), b"yes");
         next.draft.keep = keep;
-        next.tag = tag(u64::from(swap.id.as_bytes()[0]) + 500);
+        next.write_id = write_id(u64::from(swap.id.as_bytes()[0]) + 500);
         expect_stored(&*store, &next).await;
     }
     wait(&*store, SHORT).await;
@@ -99,8 +99,8 @@ async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
     // An operator ends the one that was kept for ever: it is found again.
     let stored = load(&*store, 1).await.unwrap();
     let mut last = short_lived(1);
-    last.expected = Some(stored.tag);
-    last.tag = tag(777);
+    last.expected = Some(stored.write_id);
+    last.write_id = write_id(777);
     last.draft.stamp = Stamp::Keep;
     last.draft.record.state = RecordState::Released;
     expect_stored(&*store, &last).await;

@@ -145,7 +145,7 @@ async fn a_record_that_was_moved_or_changed_is_never_replayed() {
         assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
         let swapped = store.swap(claim(of + 20)).await;
         assert!(swapped.is_ok(), "{swapped:?}");
-        let again = hapax::store::Swap { tag: super::support::tag(99), ..claim(of) };
+        let again = hapax::store::Swap { write_id: super::support::write_id(99), ..claim(of) };
         let swapped = store.swap(again).await;
         assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
     }

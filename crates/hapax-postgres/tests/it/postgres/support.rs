@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::{StoredRecord, Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
     Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, Tag, Terms,
+    Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -41,8 +41,8 @@ pub(crate) fn key(of: u64) -> OperationId {
     OperationId::from_bytes(wide(of))
 }
 
-pub(crate) fn tag(of: u64) -> Tag {
-    Tag::from_bytes(wide(of))
+pub(crate) fn write_id(of: u64) -> WriteId {
+    WriteId::from_bytes(wide(of))
 }
 
 /// A claim of key `of`, tagged `of`.
@@ -61,7 +61,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };
-    Swap { id: key(of), expected: None, tag: tag(of), draft }
+    Swap { id: key(of), expected: None, write_id: write_id(of), draft }
 }
 
 /// What follows `swap`: its outcome is `outcome`, and its tag is `next`.
@@ -69,7 +69,7 @@ pub(crate) fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
     let state = RecordState::Done(Outcome::new("test/1", outcome.to_vec()));
     let record = Record { state, ..swap.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep: Some(RETENTION) };
-    Swap { id: swap.id, expected: Some(swap.tag), tag: tag(next), draft }
+    Swap { id: swap.id, expected: Some(swap.write_id), write_id: write_id(next), draft }
 }
 
 pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) -> Stamped {

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::locks::client;
-use super::support::{at, claim, complete, connect, load, expect_stored, tag};
+use super::support::{at, claim, complete, connect, load, expect_stored, write_id};
 
 /// A table of the caller's, one row for each piece of work that was done.
 const WORK: &str = "CREATE TABLE work (of bigint)";
@@ -41,14 +41,14 @@ async fn record_and_work_are_there_together_or_not_at_all() {
         let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
         let Swapped::Stored(stamped) = swapped else { panic!("{swapped:?}") };
         assert_eq!(stamped.fence, first.fence);
-        assert_eq!(load(&*store, of).await.map(|stored| stored.tag), Some(claimed.tag));
+        assert_eq!(load(&*store, of).await.map(|stored| stored.write_id), Some(claimed.write_id));
         if commit {
             transaction.commit().await.unwrap();
             let stored = load(&*store, of).await.unwrap();
-            assert_eq!((stored.tag, stored.record), (done.tag, done.draft.record));
+            assert_eq!((stored.write_id, stored.record), (done.write_id, done.draft.record));
         } else {
             transaction.rollback().await.unwrap();
-            assert_eq!(load(&*store, of).await.map(|stored| stored.tag), Some(claimed.tag));
+            assert_eq!(load(&*store, of).await.map(|stored| stored.write_id), Some(claimed.write_id));
         }
     }
     assert_eq!(count(&server).await, "1");
@@ -63,24 +63,24 @@ async fn a_transaction_that_meets_something_else_cannot_commit() {
     let claimed = claim(1);
     let done = complete(&claimed, 11, b"yes");
     // Nothing there; taken over; the very same swap, committed by an earlier transaction.
-    for there in [None, Some(tag(99)), Some(done.tag)] {
-        if let Some(tag) = there {
+    for there in [None, Some(write_id(99)), Some(done.write_id)] {
+        if let Some(write_id) = there {
             let next = server.sql("postgres", "SELECT count(*) FROM hapax_cells").await;
             if next == "0" {
                 expect_stored(&*store, &claimed).await;
             }
-            let expected = load(&*store, 1).await.map(|stored| stored.tag);
-            expect_stored(&*store, &Swap { expected, tag, ..claim(1) }).await;
+            let expected = load(&*store, 1).await.map(|stored| stored.write_id);
+            expect_stored(&*store, &Swap { expected, write_id, ..claim(1) }).await;
         }
         let mut transaction = client.transaction().await.unwrap();
         transaction.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
         let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
         let Swapped::Conflict(seen) = swapped else { panic!("{swapped:?}") };
-        assert_eq!(seen.stored.map(|stored| stored.tag), there);
+        assert_eq!(seen.stored.map(|stored| stored.write_id), there);
         // The server rolls back, whatever it is told.
         transaction.commit().await.ok();
         assert_eq!(count(&server).await, "0");
-        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), there);
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), there);
     }
 }
 
@@ -99,7 +99,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     assert!(matches!(reason(answer), PostgresError::Savepoint));
     drop(savepoint);
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
+    assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
 
     let mut transaction = client.transaction().await.unwrap();
     let answer = store.swap_in(&mut transaction, claim(2)).await;
@@ -114,7 +114,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     let swapped = store.swap_in(&mut transaction, done.clone()).await.unwrap();
     assert!(matches!(swapped, Swapped::Stored(_)), "{swapped:?}");
     transaction.commit().await.unwrap();
-    assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(done.tag));
+    assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(done.write_id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -185,7 +185,7 @@ async fn a_commit_in_doubt_is_told_by_renewing() {
     let mut transaction = client.transaction().await.unwrap();
     store.swap_in(&mut transaction, done.clone()).await.unwrap();
     // The caller hears nothing of its COMMIT; another connection asks meanwhile.
-    let renewal = Swap { tag: tag(12), expected: Some(claimed.tag), ..claim(1) };
+    let renewal = Swap { write_id: write_id(12), expected: Some(claimed.write_id), ..claim(1) };
     let asking = tokio::spawn({
         let store = Arc::clone(&store);
         async move { store.swap(renewal).await.unwrap() }
@@ -196,7 +196,7 @@ async fn a_commit_in_doubt_is_told_by_renewing() {
     transaction.commit().await.unwrap();
     let told = timeout(Duration::from_secs(60), asking).await.expect("an answer").unwrap();
     let Swapped::Conflict(seen) = told else { panic!("renewed what was done: {told:?}") };
-    assert_eq!(seen.stored.map(|stored| stored.tag), Some(done.tag));
+    assert_eq!(seen.stored.map(|stored| stored.write_id), Some(done.write_id));
 }
 
 #[cfg(feature = "sqlx")]
@@ -227,11 +227,11 @@ mod by_sqlx {
                 transaction.commit().await.unwrap();
             } else {
                 transaction.rollback().await.unwrap();
-                assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
+                assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
             }
         }
         assert_eq!(count(&server).await, "1");
-        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(done.tag));
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(done.write_id));
 
         // The very same again: what it would commit with was committed already.
         let mut transaction = connection.begin().await.unwrap();
@@ -255,6 +255,6 @@ mod by_sqlx {
         assert!(matches!(reason(answer), PostgresError::Savepoint));
         drop(savepoint);
         transaction.commit().await.unwrap();
-        assert_eq!(load(&*store, 1).await.map(|stored| stored.tag), Some(claimed.tag));
+        assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
     }
 }

@@ -117,7 +117,7 @@ async fn a_key_is_found_while_its_slot_moves_and_after() {
     }
     expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
     let found = store.load(&key(1)).await.unwrap().stored.expect("it moved with its slot");
-    assert_eq!(found.tag, super::support::tag(2));
+    assert_eq!(found.write_id, super::support::write_id(2));
     // Claimed anew, it is found by its slot, wherever that is.
     assert!(store.swap(claimed).await.is_ok());
 }
@@ -344,7 +344,7 @@ async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
                     }
                     // Another claim, of a key that is taken.
                     let mut other = claim(of % 64);
-                    other.tag = super::support::tag(of);
+                    other.write_id = super::support::write_id(of);
                     match store.swap(other).await {
                         Ok(Swapped::Conflict(seen)) => {
                             assert!(seen.stored.is_some(), "{of} is forgotten");

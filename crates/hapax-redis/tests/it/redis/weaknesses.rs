@@ -55,7 +55,7 @@ async fn a_failover_loses_what_was_acknowledged() {
     replica.command("REPLICAOF NO ONE").await;
     let promoted = connect(&replica).await;
     let found = promoted.load(&key(1)).await.unwrap().stored.expect("the claim was copied");
-    assert_eq!((found.tag, found.record.state), (claimed.tag, RecordState::InFlight));
+    assert_eq!((found.write_id, found.record.state), (claimed.write_id, RecordState::InFlight));
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn a_step_of_the_servers_clock_ends_every_retention() {
             .is_some_and(|stored| stored.lease_until.since(seen.now) > Duration::from_secs(86_400))
     );
     let mut third = claim(1);
-    (third.expected, third.tag) = (Some(third.tag), super::support::tag(3));
+    (third.expected, third.write_id) = (Some(third.write_id), super::support::write_id(3));
     let Swapped::Stored(third) = store.swap(third).await.unwrap() else { panic!("a conflict") };
     assert_eq!(third.fence.get(), second.fence.get() + 1);
     let findings = diagnose(&at(server.port()), &hapax::SystemClock).await.unwrap();

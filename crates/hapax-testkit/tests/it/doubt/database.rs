@@ -59,7 +59,7 @@ impl Database {
         };
         let lease_until = now.after(swap.draft.lease);
         self.stored = Some(StoredRecord {
-            tag: swap.tag,
+            write_id: swap.write_id,
             fence,
             lease_until,
             keep_until: swap.draft.keep.map(|keep| now.after(keep)),
@@ -71,13 +71,13 @@ impl Database {
     /// By a connection of the store's. `None`: the row is locked.
     pub(super) fn swap(&mut self, swap: &Swap) -> Option<Swapped> {
         if let Some(stored) = &self.stored
-            && stored.tag == swap.tag
+            && stored.write_id == swap.write_id
         {
             let StoredRecord { fence, lease_until, .. } = *stored;
             let now = Timestamp::from_micros(self.now);
             return Some(Swapped::Stored(Stamped { now, fence, lease_until }));
         }
-        if self.stored.as_ref().map(|stored| stored.tag) != swap.expected {
+        if self.stored.as_ref().map(|stored| stored.write_id) != swap.expected {
             return Some(Swapped::Conflict(self.snapshot()));
         }
         if self.is_locked() {
@@ -101,7 +101,7 @@ impl Database {
         if self.is_locked() {
             return None;
         }
-        if self.stored.as_ref().map(|stored| stored.tag) != swap.expected {
+        if self.stored.as_ref().map(|stored| stored.write_id) != swap.expected {
             self.transactions[tx].fate = Fate::RolledBack;
             return Some(Swapped::Conflict(self.snapshot()));
         }

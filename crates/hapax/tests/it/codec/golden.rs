@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use hapax::{
-    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, RecordState, OperationId, Tag, codec,
+    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, RecordState, OperationId, WriteId, codec,
 };
 
 use super::strategy::sample;
@@ -42,13 +42,13 @@ fn seals_are_opened_and_made_as_ever() {
             Ok(())
         }
     }
-    let (key, tag) = (OperationId::from_bytes([0x11; 32]), Tag::from_bytes([0x22; 16]));
+    let (key, write_id) = (OperationId::from_bytes([0x11; 32]), WriteId::from_bytes([0x22; 16]));
     let keyed = Sealer::keyed(&Secret::new([0x33; 32]));
     for (name, sealer) in [("checksum", Sealer::checksum()), ("keyed", keyed)] {
-        let sealed = sealer.seal(&key, tag, &sample(), &Counting).unwrap();
+        let sealed = sealer.seal(&key, write_id, &sample(), &Counting).unwrap();
         let golden = golden(&format!("seal-{name}.v2.hex"), &sealed);
         assert_eq!(hex(&sealed), hex(&golden), "{name}");
-        assert_eq!(sealer.open(&key, tag, &golden), Ok(sample()), "{name}");
+        assert_eq!(sealer.open(&key, write_id, &golden), Ok(sample()), "{name}");
     }
 }
 

@@ -1,10 +1,10 @@
-use hapax::{Entropy, EntropyError, SealError, Sealer, Secret, OperationId, SystemEntropy, Tag};
+use hapax::{Entropy, EntropyError, SealError, Sealer, Secret, OperationId, SystemEntropy, WriteId};
 use proptest::prelude::*;
 
 use super::strategy::{record, sample};
 
 const KEY: OperationId = OperationId::from_bytes([1; 32]);
-const TAG: Tag = Tag::from_bytes([2; 16]);
+const TAG: WriteId = WriteId::from_bytes([2; 16]);
 
 fn secret(of: u8) -> Secret {
     Secret::new([of; 32])
@@ -16,11 +16,11 @@ fn sealers() -> [Sealer; 2] {
 
 proptest! {
     #[test]
-    fn what_is_sealed_opens(record in record(), key: [u8; 32], tag: [u8; 16]) {
-        let (key, tag) = (OperationId::from_bytes(key), Tag::from_bytes(tag));
+    fn what_is_sealed_opens(record in record(), key: [u8; 32], write_id: [u8; 16]) {
+        let (key, write_id) = (OperationId::from_bytes(key), WriteId::from_bytes(write_id));
         for sealer in sealers() {
-            let sealed = sealer.seal(&key, tag, &record, &SystemEntropy).unwrap();
-            prop_assert_eq!(sealer.open(&key, tag, &sealed), Ok(record.clone()));
+            let sealed = sealer.seal(&key, write_id, &record, &SystemEntropy).unwrap();
+            prop_assert_eq!(sealer.open(&key, write_id, &sealed), Ok(record.clone()));
         }
     }
 
@@ -50,7 +50,7 @@ fn a_record_belongs_to_one_cell_and_one_write() {
     for sealer in sealers() {
         let sealed = sealer.seal(&KEY, TAG, &sample(), &SystemEntropy).unwrap();
         let elsewhere = OperationId::from_bytes([9; 32]);
-        let later = Tag::from_bytes([9; 16]);
+        let later = WriteId::from_bytes([9; 16]);
         assert_eq!(sealer.open(&elsewhere, TAG, &sealed), Err(SealError::Broken));
         assert_eq!(sealer.open(&KEY, later, &sealed), Err(SealError::Broken));
     }

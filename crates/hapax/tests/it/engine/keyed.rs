@@ -3,7 +3,7 @@
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
     Claim, ClaimError, Fingerprint, Grant, Idempotency, Outcome, Record, Request, Scheme, Scope,
-    Secret, RecordState, Store, OperationId, SystemEntropy, Tag,
+    Secret, RecordState, Store, OperationId, SystemEntropy, WriteId,
 };
 
 use super::{Text, World, claim, key, outcome, reexecute};
@@ -61,8 +61,8 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
     };
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);
     let draft = Draft { record, stamp, lease, keep: Some(LEASE) };
-    let tag = Tag::fresh(&SystemEntropy).unwrap();
-    world.store.swap(Swap { id, expected: None, tag, draft }).await.unwrap();
+    let write_id = WriteId::fresh(&SystemEntropy).unwrap();
+    world.store.swap(Swap { id, expected: None, write_id, draft }).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

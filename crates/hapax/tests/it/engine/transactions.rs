@@ -84,7 +84,7 @@ impl Transactions for Database {
     ) -> BoxFuture<'a, Result<Swapped, TxError>> {
         Box::pin(async move {
             let seen = self.store.load(&swap.id).await.unwrap();
-            if seen.stored.as_ref().map(|stored| stored.tag) != swap.expected {
+            if seen.stored.as_ref().map(|stored| stored.write_id) != swap.expected {
                 return Ok(Swapped::Conflict(seen));
             }
             let now = seen.now;
