@@ -5,15 +5,15 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
-use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
+use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
 
 /// Any record that can be written.
 pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
     Ok(Record {
         scheme: scheme(u)?,
         fingerprint: Fingerprint::from_bytes(u.arbitrary()?),
-        grant: Grant::from_bytes(u.arbitrary()?),
-        life: Grant::from_bytes(u.arbitrary()?),
+        lease_id: LeaseId::from_bytes(u.arbitrary()?),
+        life: LeaseId::from_bytes(u.arbitrary()?),
         attempt: u.arbitrary()?,
         terms: Terms {
             lease: duration(u)?,

@@ -19,7 +19,7 @@ use engine::Failure;
 use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, SystemEntropy,
+    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, SystemEntropy,
     WriteId, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
@@ -306,13 +306,13 @@ async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
 fn claim() -> Result<Swap, Failure> {
     let mut key = [0; 32];
     hapax::Entropy::fill(&SystemEntropy, &mut key)?;
-    let grant = Grant::fresh(&SystemEntropy)?;
+    let lease_id = LeaseId::fresh(&SystemEntropy)?;
     let (lease, retention) = (Duration::from_secs(30), Duration::from_secs(86_400));
     let record = Record {
         scheme: Scheme::new("http/1;body=canonical")?,
         fingerprint: Fingerprint::from_bytes(key),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,

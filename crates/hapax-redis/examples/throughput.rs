@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, Sealer, RecordState, Store,
+    Entropy, Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, Sealer, RecordState, Store,
     OperationId, SystemEntropy, WriteId, Terms,
 };
 use hapax_redis::{Options, RedisStore};
@@ -136,14 +136,14 @@ impl Raw {
 }
 
 fn claim(key: OperationId) -> Swap {
-    let grant = Grant::from_bytes(random());
+    let lease_id = LeaseId::from_bytes(random());
     let lease = Duration::from_secs(30);
     let retention = Duration::from_secs(86_400);
     let record = Record {
         scheme: Scheme::new("bench/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,

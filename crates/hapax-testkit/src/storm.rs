@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
+    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
     WriteId, Terms,
 };
 use tokio::task::JoinSet;
@@ -214,13 +214,13 @@ impl<S: Store> Caller<S> {
     /// A swap that leaves a record which names its tag.
     fn swap(&self, key: OperationId, expected: Option<WriteId>) -> Swap {
         let write_id = WriteId::fresh(&self.entropy).expect("it never fails");
-        let grant = Grant::fresh(&self.entropy).expect("it never fails");
+        let lease_id = LeaseId::fresh(&self.entropy).expect("it never fails");
         let day = Duration::from_secs(24 * 60 * 60);
         let record = Record {
             scheme: Scheme::new("storm/1").expect("it is short"),
             fingerprint: Fingerprint::from_bytes([7; 32]),
-            grant,
-            life: grant,
+            lease_id,
+            life: lease_id,
             attempt: 1,
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,

@@ -23,7 +23,7 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
-use crate::record::{FencingToken, Grant, Outcome, Record, RecordState, WriteId, Terms};
+use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, WriteId, Terms};
 use crate::scope::OperationId;
 use crate::store::{StoredRecord, Draft, Snapshot, Stamped, Swap, Swapped};
 
@@ -117,7 +117,7 @@ enum Intent {
 pub struct Claiming {
     key: OperationId,
     claim: Claim,
-    mine: Vec<Grant>,
+    own_lease_ids: Vec<LeaseId>,
     /// Those of `mine` that may be in the store and execute, or be released.
     entered: Vec<Arc<Entered>>,
     intent: Intent,
@@ -152,7 +152,7 @@ impl Claiming {
         let mut this = Self {
             key,
             claim,
-            mine: Vec::new(),
+            own_lease_ids: Vec::new(),
             entered: Vec::new(),
             intent: Intent::Execute,
             sent: None,
@@ -243,9 +243,9 @@ impl Claiming {
         let Some(asked) = self.seen.stored.as_ref().map(|stored| stored.write_id) else {
             return self.decide(entropy);
         };
-        let grant = Grant::fresh(entropy)?;
+        let lease_id = LeaseId::fresh(entropy)?;
         let terms = self.claim.terms;
-        match step(&self.seen, &Event::Answer { asked, grant, terms, verdict }) {
+        match step(&self.seen, &Event::Answer { asked, lease_id, terms, verdict }) {
             Step::Write(draft) => self.send(Intent::Answer, draft, entropy),
             Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
             _ => self.decide(entropy),
@@ -278,8 +278,8 @@ impl Claiming {
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn owned(&self) -> Option<Holding> {
         let stored = self.seen.stored.as_ref()?;
-        let mine = self.mine.contains(&stored.record.grant);
-        (mine && stored.record.state == RecordState::InFlight)
+        let own_lease_ids = self.own_lease_ids.contains(&stored.record.lease_id);
+        (own_lease_ids && stored.record.state == RecordState::InFlight)
             .then(|| Holding::new(self.key, self.seen.now, stored.clone(), &self.entered))
     }
 
@@ -302,11 +302,11 @@ impl Claiming {
     }
 
     fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Claimed>, EntropyError> {
-        let grant = Grant::fresh(entropy)?;
+        let lease_id = LeaseId::fresh(entropy)?;
         let local = self.claim.executions.of(&self.key);
         let asked = Asked {
-            grant,
-            mine: &self.mine,
+            lease_id,
+            own_lease_ids: &self.own_lease_ids,
             scheme: &self.claim.scheme,
             fingerprint: &self.claim.fingerprint,
             terms: self.claim.terms,
@@ -352,10 +352,10 @@ impl Claiming {
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
         let write_id = WriteId::fresh(entropy)?;
-        if matches!(intent, Intent::Execute) && !self.mine.contains(&draft.record.grant) {
+        if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id) {
             // Entered before it is sent, so that whoever meets it in the store finds it here.
-            self.entered.push(self.claim.executions.enter(self.key, draft.record.grant));
-            self.mine.push(draft.record.grant);
+            self.entered.push(self.claim.executions.enter(self.key, draft.record.lease_id));
+            self.own_lease_ids.push(draft.record.lease_id);
         }
         self.intent = intent;
         self.sent = Some((write_id, draft.clone()));
@@ -382,10 +382,10 @@ pub struct Holding {
 
 impl Holding {
     fn new(key: OperationId, now: Timestamp, stored: StoredRecord, entered: &[Arc<Entered>]) -> Self {
-        let Record { grant, life, attempt, terms, .. } = stored.record;
+        let Record { lease_id, life, attempt, terms, .. } = stored.record;
         let fence = stored.fence;
-        let holder = Holder { grant, life };
-        let entered = entered.iter().find(|entered| entered.grant() == grant).cloned();
+        let holder = Holder { lease_id, life };
+        let entered = entered.iter().find(|entered| entered.lease_id() == lease_id).cloned();
         let seen = Snapshot { now, stored: Some(stored) };
         Self { key, seen, holder, fence, attempt, terms, entered }
     }

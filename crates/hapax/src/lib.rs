@@ -129,7 +129,7 @@ pub use fingerprint::{NoCanonicalForm, canonicalize_value};
 pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey, NoBucket};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
-pub use record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
+pub use record::{FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
 pub use scope::{Scope, OperationId};
 pub use seal::{SealError, Sealer};
 pub use secret::{KeyRing, KeyRingError, Secret};

@@ -25,7 +25,7 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{FencingToken, Grant, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
+use crate::record::{FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
 use crate::store::{StoredRecord, Draft, Snapshot, Stamp};
 
 /// What somebody wants of a record.
@@ -40,7 +40,7 @@ pub enum Event<'a> {
         /// The tag of that write: an answer counts only while the cell bears it.
         asked: WriteId,
         /// The grant under which to execute, should it not have happened.
-        grant: Grant,
+        lease_id: LeaseId,
         /// The claimer's terms, should it not have happened.
         terms: Terms,
         /// What the hook said.
@@ -54,9 +54,9 @@ pub enum Event<'a> {
 #[derive(Clone, Debug)]
 pub struct Asked<'a> {
     /// The grant to take it with.
-    pub grant: Grant,
+    pub lease_id: LeaseId,
     /// Grants this very claim used before: finding one means that it owns the key.
-    pub mine: &'a [Grant],
+    pub own_lease_ids: &'a [LeaseId],
     /// How the fingerprint was made.
     pub scheme: &'a Scheme,
     /// What is asked.
@@ -78,7 +78,7 @@ pub struct Asked<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Local {
     /// Its grant.
-    pub grant: Grant,
+    pub lease_id: LeaseId,
     /// Whether its claim was answered, so that it executes.
     pub executes: bool,
 }
@@ -96,9 +96,9 @@ pub struct Hook {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// Its grant.
-    pub grant: Grant,
+    pub lease_id: LeaseId,
     /// The life it was granted in.
-    pub life: Grant,
+    pub life: LeaseId,
 }
 
 /// What a holder does. Its `Debug` form shows no contents.
@@ -243,8 +243,8 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     match event {
         Event::Claim(asked) => claim(seen, &standing, asked),
         Event::Hold(holder, act) => hold(&standing, *holder, act),
-        Event::Answer { asked, grant, terms, verdict } => {
-            answer(&standing, *asked, *grant, *terms, verdict)
+        Event::Answer { asked, lease_id, terms, verdict } => {
+            answer(&standing, *asked, *lease_id, *terms, verdict)
         }
         Event::Resolve(resolve) => operator(&standing, resolve),
     }
@@ -266,12 +266,12 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
 
 /// Returns whether the execution of the record that was seen, or of one that is missing, is under
 /// way in the process of `local`, other than by the claims `mine`.
-pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], mine: &[Grant]) -> bool {
+pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], own_lease_ids: &[LeaseId]) -> bool {
     match &seen.stored {
-        Some(StoredRecord { record: Record { grant, state, .. }, .. }) => {
+        Some(StoredRecord { record: Record { lease_id, state, .. }, .. }) => {
             matches!(state, RecordState::InFlight | RecordState::Unknown { .. })
-                && local.iter().any(|local| local.grant == *grant)
-                && !mine.contains(grant)
+                && local.iter().any(|local| local.lease_id == *lease_id)
+                && !own_lease_ids.contains(lease_id)
         }
         // Expired, and removed. A claim that is not answered yet may find the same.
         None => local.iter().any(|local| local.executes),
@@ -280,7 +280,7 @@ pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], mine: &[Grant]) -> boo
 
 fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
     let now = seen.now;
-    let runs_here = runs_here(seen, asked.local, asked.mine);
+    let runs_here = runs_here(seen, asked.local, asked.own_lease_ids);
     let stored = match standing {
         Standing::Absent if runs_here => match &seen.stored {
             Some(stored) => stored,
@@ -308,7 +308,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
         return Step::Mismatch;
     }
     let in_flight = matches!(stored.record.state, RecordState::InFlight);
-    if in_flight && asked.mine.contains(&stored.record.grant) {
+    if in_flight && asked.own_lease_ids.contains(&stored.record.lease_id) {
         return Step::Own(held(&stored.record, asked.terms.lease));
     }
     let busy = Step::InFlight {
@@ -341,7 +341,7 @@ fn by_policy(
 ) -> Step {
     match stored.record.terms.on_unknown.max(asked.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { ask_in: None },
-        OnUnknown::Reexecute => Step::Execute(takeover(stored, asked.grant, asked.terms)),
+        OnUnknown::Reexecute => Step::Execute(takeover(stored, asked.lease_id, asked.terms)),
         OnUnknown::Reconcile => match (asked.hook, ask_from) {
             (Some(hook), Some(from)) if from <= now && asked.may_ask => Step::Ask(Draft {
                 record: Record {
@@ -362,7 +362,7 @@ fn by_policy(
 fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
     let stored = match standing {
         Standing::Absent => return Step::Gone,
-        Standing::Released(stored) if stored.record.grant == holder.grant && *act == Act::Release => {
+        Standing::Released(stored) if stored.record.lease_id == holder.lease_id && *act == Act::Release => {
             return Step::Recorded;
         }
         Standing::Released(_) => return Step::Gone,
@@ -372,7 +372,7 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
         | Standing::Done(stored, _) => *stored,
     };
     let record = &stored.record;
-    if record.grant != holder.grant {
+    if record.lease_id != holder.lease_id {
         return if record.life == holder.life { Step::Lost } else { Step::Gone };
     }
     match (standing, act) {
@@ -407,7 +407,7 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
 fn answer(
     standing: &Standing<'_>,
     asked: WriteId,
-    grant: Grant,
+    lease_id: LeaseId,
     terms: Terms,
     verdict: &Verdict,
 ) -> Step {
@@ -417,7 +417,7 @@ fn answer(
     }
     match verdict {
         Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
-        Verdict::DidNotHappen => Step::Execute(takeover(stored, grant, terms)),
+        Verdict::DidNotHappen => Step::Execute(takeover(stored, lease_id, terms)),
         Verdict::CannotSay => Step::Write(unknown(&stored.record, doubt.seen.clone())),
     }
 }
@@ -455,8 +455,8 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
         record: Record {
             scheme: asked.scheme.clone(),
             fingerprint: *asked.fingerprint,
-            grant: asked.grant,
-            life: asked.grant,
+            lease_id: asked.lease_id,
+            life: asked.lease_id,
             attempt,
             terms: asked.terms,
             checkpoint: None,
@@ -470,11 +470,11 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
 }
 
 /// A further execution in the same life, under the stricter of both terms.
-fn takeover(stored: &StoredRecord, grant: Grant, terms: Terms) -> Draft {
+fn takeover(stored: &StoredRecord, lease_id: LeaseId, terms: Terms) -> Draft {
     let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
     Draft {
         record: Record {
-            grant,
+            lease_id,
             attempt: stored.record.attempt.saturating_add(1),
             terms,
             state: RecordState::InFlight,

@@ -54,13 +54,13 @@ random_id! {
 }
 random_id! {
     /// Ownership of a record: random, made for one claim, never repeated.
-    Grant
+    LeaseId
 }
 
 /// A number that grows with each takeover of a key, for systems downstream to refuse the late.
 ///
 /// Issued by the store: the larger of its clock in microseconds and the last fence plus one. It
-/// decides nothing inside Hapax; the [`Grant`] does.
+/// decides nothing inside Hapax; the [`LeaseId`] does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FencingToken(u64);
 
@@ -218,9 +218,9 @@ pub struct Record {
     /// What was asked.
     pub fingerprint: Fingerprint,
     /// Who owns it.
-    pub grant: Grant,
+    pub lease_id: LeaseId,
     /// The first grant since the key was absent, released or expired; takeovers copy it.
-    pub life: Grant,
+    pub life: LeaseId,
     /// Executions so far, this one included; 1 for the first.
     pub attempt: u32,
     /// What was agreed at the claim.
@@ -238,7 +238,7 @@ impl fmt::Debug for Record {
         f.debug_struct("Record")
             .field("scheme", &self.scheme)
             .field("fingerprint", &self.fingerprint)
-            .field("grant", &self.grant)
+            .field("grant", &self.lease_id)
             .field("life", &self.life)
             .field("attempt", &self.attempt)
             .field("terms", &self.terms)

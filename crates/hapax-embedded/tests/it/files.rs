@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::machine::{Asked, Event, Step, step};
-use hapax::{Clock, Grant, KeyRing, Secret, Store, StoreError, Timestamp};
+use hapax::{Clock, LeaseId, KeyRing, Secret, Store, StoreError, Timestamp};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
 
@@ -248,8 +248,8 @@ async fn takes_over(
     let (snapshot, stored) = seen(store, 1).await;
     let record = &claimed.draft.record;
     let asked = Asked {
-        grant: Grant::from_bytes([9; 16]),
-        mine: &[],
+        lease_id: LeaseId::from_bytes([9; 16]),
+        own_lease_ids: &[],
         scheme: &record.scheme,
         fingerprint: &record.fingerprint,
         terms: record.terms,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax::store::{StoredRecord, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, WriteId, Terms,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -20,13 +20,13 @@ pub(crate) fn write_id(of: u64) -> WriteId {
 
 /// A claim of key `of`, tagged `of`.
 pub(crate) fn claim(of: u64) -> Swap {
-    let grant = Grant::from_bytes(wide(of));
+    let lease_id = LeaseId::from_bytes(wide(of));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
     let record = Record {
         scheme: Scheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -53,13 +53,13 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
     };
     let fresh = |error: hapax::EntropyError| StoreError::unavailable(error);
     let write_id = WriteId::fresh(entropy).map_err(fresh)?;
-    let grant = Grant::fresh(entropy).map_err(fresh)?;
+    let lease_id = LeaseId::fresh(entropy).map_err(fresh)?;
     let terms = Terms { lease: Duration::ZERO, retention: KEEP, on_unknown: OnUnknown::Reexecute };
     let record = Record {
         scheme: Scheme::new("scramble/1").map_err(StoreError::corrupt)?,
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

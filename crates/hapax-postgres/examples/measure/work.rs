@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, WriteId,
+    Fingerprint, LeaseId, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, WriteId,
     Terms,
 };
 use hapax_testkit::SeededEntropy;
@@ -42,12 +42,12 @@ impl Requests {
         let mut key = [0; 32];
         hapax::Entropy::fill(&self.entropy, &mut key)?;
         let key = OperationId::from_bytes(key);
-        let grant = Grant::fresh(&self.entropy)?;
+        let lease_id = LeaseId::fresh(&self.entropy)?;
         let record = Record {
             scheme: Scheme::new("measure/1")?,
             fingerprint: Fingerprint::from_bytes([7; 32]),
-            grant,
-            life: grant,
+            lease_id,
+            life: lease_id,
             attempt: 1,
             terms: self.terms,
             checkpoint: None,

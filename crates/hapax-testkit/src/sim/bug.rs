@@ -119,10 +119,10 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
                 _ => false,
             };
             if seize {
-                stored.record.grant = tenure.grant;
+                stored.record.lease_id = tenure.lease_id;
                 stored.record.life = tenure.record_life;
             }
-            let own = stored.record.grant == tenure.grant;
+            let own = stored.record.lease_id == tenure.lease_id;
             match (bug, write.meaning, &stored.record.state) {
                 (Bug::OverwritesOutcomes, Meaning::Complete { .. }, RecordState::Done(_)) if own => {
                     stored.record.state = RecordState::InFlight;
@@ -173,13 +173,13 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
             draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
         }
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
-        Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.grant,
+        Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.lease_id,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
         Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
         }
         Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {
-            draft.record.grant = hapax::Grant::from_bytes(*swap.write_id.as_bytes());
+            draft.record.lease_id = hapax::LeaseId::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}
     }

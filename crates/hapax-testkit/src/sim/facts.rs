@@ -1,6 +1,6 @@
 //! The facts that the ledger is made of.
 
-use hapax::{Grant, OnUnknown};
+use hapax::{LeaseId, OnUnknown};
 
 /// A broken promise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,8 +121,8 @@ pub(super) struct Tenure {
     pub(super) key: u8,
     pub(super) conv: u32,
     pub(super) life: u32,
-    pub(super) grant: Grant,
-    pub(super) record_life: Grant,
+    pub(super) lease_id: LeaseId,
+    pub(super) record_life: LeaseId,
     pub(super) fence: u64,
     pub(super) attempt: u32,
     pub(super) checkpoint: Option<u16>,

@@ -98,7 +98,7 @@ impl World {
         let asked = claim.asked.map(|(version, _)| version);
         match (&record.state, swap.draft.stamp) {
             (RecordState::InFlight, hapax::store::Stamp::NextFence) => Meaning::Execute {
-                anew: record.life == record.grant,
+                anew: record.life == record.lease_id,
                 attempt: record.attempt,
                 asked: asked.filter(|_| said.is_some()),
             },
@@ -355,7 +355,7 @@ impl World {
         let Swapped::Conflict(seen) = swapped else { return false };
         let done = seen.stored.as_ref().is_some_and(|stored| {
             matches!(stored.record.state, RecordState::Done(_))
-                && stored.record.grant == self.ledger.tenures[write.tenure as usize].grant
+                && stored.record.lease_id == self.ledger.tenures[write.tenure as usize].lease_id
         });
         if !done || !matches!(write.meaning, Meaning::Complete { .. }) {
             return false;
@@ -378,7 +378,7 @@ fn words(swapped: &Swapped) -> String {
                 "conflict: {:?} {:?} of {:?} life {:?}, lease until {:?}, kept until {:?}, now {:?}",
                 stored.write_id,
                 stored.record.state,
-                stored.record.grant,
+                stored.record.lease_id,
                 stored.record.life,
                 stored.lease_until,
                 stored.keep_until,

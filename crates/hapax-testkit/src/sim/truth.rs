@@ -3,7 +3,7 @@
 
 use hapax::exchange::Holding;
 use hapax::store::{StoredRecord, Swap};
-use hapax::{Grant, OnUnknown, RecordState, Timestamp};
+use hapax::{LeaseId, OnUnknown, RecordState, Timestamp};
 
 pub(super) use super::facts::{
     Effect, Judged, Meaning, NEVER, Phase, Said, Tenure, Truth, Violation, Writer, ensure,
@@ -243,8 +243,8 @@ impl Ledger {
     /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
     /// landed on a purged key brings back.
     pub(super) fn owns(&self, truth: &Truth, tenure: u32) -> bool {
-        let grant = |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.grant);
-        truth.phase != Phase::Absent && grant(truth.tenure) == grant(tenure)
+        let lease_id = |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id);
+        truth.phase != Phase::Absent && lease_id(truth.tenure) == lease_id(tenure)
     }
 
     #[allow(clippy::too_many_arguments, reason = "private, called once")]
@@ -275,7 +275,7 @@ impl Ledger {
             key: key as u8,
             conv: by.conv,
             life,
-            grant: swap.draft.record.grant,
+            lease_id: swap.draft.record.lease_id,
             record_life: swap.draft.record.life,
             fence,
             attempt,
@@ -286,7 +286,7 @@ impl Ledger {
             effect: Effect::None,
             stray: false,
             dropped: false,
-            running: self.running(&swap.draft.record.grant),
+            running: self.running(&swap.draft.record.lease_id),
         });
         self.tenures.len() as u32 - 1
     }
@@ -320,16 +320,16 @@ impl Ledger {
     }
 
     /// The process in which a grant is in use: a copy of its claim may land again on a purged key.
-    fn running(&self, grant: &Grant) -> Option<u8> {
-        self.tenures.iter().filter(|one| one.grant == *grant).find_map(|one| one.running)
+    fn running(&self, lease_id: &LeaseId) -> Option<u8> {
+        self.tenures.iter().filter(|one| one.lease_id == *lease_id).find_map(|one| one.running)
     }
 
     /// An execution has ended, or its worker has left it.
     pub(super) fn ended(&mut self, tenure: u32) {
-        let Some(grant) = self.tenures.get(tenure as usize).map(|tenure| tenure.grant) else {
+        let Some(lease_id) = self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id) else {
             return;
         };
-        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.grant == grant) {
+        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.lease_id == lease_id) {
             tenure.running = None;
         }
     }

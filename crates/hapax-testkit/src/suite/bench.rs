@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::store::{StoredRecord, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
+    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
     WriteId, Terms,
 };
 
@@ -53,8 +53,8 @@ impl<'a, F: Fixture> Bench<'a, F> {
         WriteId::fresh(&self.entropy).unwrap()
     }
 
-    pub(super) fn grant(&self) -> Grant {
-        Grant::fresh(&self.entropy).unwrap()
+    pub(super) fn lease_id(&self) -> LeaseId {
+        LeaseId::fresh(&self.entropy).unwrap()
     }
 
     pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
@@ -67,13 +67,13 @@ impl<'a, F: Fixture> Bench<'a, F> {
 
     /// A first execution: lease [`LEASE`], kept [`LONG`].
     pub(super) fn draft(&self) -> Draft {
-        let grant = self.grant();
+        let lease_id = self.lease_id();
         let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
         let record = Record {
             scheme: Scheme::new("suite/1").unwrap(),
             fingerprint: Fingerprint::from_bytes([7; 32]),
-            grant,
-            life: grant,
+            lease_id,
+            life: lease_id,
             attempt: 1,
             terms,
             checkpoint: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
+    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
     RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
@@ -44,14 +44,14 @@ impl ClockFixture for Memory {
 }
 
 fn claim(entropy: &SeededEntropy) -> Swap {
-    let grant = Grant::fresh(entropy).unwrap();
+    let lease_id = LeaseId::fresh(entropy).unwrap();
     let lease = Duration::from_secs(1);
     let terms = Terms { lease, retention: lease, on_unknown: OnUnknown::Reexecute };
     let record = Record {
         scheme: Scheme::new("test").unwrap(),
         fingerprint: Fingerprint::from_bytes([0; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, Grant, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
+    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
     RecordState, Store, StoreError, OperationId, WriteId, Terms, Timestamp,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
@@ -181,13 +181,13 @@ pub(crate) fn write_id(of: u64) -> WriteId {
 
 /// A claim of key `of`, tagged `tagged`.
 pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
-    let grant = Grant::from_bytes(wide(tagged));
+    let lease_id = LeaseId::from_bytes(wide(tagged));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Block };
     let record = Record {
         scheme: Scheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

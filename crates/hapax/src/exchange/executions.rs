@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Claiming, Holding};
 use crate::machine::{Local, runs_here};
-use crate::record::{Grant, RecordState};
+use crate::record::{LeaseId, RecordState};
 use crate::scope::OperationId;
 use crate::store::{StoredRecord, Snapshot};
 
@@ -48,9 +48,9 @@ impl Executions {
     }
 
     /// Enters a claim, until what is returned is dropped.
-    pub(super) fn enter(&self, key: OperationId, grant: Grant) -> Arc<Entered> {
-        self.lock().entry(key).or_default().push(Local { grant, executes: false });
-        Arc::new(Entered { executions: self.clone(), key, grant })
+    pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<Entered> {
+        self.lock().entry(key).or_default().push(Local { lease_id, executes: false });
+        Arc::new(Entered { executions: self.clone(), key, lease_id })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<Local>>> {
@@ -63,25 +63,25 @@ impl Executions {
 pub(super) struct Entered {
     executions: Executions,
     key: OperationId,
-    grant: Grant,
+    lease_id: LeaseId,
 }
 
 impl fmt::Debug for Entered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Entered").field(&self.grant).finish()
+        f.debug_tuple("Entered").field(&self.lease_id).finish()
     }
 }
 
 impl Entered {
-    pub(super) fn grant(&self) -> Grant {
-        self.grant
+    pub(super) fn lease_id(&self) -> LeaseId {
+        self.lease_id
     }
 
     /// Marks the claim as answered: it executes from now on.
     pub(super) fn executes(&self) {
         let mut keys = self.executions.lock();
         let locals = keys.get_mut(&self.key).into_iter().flatten();
-        for local in locals.filter(|local| local.grant == self.grant) {
+        for local in locals.filter(|local| local.lease_id == self.lease_id) {
             local.executes = true;
         }
     }
@@ -91,7 +91,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         let mut keys = self.executions.lock();
         if let Entry::Occupied(mut locals) = keys.entry(self.key) {
-            locals.get_mut().retain(|local| local.grant != self.grant);
+            locals.get_mut().retain(|local| local.lease_id != self.lease_id);
             if locals.get().is_empty() {
                 locals.remove();
             }
@@ -121,7 +121,7 @@ impl Holding {
     /// process. A record that merely expired does not.
     pub fn met(&mut self, seen: &Snapshot) {
         let unfinished = |stored: &StoredRecord| {
-            stored.record.grant == self.holder.grant && stored.record.state != RecordState::Released
+            stored.record.lease_id == self.holder.lease_id && stored.record.state != RecordState::Released
         };
         if !seen.stored.as_ref().is_none_or(unfinished) {
             self.entered = None;

@@ -8,17 +8,17 @@ use hapax::machine::{
 };
 use hapax::store::{StoredRecord, Snapshot};
 use hapax::{
-    FencingToken, Fingerprint, Grant, OnUnknown, Outcome, Record, Scheme, RecordState, WriteId, Terms,
+    FencingToken, Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, WriteId, Terms,
     Timestamp,
 };
 
 const NOW: u64 = 1_000_000_000;
 const LEASE: Duration = Duration::from_secs(30);
-const OWN: Grant = Grant::from_bytes([1; 16]);
-const TAKEN_OVER: Grant = Grant::from_bytes([2; 16]);
-const LIFE: Grant = Grant::from_bytes([3; 16]);
-const OTHER_LIFE: Grant = Grant::from_bytes([4; 16]);
-const NEW: Grant = Grant::from_bytes([5; 16]);
+const OWN: LeaseId = LeaseId::from_bytes([1; 16]);
+const TAKEN_OVER: LeaseId = LeaseId::from_bytes([2; 16]);
+const LIFE: LeaseId = LeaseId::from_bytes([3; 16]);
+const OTHER_LIFE: LeaseId = LeaseId::from_bytes([4; 16]);
+const NEW: LeaseId = LeaseId::from_bytes([5; 16]);
 const TAG: WriteId = WriteId::from_bytes([6; 16]);
 
 fn terms(on_unknown: OnUnknown) -> Terms {
@@ -46,7 +46,7 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
         record: Record {
             scheme: Scheme::new("test/1").unwrap(),
             fingerprint: fingerprint("same"),
-            grant: OWN,
+            lease_id: OWN,
             life: LIFE,
             attempt: 3,
             terms: terms(on_unknown),
@@ -124,8 +124,8 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
 fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &str) {
     let scheme = Scheme::new("test/1").unwrap();
     let asked = Asked {
-        grant: NEW,
-        mine: &[],
+        lease_id: NEW,
+        own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint(text),
         terms: terms(on_unknown),
@@ -196,8 +196,8 @@ fn a_claim_of_another_request() {
 fn a_claim_by_another_scheme_is_hashed_again() {
     let scheme = Scheme::new("test/2").unwrap();
     let asked = Asked {
-        grant: NEW,
-        mine: &[],
+        lease_id: NEW,
+        own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
@@ -220,8 +220,8 @@ fn a_claim_by_another_scheme_is_hashed_again() {
 fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
     let scheme = Scheme::new("test/1").unwrap();
     let asked = Asked {
-        grant: NEW,
-        mine: &[OWN],
+        lease_id: NEW,
+        own_lease_ids: &[OWN],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Block),
@@ -241,9 +241,9 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
 fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     let scheme = Scheme::new("test/1").unwrap();
     let fingerprint = fingerprint("same");
-    let asked = |mine, local| Asked {
-        grant: NEW,
-        mine,
+    let asked = |own_lease_ids, local| Asked {
+        lease_id: NEW,
+        own_lease_ids,
         scheme: &scheme,
         fingerprint: &fingerprint,
         terms: terms(OnUnknown::Reexecute),
@@ -256,19 +256,19 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
                   lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
                   unknown-block:busy unknown-reconcile:busy being-asked:busy asked-in-vain:busy \
                   done:replay";
-    let executing = [Local { grant: OWN, executes: true }];
+    let executing = [Local { lease_id: OWN, executes: true }];
     check("executing", &Event::Claim(asked(&[], &executing)), &format!("absent:busy {others}"));
-    let claiming = [Local { grant: OWN, executes: false }];
+    let claiming = [Local { lease_id: OWN, executes: false }];
     let expected = format!("absent:execute#1 {others}");
     check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
-    let another = [Local { grant: TAKEN_OVER, executes: false }];
+    let another = [Local { lease_id: TAKEN_OVER, executes: false }];
     let seen = Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }
 
-fn hold(grant: Grant, life: Grant, act: Act, expected: &str) {
-    check("hold", &Event::Hold(Holder { grant, life }, act), expected);
+fn hold(lease_id: LeaseId, life: LeaseId, act: Act, expected: &str) {
+    check("hold", &Event::Hold(Holder { lease_id, life }, act), expected);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
 fn an_answer_counts_only_for_the_write_that_asked() {
     let answer = |asked, verdict| Event::Answer {
         asked,
-        grant: NEW,
+        lease_id: NEW,
         terms: terms(OnUnknown::Reconcile),
         verdict,
     };
@@ -427,8 +427,8 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
         (cell(RecordState::InFlight, -90, Block), HOOK, true, None),
     ] {
         let asked = Asked {
-            grant: NEW,
-            mine: &[],
+            lease_id: NEW,
+            own_lease_ids: &[],
             local: &[],
             scheme: &scheme,
             fingerprint: &fingerprint("same"),
@@ -447,7 +447,7 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
         let stored = cell(RecordState::InFlight, 10, on_unknown);
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        let holder = Holder { grant: OWN, life: LIFE };
+        let holder = Holder { lease_id: OWN, life: LIFE };
         let hour = Some(Duration::from_secs(3600));
         let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
         let complete = Act::Complete { outcome: outcome("kept"), retention: None };
@@ -469,8 +469,8 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     let seen = Snapshot { now: at(0), stored: Some(stored) };
     let scheme = Scheme::new("test/1").unwrap();
     let asked = Asked {
-        grant: NEW,
-        mine: &[],
+        lease_id: NEW,
+        own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
@@ -480,7 +480,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         description: None,
     };
     let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
-    assert_eq!((draft.record.grant, draft.record.life), (NEW, LIFE));
+    assert_eq!((draft.record.lease_id, draft.record.life), (NEW, LIFE));
     assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
     assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
 
@@ -489,7 +489,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     {
         let seen = Snapshot { now: at(0), stored: Some(self::cell(ASKING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
-        let answer = Event::Answer { asked: TAG, grant: NEW, terms: terms(ours), verdict };
+        let answer = Event::Answer { asked: TAG, lease_id: NEW, terms: terms(ours), verdict };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }
@@ -516,8 +516,8 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
     released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
     let described = Bytes::from_static(b"POST /payments");
     let asked = Asked {
-        grant: NEW,
-        mine: &[],
+        lease_id: NEW,
+        own_lease_ids: &[],
         scheme: &released.record.scheme.clone(),
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Block),

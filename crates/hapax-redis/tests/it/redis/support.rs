@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Claim, Fingerprint, Grant, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
+    Claim, Fingerprint, LeaseId, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
     Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, WriteId, Terms,
 };
 use hapax_redis::{Options, RedisStore};
@@ -42,13 +42,13 @@ pub(crate) fn write_id(of: u64) -> WriteId {
 
 /// A claim of key `of`, tagged `of`.
 pub(crate) fn claim(of: u64) -> Swap {
-    let grant = Grant::from_bytes(wide(of));
+    let lease_id = LeaseId::from_bytes(wide(of));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
     let record = Record {
         scheme: Scheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, Grant, Timestamp};
+use hapax::{FencingToken, LeaseId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
@@ -30,7 +30,7 @@ pub(super) struct Database {
     pub(super) stored: Option<StoredRecord>,
     pub(super) transactions: Vec<Tx>,
     /// Of each life, how many transactions took effect.
-    pub(super) effects: HashMap<Grant, u32>,
+    pub(super) effects: HashMap<LeaseId, u32>,
     /// An operator, or time, took away what would tell.
     pub(super) forgotten: bool,
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{Fingerprint, Grant, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
+use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
 use proptest::prelude::*;
 
 /// A record with something in every field.
@@ -9,8 +9,8 @@ pub(super) fn sample() -> Record {
     Record {
         scheme: Scheme::new("http/1;body=canonical").unwrap(),
         fingerprint: Fingerprint::from_bytes([0xf1; 32]),
-        grant: Grant::from_bytes([0xa1; 16]),
-        life: Grant::from_bytes([0xa0; 16]),
+        lease_id: LeaseId::from_bytes([0xa1; 16]),
+        life: LeaseId::from_bytes([0xa0; 16]),
         attempt: 3,
         terms: Terms {
             lease: Duration::from_secs(30),
@@ -33,11 +33,11 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     let notes = (prop::option::of(blob()), prop::option::of(blob()))
         .prop_map(|(description, decision)| Notes { description, decision });
     (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, state()).prop_map(
-        |((grant, life, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
+        |((lease_id, life, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
             scheme: Scheme::new(scheme).unwrap(),
             fingerprint: Fingerprint::from_bytes(fingerprint),
-            grant: Grant::from_bytes(grant),
-            life: Grant::from_bytes(life),
+            lease_id: LeaseId::from_bytes(lease_id),
+            life: LeaseId::from_bytes(life),
             attempt,
             terms,
             checkpoint,

@@ -2,7 +2,7 @@
 
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Claim, ClaimError, Fingerprint, Grant, Idempotency, Outcome, Record, Request, Scheme, Scope,
+    Claim, ClaimError, Fingerprint, LeaseId, Idempotency, Outcome, Record, Request, Scheme, Scope,
     Secret, RecordState, Store, OperationId, SystemEntropy, WriteId,
 };
 
@@ -47,12 +47,12 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
 
 /// Puts a record of the request "a" there.
 async fn put(world: &World, id: OperationId, scheme: &str) {
-    let grant = Grant::fresh(&SystemEntropy).unwrap();
+    let lease_id = LeaseId::fresh(&SystemEntropy).unwrap();
     let record = Record {
         scheme: Scheme::new(scheme).unwrap(),
         fingerprint: plain("a"),
-        grant,
-        life: grant,
+        lease_id,
+        life: lease_id,
         attempt: 1,
         terms: reexecute().terms,
         checkpoint: None,
