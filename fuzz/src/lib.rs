@@ -13,7 +13,7 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
         scheme: scheme(u)?,
         fingerprint: Fingerprint::from_bytes(u.arbitrary()?),
         lease_id: LeaseId::from_bytes(u.arbitrary()?),
-        life: LeaseId::from_bytes(u.arbitrary()?),
+        generation: LeaseId::from_bytes(u.arbitrary()?),
         attempt: u.arbitrary()?,
         terms: Terms {
             lease: duration(u)?,

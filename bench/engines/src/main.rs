@@ -312,7 +312,7 @@ fn claim() -> Result<Swap, Failure> {
         scheme: Scheme::new("http/1;body=canonical")?,
         fingerprint: Fingerprint::from_bytes(key),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,

@@ -287,7 +287,7 @@ fn abandoned(
     if record.state != RecordState::InFlight {
         return Ok(None);
     }
-    let holder = Holder { lease_id: record.lease_id, life: record.life };
+    let holder = Holder { lease_id: record.lease_id, generation: record.generation };
     let Columns { write_id, fence, lease_until, .. } = columns;
     let stored = StoredRecord { write_id, fence, lease_until, keep_until: None, record };
     let seen = Snapshot { now: Timestamp::default(), stored: Some(stored) };

@@ -143,7 +143,7 @@ fn claim(key: OperationId) -> Swap {
         scheme: Scheme::new("bench/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,

@@ -64,9 +64,9 @@ impl RedisCache {
         &self,
         key: &OperationId,
         bytes: &[u8],
-        life: Duration,
+        ttl: Duration,
     ) -> Result<(), RedisStoreError> {
-        let millis = u64::try_from(life.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::MAX >> 12);
+        let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::MAX >> 12);
         let mut set = redis::cmd("SET");
         set.arg(self.names.name(key)).arg(bytes).arg("PX").arg(millis);
         self.send(bytes.len(), &set).await.map(drop)

@@ -220,7 +220,7 @@ impl<S: Store> Caller<S> {
             scheme: Scheme::new("storm/1").expect("it is short"),
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
-            life: lease_id,
+            generation: lease_id,
             attempt: 1,
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,

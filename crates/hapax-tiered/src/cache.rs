@@ -24,7 +24,7 @@ pub trait Cache: fmt::Debug + Send + Sync + 'static {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        life: Duration,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>>;
 
     /// Forgets `key`.
@@ -98,7 +98,7 @@ impl Cache for MemoryCache {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        life: Duration,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move {
             let mut shard = self.shard(key);
@@ -106,7 +106,7 @@ impl Cache for MemoryCache {
             let size = entry.len() + Self::OVERHEAD;
             if size <= self.capacity {
                 shard.make_room(self.capacity - size);
-                shard.put(*key, entry, Instant::now() + life);
+                shard.put(*key, entry, Instant::now() + ttl);
             }
             Ok(())
         })
@@ -178,9 +178,9 @@ impl Cache for hapax_redis::RedisCache {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        life: Duration,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
-        Box::pin(async move { Ok(Self::put(self, key, &entry, life).await?) })
+        Box::pin(async move { Ok(Self::put(self, key, &entry, ttl).await?) })
     }
 
     fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {

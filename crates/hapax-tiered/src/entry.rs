@@ -32,7 +32,7 @@ impl Entry {
 
     /// For how long from `seen` on it may be used: at most a quarter of what remains, so that a
     /// clock that runs at four times its speed still does not keep it past its end.
-    pub(crate) fn life(&self, longest: Duration) -> Duration {
+    pub(crate) fn ttl(&self, longest: Duration) -> Duration {
         let remains = self.stored.keep_until.map_or(Duration::MAX, |until| until.since(self.seen));
         longest.min(remains / 4)
     }

@@ -194,7 +194,7 @@ impl Inner {
             return None;
         }
         let age = now.latest.since(entry.seen);
-        let left = entry.life(self.options.longest).checked_sub(age)?;
+        let left = entry.ttl(self.options.longest).checked_sub(age)?;
         // When everybody takes it for over, whichever end of the guess is right.
         let until = Instant::now() + left + now.latest.since(now.earliest);
         if !same || left.is_zero() || !call.may_answer(entry.stored.write_id, until) {
@@ -208,15 +208,15 @@ impl Inner {
     async fn saw(&self, call: &Call, called: Instant, key: OperationId, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
         let entry = seen.stored.as_ref().and_then(|stored| Entry::new(seen.now, stored));
-        let life = entry.as_ref().map_or(Duration::ZERO, |entry| entry.life(self.options.longest));
-        let Some(entry) = entry.filter(|_| !life.is_zero()) else {
+        let ttl = entry.as_ref().map_or(Duration::ZERO, |entry| entry.ttl(self.options.longest));
+        let Some(entry) = entry.filter(|_| !ttl.is_zero()) else {
             return self.clean(call, call.note()).await;
         };
         // It was seen before now.
-        let until = Instant::now() + life;
+        let until = Instant::now() + ttl;
         match call.saw_finished(entry.stored.write_id, until) {
             Seen::Put => {
-                let left = (called + life).saturating_duration_since(Instant::now());
+                let left = (called + ttl).saturating_duration_since(Instant::now());
                 self.put(key, &entry, left, until);
             }
             Seen::Remove => self.clean(call, true).await,

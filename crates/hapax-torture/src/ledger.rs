@@ -82,7 +82,7 @@ struct Log {
 #[derive(Debug)]
 struct Execution {
     fence: u64,
-    life: u64,
+    incarnation: u64,
     stage: Stage,
 }
 
@@ -116,12 +116,12 @@ impl Ledger {
     }
 
     /// The upstream got a request in a gateway's life `life`.
-    pub(crate) fn begin(&mut self, key: &str, fence: u64, life: u64) {
+    pub(crate) fn begin(&mut self, key: &str, fence: u64, incarnation: u64) {
         self.counts.executions += 1;
         let policy = self.policy;
         // Its gateway is dead, and its successor may have been faster.
-        let dead = |life: u64| self.dead.contains(&life);
-        let late = dead(life);
+        let dead = |incarnation: u64| self.dead.contains(&incarnation);
+        let late = dead(incarnation);
         let Some(log) = self.keys.get_mut(key) else {
             return self.violation(key, "executed without having been asked for");
         };
@@ -137,7 +137,7 @@ impl Ledger {
                 wrong.push("executed again under block".into());
             }
             // Its own gateway's, and those of others that live, unless it comes from the past.
-            let counts = |other: &&Execution| other.life == life || !(late || dead(other.life));
+            let counts = |other: &&Execution| other.incarnation == incarnation || !(late || dead(other.incarnation));
             let mut begun = log.executions.iter().filter(counts);
             if policy != Policy::Reconcile && !begun.all(clean) {
                 wrong.push("executed again though the gateway lived".into());
@@ -149,7 +149,7 @@ impl Ledger {
         if log.answered.is_some() && !late {
             wrong.push("executed after it was answered".into());
         }
-        log.executions.push(Execution { fence, life, stage: Stage::Working });
+        log.executions.push(Execution { fence, incarnation, stage: Stage::Working });
         for what in wrong {
             self.violation(key, &what);
         }
@@ -262,10 +262,10 @@ impl Ledger {
     }
 
     /// A gateway was killed in its life `life`.
-    pub(crate) fn killed(&mut self, life: u64, was_ready: bool) {
-        let working = |one: &Execution| one.life == life && one.stage == Stage::Working;
+    pub(crate) fn killed(&mut self, incarnation: u64, was_ready: bool) {
+        let working = |one: &Execution| one.incarnation == incarnation && one.stage == Stage::Working;
         let executing = self.keys.values().any(|log| log.executions.iter().any(working));
-        self.dead.insert(life);
+        self.dead.insert(incarnation);
         self.counts.kills += 1;
         self.counts.kills_in_execution += u64::from(executing);
         self.counts.kills_in_start += u64::from(!was_ready);

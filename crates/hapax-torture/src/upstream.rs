@@ -30,7 +30,7 @@ pub(crate) struct Upstream {
 impl Upstream {
     pub(crate) async fn start(
         ledger: Arc<Mutex<Ledger>>,
-        life: u64,
+        incarnation: u64,
         seed: u64,
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
@@ -38,7 +38,7 @@ impl Upstream {
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(serve(stream, Service { ledger: ledger.clone(), life, seed }));
+                tokio::spawn(serve(stream, Service { ledger: ledger.clone(), incarnation, seed }));
             }
         });
         Ok(Self { port, accepting })
@@ -55,7 +55,7 @@ impl Drop for Upstream {
 #[derive(Clone)]
 struct Service {
     ledger: Arc<Mutex<Ledger>>,
-    life: u64,
+    incarnation: u64,
     seed: u64,
 }
 
@@ -82,7 +82,7 @@ impl Service {
         if request.method() == Method::GET {
             return self.outcome(&key, fence);
         }
-        lock(&self.ledger).begin(&key, fence, self.life);
+        lock(&self.ledger).begin(&key, fence, self.incarnation);
         if request.into_body().collect().await.is_err() {
             // It took no effect, and the gateway that sent half a request is dead.
             lock(&self.ledger).decline(&key, fence);

@@ -21,7 +21,7 @@ pub(crate) struct World {
     copies: u64,
     ledger: Arc<Mutex<Ledger>>,
     /// Lives of gateways that were begun.
-    lives: AtomicU64,
+    incarnations: AtomicU64,
     over: AtomicBool,
 }
 
@@ -71,8 +71,8 @@ pub(crate) async fn run(
         log: folder.join(format!("stderr-{port}")),
     });
     let plans: Vec<_> = plans.collect();
-    let (lives, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let world = Arc::new(World { policy, ports, copies: options.copies, ledger, lives, over });
+    let (incarnations, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let world = Arc::new(World { policy, ports, copies: options.copies, ledger, incarnations, over });
 
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
@@ -109,14 +109,14 @@ async fn sit(
     mut dice: Dice,
 ) -> Result<(Gateway, Upstream), Fault> {
     let born = async || {
-        let life = world.lives.fetch_add(1, Ordering::Relaxed);
-        let upstream = Upstream::start(world.ledger.clone(), life, seed).await?;
+        let incarnation = world.incarnations.fetch_add(1, Ordering::Relaxed);
+        let upstream = Upstream::start(world.ledger.clone(), incarnation, seed).await?;
         let gateway = plan.start(upstream.port)?;
-        Ok::<_, Fault>((life, upstream, gateway))
+        Ok::<_, Fault>((incarnation, upstream, gateway))
     };
     for _ in 0..kills {
-        let (life, _upstream, gateway) = born().await?;
-        live_and_die(&world, gateway, life, &mut dice).await?;
+        let (incarnation, _upstream, gateway) = born().await?;
+        live_and_die(&world, gateway, incarnation, &mut dice).await?;
     }
     let (_, upstream, mut gateway) = born().await?;
     gateway.ready().await?;
@@ -128,7 +128,7 @@ async fn sit(
 async fn live_and_die(
     world: &World,
     mut gateway: Gateway,
-    life: u64,
+    incarnation: u64,
     dice: &mut Dice,
 ) -> Result<(), Fault> {
     let ready = if dice.once_in(5) {
@@ -145,7 +145,7 @@ async fn live_and_die(
         sleep(dice.up_to(most)).await;
         true
     };
-    lock(&world.ledger).killed(life, ready);
+    lock(&world.ledger).killed(incarnation, ready);
     gateway.kill().await
 }
 

@@ -34,13 +34,13 @@ const VERSION: u8 = 2;
 /// # Errors
 /// [`EncodeError`] when a field is over its limit; nothing else fails.
 pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
-    let Record { scheme, fingerprint, lease_id, life, attempt, terms, checkpoint, notes, state } =
+    let Record { scheme, fingerprint, lease_id, generation, attempt, terms, checkpoint, notes, state } =
         record;
     let mut out = Vec::with_capacity(size(record));
     out.extend_from_slice(&MAGIC);
     out.push(VERSION);
     out.extend_from_slice(lease_id.as_bytes());
-    out.extend_from_slice(life.as_bytes());
+    out.extend_from_slice(generation.as_bytes());
     out.extend_from_slice(fingerprint.as_bytes());
     out.extend_from_slice(&attempt.to_be_bytes());
     put_duration(&mut out, terms.lease);
@@ -90,7 +90,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         return Err(DecodeError::Version { found: version });
     }
     let lease_id = LeaseId::from_bytes(reader.array()?);
-    let life = LeaseId::from_bytes(reader.array()?);
+    let generation = LeaseId::from_bytes(reader.array()?);
     let fingerprint = Fingerprint::from_bytes(reader.array()?);
     let attempt = u32::from_be_bytes(reader.array()?);
     let lease = reader.duration(Field::Lease)?;
@@ -125,7 +125,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         return Err(DecodeError::TrailingBytes);
     }
     let terms = Terms { lease, retention, on_unknown };
-    Ok(Record { scheme, fingerprint, lease_id, life, attempt, terms, checkpoint, notes, state })
+    Ok(Record { scheme, fingerprint, lease_id, generation, attempt, terms, checkpoint, notes, state })
 }
 
 /// A part of a record, as errors name it.

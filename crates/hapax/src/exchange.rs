@@ -382,9 +382,9 @@ pub struct Holding {
 
 impl Holding {
     fn new(key: OperationId, now: Timestamp, stored: StoredRecord, entered: &[Arc<Entered>]) -> Self {
-        let Record { lease_id, life, attempt, terms, .. } = stored.record;
+        let Record { lease_id, generation, attempt, terms, .. } = stored.record;
         let fence = stored.fence;
-        let holder = Holder { lease_id, life };
+        let holder = Holder { lease_id, generation };
         let entered = entered.iter().find(|entered| entered.lease_id() == lease_id).cloned();
         let seen = Snapshot { now, stored: Some(stored) };
         Self { key, seen, holder, fence, attempt, terms, entered }

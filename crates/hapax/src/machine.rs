@@ -98,7 +98,7 @@ pub struct Holder {
     /// Its grant.
     pub lease_id: LeaseId,
     /// The life it was granted in.
-    pub life: LeaseId,
+    pub generation: LeaseId,
 }
 
 /// What a holder does. Its `Debug` form shows no contents.
@@ -373,7 +373,7 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
     };
     let record = &stored.record;
     if record.lease_id != holder.lease_id {
-        return if record.life == holder.life { Step::Lost } else { Step::Gone };
+        return if record.generation == holder.generation { Step::Lost } else { Step::Gone };
     }
     match (standing, act) {
         (Standing::Live(_) | Standing::Lapsed(_), Act::Renew { lease }) => {
@@ -456,7 +456,7 @@ fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
             scheme: asked.scheme.clone(),
             fingerprint: *asked.fingerprint,
             lease_id: asked.lease_id,
-            life: asked.lease_id,
+            generation: asked.lease_id,
             attempt,
             terms: asked.terms,
             checkpoint: None,

@@ -220,7 +220,7 @@ pub struct Record {
     /// Who owns it.
     pub lease_id: LeaseId,
     /// The first grant since the key was absent, released or expired; takeovers copy it.
-    pub life: LeaseId,
+    pub generation: LeaseId,
     /// Executions so far, this one included; 1 for the first.
     pub attempt: u32,
     /// What was agreed at the claim.
@@ -239,7 +239,7 @@ impl fmt::Debug for Record {
             .field("scheme", &self.scheme)
             .field("fingerprint", &self.fingerprint)
             .field("grant", &self.lease_id)
-            .field("life", &self.life)
+            .field("life", &self.generation)
             .field("attempt", &self.attempt)
             .field("terms", &self.terms)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))

@@ -26,7 +26,7 @@ pub(crate) fn claim(of: u64) -> Swap {
         scheme: Scheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

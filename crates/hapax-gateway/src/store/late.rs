@@ -77,9 +77,9 @@ impl Cache for LateCache {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        life: Duration,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
-        Box::pin(async move { Ok(self.cache()?.put(key, &entry, life).await?) })
+        Box::pin(async move { Ok(self.cache()?.put(key, &entry, ttl).await?) })
     }
 
     fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>> {

@@ -59,7 +59,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         scheme: Scheme::new("scramble/1").map_err(StoreError::corrupt)?,
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

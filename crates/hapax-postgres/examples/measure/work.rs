@@ -47,7 +47,7 @@ impl Requests {
             scheme: Scheme::new("measure/1")?,
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
-            life: lease_id,
+            generation: lease_id,
             attempt: 1,
             terms: self.terms,
             checkpoint: None,

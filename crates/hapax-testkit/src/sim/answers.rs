@@ -109,7 +109,7 @@ impl Ledger {
                 ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
                 let same_life = !seen.vacant()
                     && !seen.expired()
-                    && (own || seen.life == self.tenures[tenure as usize].life);
+                    && (own || seen.generation == self.tenures[tenure as usize].generation);
                 ensure(same_life, "holder", "told lost where nobody can know")?;
                 let settled = match seen.phase {
                     Phase::Done => Some(seen.outcome) != outcome,
@@ -128,7 +128,7 @@ impl Ledger {
             Wrote::Gone => {
                 let over = seen.vacant()
                     || seen.expired()
-                    || seen.life != self.tenures[tenure as usize].life;
+                    || seen.generation != self.tenures[tenure as usize].generation;
                 ensure(over, "holder", "told gone though its life goes on")?;
                 let already = own && seen.phase == Phase::Released && !seen.expired();
                 let released = already && meaning == Meaning::Release;

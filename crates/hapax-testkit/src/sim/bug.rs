@@ -120,7 +120,7 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
             };
             if seize {
                 stored.record.lease_id = tenure.lease_id;
-                stored.record.life = tenure.record_life;
+                stored.record.generation = tenure.record_life;
             }
             let own = stored.record.lease_id == tenure.lease_id;
             match (bug, write.meaning, &stored.record.state) {
@@ -173,7 +173,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
             draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
         }
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
-        Bug::ForgetsTheLife if takeover => draft.record.life = draft.record.lease_id,
+        Bug::ForgetsTheLife if takeover => draft.record.generation = draft.record.lease_id,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
         Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
             draft.record.state = RecordState::Released;

@@ -90,7 +90,7 @@ impl World {
                     if write {
                         let fence = self.store.write(key, self.now, &swap);
                         let meaning = Meaning::Execute {
-                            anew: swap.draft.record.life == swap.draft.record.lease_id,
+                            anew: swap.draft.record.generation == swap.draft.record.lease_id,
                             attempt: swap.draft.record.attempt,
                             asked: None,
                         };

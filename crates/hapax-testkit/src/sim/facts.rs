@@ -36,7 +36,7 @@ pub(super) struct Truth {
     pub(super) phase: Phase,
     /// The last execution that was let in; an index.
     pub(super) tenure: u32,
-    pub(super) life: u32,
+    pub(super) generation: u32,
     /// The strictest policy of the executions of this life.
     pub(super) strict: OnUnknown,
     pub(super) request: u8,
@@ -74,7 +74,7 @@ impl Truth {
     pub(super) const ABSENT: Self = Self {
         phase: Phase::Absent,
         tenure: 0,
-        life: 0,
+        generation: 0,
         strict: OnUnknown::Reexecute,
         request: 0,
         lease_until: 0,
@@ -120,7 +120,7 @@ impl Truth {
 pub(super) struct Tenure {
     pub(super) key: u8,
     pub(super) conv: u32,
-    pub(super) life: u32,
+    pub(super) generation: u32,
     pub(super) lease_id: LeaseId,
     pub(super) record_life: LeaseId,
     pub(super) fence: u64,

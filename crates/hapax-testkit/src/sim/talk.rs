@@ -98,7 +98,7 @@ impl World {
         let asked = claim.asked.map(|(version, _)| version);
         match (&record.state, swap.draft.stamp) {
             (RecordState::InFlight, hapax::store::Stamp::NextFence) => Meaning::Execute {
-                anew: record.life == record.lease_id,
+                anew: record.generation == record.lease_id,
                 attempt: record.attempt,
                 asked: asked.filter(|_| said.is_some()),
             },
@@ -379,7 +379,7 @@ fn words(swapped: &Swapped) -> String {
                 stored.write_id,
                 stored.record.state,
                 stored.record.lease_id,
-                stored.record.life,
+                stored.record.generation,
                 stored.lease_until,
                 stored.keep_until,
                 seen.now

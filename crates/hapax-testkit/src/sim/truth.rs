@@ -16,7 +16,7 @@ pub(super) struct Ledger {
     pub(super) keys: Vec<Truth>,
     pub(super) tenures: Vec<Tenure>,
     /// Effects of each life, and whether there may be but one.
-    pub(super) lives: Vec<(u8, bool)>,
+    pub(super) generations: Vec<(u8, bool)>,
     /// Outcomes that were ever recorded, and those whose holder was told that it is lost.
     pub(super) recorded: Vec<bool>,
     pub(super) denied: Vec<bool>,
@@ -29,7 +29,7 @@ impl Ledger {
         self.keys.clear();
         self.keys.resize(keys, Truth::ABSENT);
         self.tenures.clear();
-        self.lives.clear();
+        self.generations.clear();
         for set in [&mut self.recorded, &mut self.denied] {
             set.clear();
             set.resize(outcomes, false);
@@ -93,7 +93,7 @@ impl Ledger {
                 let tenure = self.enter(key, &before, anew, attempt, fence, &by, swap);
                 let entered = &self.tenures[tenure as usize];
                 now.strict = if anew { by.policy } else { before.strict.max(by.policy) };
-                (now.phase, now.tenure, now.life) = (Phase::Held, tenure, entered.life);
+                (now.phase, now.tenure, now.generation) = (Phase::Held, tenure, entered.generation);
                 (now.attempts, now.checkpoint) = (entered.attempt, entered.checkpoint);
                 (now.request, now.lease, now.retention) = (by.request, by.lease, by.retention);
                 (now.lease_until, now.asking) = (clock + by.lease, false);
@@ -258,11 +258,11 @@ impl Ledger {
         by: &Writer,
         swap: &Swap,
     ) -> u32 {
-        let life = if anew {
-            self.lives.push((0, by.policy >= OnUnknown::Reconcile));
-            self.lives.len() as u32 - 1
+        let generation = if anew {
+            self.generations.push((0, by.policy >= OnUnknown::Reconcile));
+            self.generations.len() as u32 - 1
         } else {
-            before.life
+            before.generation
         };
         let attempt = match before.phase {
             // Seen while it was still kept, or after: both are right.
@@ -274,9 +274,9 @@ impl Ledger {
         self.tenures.push(Tenure {
             key: key as u8,
             conv: by.conv,
-            life,
+            generation,
             lease_id: swap.draft.record.lease_id,
-            record_life: swap.draft.record.life,
+            record_life: swap.draft.record.generation,
             fence,
             attempt,
             checkpoint: if anew { None } else { before.checkpoint },
@@ -355,7 +355,7 @@ impl Ledger {
     pub(super) fn effect(&mut self, tenure: u32) -> Judged {
         let tenure = &mut self.tenures[tenure as usize];
         tenure.effect = Effect::Applied;
-        let (effects, one) = &mut self.lives[tenure.life as usize];
+        let (effects, one) = &mut self.generations[tenure.generation as usize];
         *effects += 1;
         ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one life")
     }

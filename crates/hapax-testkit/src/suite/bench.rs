@@ -73,7 +73,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
             scheme: Scheme::new("suite/1").unwrap(),
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
-            life: lease_id,
+            generation: lease_id,
             attempt: 1,
             terms,
             checkpoint: None,

@@ -160,7 +160,7 @@ fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: RecordState, on_unknown: OnU
     };
     let record = Record {
         scheme: Scheme::new("\u{e9}\0;".repeat(bench.below(900) as usize)).unwrap(),
-        life: bench.lease_id(),
+        generation: bench.lease_id(),
         attempt: u32::MAX - bench.below(2) as u32,
         terms: Terms { lease, retention: 3 * lease, on_unknown },
         checkpoint,

@@ -51,7 +51,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
         scheme: Scheme::new("test").unwrap(),
         fingerprint: Fingerprint::from_bytes([0; 32]),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

@@ -132,11 +132,11 @@ impl Cache for Odd {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        life: Duration,
+        generation: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move {
             self.mood().await?;
-            self.cache.put(key, entry, life).await
+            self.cache.put(key, entry, generation).await
         })
     }
 
@@ -187,7 +187,7 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
         scheme: Scheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms,
         checkpoint: None,

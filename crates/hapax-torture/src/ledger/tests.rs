@@ -15,16 +15,16 @@ impl Play {
     }
 
     /// In the life `life` of a gateway whose earlier ones are over.
-    fn executes(mut self, fence: u64, life: u64) -> Self {
+    fn executes(mut self, fence: u64, incarnation: u64) -> Self {
         self.0.dead.extend(0..life);
-        self.0.begin(KEY, fence, life);
+        self.0.begin(KEY, fence, incarnation);
         self.0.take_effect(KEY, fence);
         self
     }
 
-    fn declines(mut self, fence: u64, life: u64) -> Self {
+    fn declines(mut self, fence: u64, incarnation: u64) -> Self {
         self.0.dead.extend(0..life);
-        self.0.begin(KEY, fence, life);
+        self.0.begin(KEY, fence, incarnation);
         self.0.decline(KEY, fence);
         self
     }

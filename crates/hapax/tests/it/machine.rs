@@ -47,7 +47,7 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
             scheme: Scheme::new("test/1").unwrap(),
             fingerprint: fingerprint("same"),
             lease_id: OWN,
-            life: LIFE,
+            generation: LIFE,
             attempt: 3,
             terms: terms(on_unknown),
             checkpoint: Some(Bytes::from_static(b"half way")),
@@ -267,8 +267,8 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }
 
-fn hold(lease_id: LeaseId, life: LeaseId, act: Act, expected: &str) {
-    check("hold", &Event::Hold(Holder { lease_id, life }, act), expected);
+fn hold(lease_id: LeaseId, generation: LeaseId, act: Act, expected: &str) {
+    check("hold", &Event::Hold(Holder { lease_id, generation }, act), expected);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
         Act::Release,
     ];
     for act in acts {
-        for (life, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
+        for (generation, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
             let nothing = ["absent", "expired", "released"];
             let expected: Vec<String> = rows()
                 .iter()
@@ -340,7 +340,7 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
                     false => format!("{row}:{word}"),
                 })
                 .collect();
-            hold(TAKEN_OVER, life, act.clone(), &expected.join(" "));
+            hold(TAKEN_OVER, generation, act.clone(), &expected.join(" "));
         }
     }
 }
@@ -447,7 +447,7 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
         let stored = cell(RecordState::InFlight, 10, on_unknown);
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        let holder = Holder { lease_id: OWN, life: LIFE };
+        let holder = Holder { lease_id: OWN, generation: LIFE };
         let hour = Some(Duration::from_secs(3600));
         let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
         let complete = Act::Complete { outcome: outcome("kept"), retention: None };
@@ -480,7 +480,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         description: None,
     };
     let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
-    assert_eq!((draft.record.lease_id, draft.record.life), (NEW, LIFE));
+    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, LIFE));
     assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
     assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
 

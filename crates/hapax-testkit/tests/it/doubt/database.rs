@@ -51,8 +51,8 @@ impl Database {
     pub(super) fn write(&mut self, swap: &Swap) -> Stamped {
         let now = Timestamp::from_micros(self.now);
         let last = self.stored.as_ref().map(|stored| stored.fence);
-        let life = swap.draft.record.life;
-        self.forgotten |= self.stored.as_ref().is_some_and(|stored| stored.record.life != life);
+        let generation = swap.draft.record.generation;
+        self.forgotten |= self.stored.as_ref().is_some_and(|stored| stored.record.generation != generation);
         let fence = match (swap.draft.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             _ => FencingToken::next(last, now),
@@ -118,7 +118,7 @@ impl Database {
         }
         self.transactions[tx].fate = Fate::Committed;
         let swap = self.transactions[tx].written.take().unwrap();
-        *self.effects.entry(swap.draft.record.life).or_default() += 1;
+        *self.effects.entry(swap.draft.record.generation).or_default() += 1;
         self.write(&swap);
     }
 

@@ -10,7 +10,7 @@ pub(super) fn sample() -> Record {
         scheme: Scheme::new("http/1;body=canonical").unwrap(),
         fingerprint: Fingerprint::from_bytes([0xf1; 32]),
         lease_id: LeaseId::from_bytes([0xa1; 16]),
-        life: LeaseId::from_bytes([0xa0; 16]),
+        generation: LeaseId::from_bytes([0xa0; 16]),
         attempt: 3,
         terms: Terms {
             lease: Duration::from_secs(30),
@@ -33,11 +33,11 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     let notes = (prop::option::of(blob()), prop::option::of(blob()))
         .prop_map(|(description, decision)| Notes { description, decision });
     (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, state()).prop_map(
-        |((lease_id, life, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
+        |((lease_id, generation, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
             scheme: Scheme::new(scheme).unwrap(),
             fingerprint: Fingerprint::from_bytes(fingerprint),
             lease_id: LeaseId::from_bytes(lease_id),
-            life: LeaseId::from_bytes(life),
+            generation: LeaseId::from_bytes(generation),
             attempt,
             terms,
             checkpoint,

@@ -52,7 +52,7 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
         scheme: Scheme::new(scheme).unwrap(),
         fingerprint: plain("a"),
         lease_id,
-        life: lease_id,
+        generation: lease_id,
         attempt: 1,
         terms: reexecute().terms,
         checkpoint: None,
