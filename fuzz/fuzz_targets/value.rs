@@ -31,7 +31,7 @@ struct Page {
 }
 
 #[derive(PartialEq, Debug, Serialize, Deserialize)]
-#[serde(write_id = "kind")]
+#[serde(tag = "kind")]
 enum Host {
     Down,
     Up { at: IpAddr },

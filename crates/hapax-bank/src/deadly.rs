@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Stamped, Swap, Swapped};
 use hapax::transaction::{Transactions, TxError};
-use hapax::{FencingToken, Store, StoreError, OperationId, Timestamp};
+use hapax::{FencingToken, OperationId, Store, StoreError, Timestamp};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use rustix::process::{Signal, getpid, kill_process};
 

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Idempotency, Store, OperationId};
+use hapax::{Idempotency, OperationId, Store};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use hapax::store::{Stamp, Stamped};
-use hapax::{FencingToken, StoreError, OperationId, WriteId, Timestamp};
+use hapax::{FencingToken, OperationId, StoreError, Timestamp, WriteId};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
-use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
 use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
 use crate::error::EmbeddedError;
+use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
 
 /// A swap that waits for the disk.
 #[derive(Debug)]

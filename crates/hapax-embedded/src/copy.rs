@@ -6,18 +6,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hapax::machine::{Act, Event, Holder, Step, step};
-use hapax::store::{StoredRecord, Snapshot};
-use hapax::{KeyRing, Sealer, RecordState, OperationId, SystemEntropy, WriteId, Timestamp};
+use hapax::store::{Snapshot, StoredRecord};
+use hapax::{KeyRing, OperationId, RecordState, Sealer, SystemEntropy, Timestamp, WriteId};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 use crate::backing::{FileBacking, sync_directory};
 use crate::batch::entry;
 use crate::blocks::Damages;
-use crate::record::{Columns, NEVER};
 use crate::database::{self, CELLS, CHECK, DUE, NAMES, NUMBERS, guarded};
 use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::options::SecretSource;
+use crate::record::{Columns, NEVER};
 use crate::salvage::{Old, Salvaged};
 use crate::secret_file;
 use crate::shared::Shared;
@@ -282,8 +282,9 @@ fn abandoned(
     };
     let (_, sealed) =
         Columns::read(&name, stored).map_err(|error| unreadable(error.to_string()))?;
-    let record =
-        sealer.open(&name, columns.write_id, sealed).map_err(|error| unreadable(error.to_string()))?;
+    let record = sealer
+        .open(&name, columns.write_id, sealed)
+        .map_err(|error| unreadable(error.to_string()))?;
     if record.state != RecordState::InFlight {
         return Ok(None);
     }

@@ -56,7 +56,6 @@
 mod backing;
 mod batch;
 mod blocks;
-mod record;
 mod copy;
 mod database;
 mod error;
@@ -65,6 +64,7 @@ mod lock_file;
 mod options;
 mod queue;
 mod reader;
+mod record;
 mod room;
 mod salvage;
 mod scrub;

@@ -4,12 +4,12 @@
 use std::ops::Bound;
 
 use futures_channel::oneshot;
-use hapax::{StoreError, OperationId, Timestamp};
+use hapax::{OperationId, StoreError, Timestamp};
 use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
 
-use crate::record::{Columns, SealedRecord, SealedRead};
 use crate::database::{CELLS, guarded};
 use crate::error::{EmbeddedError, unchanged};
+use crate::record::{Columns, SealedRead, SealedRecord};
 use crate::shared::{Shared, name};
 
 /// Sealed bytes after which a page ends early. There are two of a record while it is opened.
@@ -111,7 +111,8 @@ fn page(
         let key = OperationId::from_bytes(*key);
         bytes += stored.len();
         let found = Columns::read(&key, stored).map_err(StoreError::corrupt);
-        let whole = |(columns, sealed): (_, &[u8])| SealedRecord { columns, sealed: sealed.to_vec() };
+        let whole =
+            |(columns, sealed): (_, &[u8])| SealedRecord { columns, sealed: sealed.to_vec() };
         records.push((key, found.map(whole)));
         true
     });

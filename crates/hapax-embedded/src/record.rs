@@ -4,8 +4,8 @@
 //! may execute, so they have a checksum of their own, over the store key as well: a flipped bit
 //! in a deadline must not look like a lapse.
 
-use hapax::store::{StoredRecord, Stamped};
-use hapax::{FencingToken, Sealer, StoreError, OperationId, WriteId, Timestamp};
+use hapax::store::{Stamped, StoredRecord};
+use hapax::{FencingToken, OperationId, Sealer, StoreError, Timestamp, WriteId};
 
 const VERSION: u8 = 1;
 const KEPT_FOR_EVER: u8 = 1;
@@ -92,7 +92,10 @@ impl Columns {
     }
 
     /// Splits what is stored into columns and sealed record.
-    pub(crate) fn read<'a>(key: &OperationId, stored: &'a [u8]) -> Result<(Self, &'a [u8]), Damaged> {
+    pub(crate) fn read<'a>(
+        key: &OperationId,
+        stored: &'a [u8],
+    ) -> Result<(Self, &'a [u8]), Damaged> {
         let (fields, rest) = stored.split_first_chunk::<FIELDS>().ok_or(Damaged)?;
         let (sum, sealed) = rest.split_first_chunk::<CHECKSUM>().ok_or(Damaged)?;
         if checksum(key, fields) != *sum {
@@ -146,7 +149,13 @@ impl SealedRecord {
     ) -> Result<StoredRecord, StoreError> {
         let Columns { write_id, fence, keep_until, .. } = self.columns;
         let record = sealer.open(key, write_id, &self.sealed).map_err(StoreError::corrupt)?;
-        Ok(StoredRecord { write_id, fence, lease_until: self.columns.lease(now, epoch), keep_until, record })
+        Ok(StoredRecord {
+            write_id,
+            fence,
+            lease_until: self.columns.lease(now, epoch),
+            keep_until,
+            record,
+        })
     }
 }
 

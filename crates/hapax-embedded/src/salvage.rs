@@ -20,12 +20,12 @@ use redb::backends::FileBackend;
 
 use crate::backing::{Backing, Disk};
 use crate::blocks::{Blocks, Damages, FetchError};
-use crate::record::Columns;
 use crate::copy::{Copy, Marks};
 use crate::database::FLOOR;
 use crate::error::{OpenError, check_file};
 use crate::files::with_suffix;
 use crate::lock_file::LockFile;
+use crate::record::Columns;
 
 const PAGE: u64 = 4096;
 const LEAF: u8 = 1;

@@ -7,14 +7,14 @@ use std::sync::{
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use hapax::{Clock, StoreError, OperationId};
+use hapax::{Clock, OperationId, StoreError};
 use redb::Database;
 
 use crate::batch::SwapJob;
 use crate::blocks::Damages;
-use crate::record::Epoch;
 use crate::queue::{Limit, Queue};
 use crate::reader::ReadJob;
+use crate::record::Epoch;
 
 /// What waits for the writer.
 #[derive(Debug)]

@@ -13,14 +13,13 @@ use std::thread::JoinHandle;
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Inspect, Key, KeyRing, OnUnknown, Scope, Sealer, Secret, Store, StoreError, OperationId,
-    Timestamp,
+    Entropy, Inspect, Key, KeyRing, OnUnknown, OperationId, Scope, Sealer, Secret, Store,
+    StoreError, Timestamp,
 };
 
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{Answer, SwapJob};
 use crate::blocks::Damages;
-use crate::record::{Epoch, SMALL, SealedRead};
 use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError, check_place};
@@ -29,6 +28,7 @@ use crate::lock_file::{self, Holder, LockFile};
 use crate::options::{Options, SecretSource};
 use crate::queue::{Limit, Share};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
+use crate::record::{Epoch, SMALL, SealedRead};
 use crate::room::Room;
 use crate::salvage;
 use crate::scrub;
@@ -338,7 +338,11 @@ impl EmbeddedStore {
     /// What was seen, once there is room for it. What is large is read again, and may be another
     /// record by then: a snapshot is of any moment between question and answer, and so is a
     /// conflict's, because a tag that was not there when it was looked for is not written later.
-    async fn opened(&self, key: &OperationId, mut seen: RawSnapshot) -> Result<Snapshot, StoreError> {
+    async fn opened(
+        &self,
+        key: &OperationId,
+        mut seen: RawSnapshot,
+    ) -> Result<Snapshot, StoreError> {
         let mut taken = None;
         loop {
             let RawSnapshot { now, stored } = seen;

@@ -29,11 +29,11 @@ use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
 use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
-use crate::record::SealedRead;
 use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, is_full, unchanged};
 use crate::lock_file::LockFile;
 use crate::queue::Woken;
+use crate::record::SealedRead;
 use crate::shared::{Job, Shared, count};
 
 /// Swaps in one transaction.
@@ -505,7 +505,9 @@ fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
 
 fn weight(answer: &Result<Answer, StoreError>) -> usize {
     match answer {
-        Ok(Answer::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => stored.sealed.len(),
+        Ok(Answer::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => {
+            stored.sealed.len()
+        }
         _ => 0,
     }
 }

@@ -89,7 +89,7 @@ mod tests {
     use std::sync::Mutex;
 
     use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-    use hapax::{StoreError, OperationId};
+    use hapax::{OperationId, StoreError};
     use tokio::time::{Instant, timeout};
 
     use super::*;

@@ -11,7 +11,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax::{ClaimError, Key, StoreError, OperationId};
+use hapax::{ClaimError, Key, OperationId, StoreError};
 use serde::Deserialize;
 use serde_json::json;
 

@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, StoredRecord, Place, Reaped, Scanned, Snapshot, Stamped, Swap, Swapped};
-use hapax::{Inspect, OnUnknown, RecordState, Store, StoreError, OperationId, Timestamp};
+use hapax::store::{
+    BoxFuture, Place, Reaped, Scanned, Snapshot, Stamped, StoredRecord, Swap, Swapped,
+};
+use hapax::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -155,11 +157,12 @@ impl Census {
         };
         loop {
             let asked = Instant::now();
-            let mut visit = |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
-                if let Ok(stored) = stored {
-                    self.saw(id, stored, now);
-                }
-            };
+            let mut visit =
+                |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
+                    if let Ok(stored) = stored {
+                        self.saw(id, stored, now);
+                    }
+                };
             let page = if pause { PAGE } else { LARGE_PAGE };
             let Scanned { now, next } = store.scan(place, page, &mut visit).await?;
             let took = asked.elapsed();
@@ -255,7 +258,8 @@ impl Store for Watched {
             let swapped = self.store.swap(swap).await?;
             if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
                 let keep_until = draft.keep.map(|keep| now.after(keep));
-                let stored = StoredRecord { write_id, fence, lease_until, keep_until, record: draft.record };
+                let stored =
+                    StoredRecord { write_id, fence, lease_until, keep_until, record: draft.record };
                 self.census.saw(&id, &stored, now);
             }
             Ok(swapped)

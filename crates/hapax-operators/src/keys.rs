@@ -16,7 +16,7 @@ use bytes::Bytes;
 use hapax::exchange::{Resolved, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{
-    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, Scope, StoreError, OperationId,
+    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
     SystemEntropy,
 };
 use hapax_http::classify::is_grpc;

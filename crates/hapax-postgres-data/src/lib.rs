@@ -116,6 +116,6 @@ pub use events::{Append, EventLog, EventLogBuilder, Ids, Recorded};
 pub use executor::{Executor, Pooled};
 pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
 pub use layout::{Column, LayoutError, Limits, Table};
-pub use operations::{Operation, UpdateId, Operations, OperationsBuilder, Retried, RetryError};
+pub use operations::{Operation, Operations, OperationsBuilder, Retried, RetryError, UpdateId};
 pub use retry::Retry;
 pub use versioned::{Loaded, Update, VersionedRows, VersionedRowsBuilder};

@@ -109,7 +109,6 @@
 //! is to. A pool would add nothing: each has its task, which never drops a transaction half-way,
 //! and nobody borrows one.
 
-mod record;
 mod connect;
 mod diagnose;
 mod error;
@@ -121,6 +120,7 @@ mod look;
 mod options;
 mod queue;
 mod reader;
+mod record;
 mod schema;
 mod secret;
 mod shared;

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hapax::{StoreError, OperationId};
+use hapax::{OperationId, StoreError};
 use tokio::time::timeout;
 
-use crate::record::Said;
 use crate::error::{Failure, PostgresError};
 use crate::link::{Call, Link};
+use crate::record::Said;
 use crate::shared::{LoadJob, Loaded, Shared};
 use crate::sql::Verb;
 use crate::writer::Line;

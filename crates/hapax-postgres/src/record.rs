@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{FencingToken, OnUnknown, Sealer, RecordState, StoreError, OperationId, WriteId, Timestamp};
+use hapax::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
+use hapax::{
+    FencingToken, OnUnknown, OperationId, RecordState, Sealer, StoreError, Timestamp, WriteId,
+};
 use tokio_postgres::Row;
 
 /// A swap, its record sealed.
@@ -169,7 +171,11 @@ impl Found {
         }))
     }
 
-    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<StoredRecord, StoreError> {
+    pub(crate) fn open(
+        self,
+        key: &OperationId,
+        sealer: &Sealer,
+    ) -> Result<StoredRecord, StoreError> {
         let Self { write_id, fence, lease_until, keep_until, state, sealed } = self;
         let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
         let record = sealer.open(key, write_id, &sealed).map_err(StoreError::corrupt)?;

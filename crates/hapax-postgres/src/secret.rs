@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use hapax::{Key, Scope, Secret, OperationId};
+use hapax::{Key, OperationId, Scope, Secret};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hapax::StoreError;
 use hapax::OperationId;
+use hapax::StoreError;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::record::{Answer, Found, Write};
 use crate::link::Setup;
 use crate::listen::Bell;
 use crate::queue::{Item, Limit, Queue, Ticket};
+use crate::record::{Answer, Found, Write};
 
 #[derive(Debug)]
 pub(crate) struct Shared {

@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hapax::store::{
     BoxFuture, Notify, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit, scan_by_pages,
 };
-use hapax::{Inspect, Sealer, Secret, Store, StoreError, OperationId};
+use hapax::{Inspect, OperationId, Sealer, Secret, Store, StoreError};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
-use crate::record::{Said, Write};
 use crate::connect::{self, Prepared};
 use crate::error::{ConnectError, PostgresError};
 use crate::identity;
@@ -24,6 +23,7 @@ use crate::look::Tables;
 use crate::options::Options;
 use crate::queue::{Item, Queue, Share, Ticket};
 use crate::reader;
+use crate::record::{Said, Write};
 use crate::secret::Purpose;
 use crate::shared::{LoadJob, Shared, SwapJob};
 use crate::upkeep::{Job, Upkeep};

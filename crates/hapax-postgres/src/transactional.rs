@@ -8,8 +8,8 @@ use hapax::{FencingToken, Store, StoreError, Timestamp};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Transaction};
 
-use crate::record::Write;
 use crate::error::{PostgresError, refused};
+use crate::record::Write;
 use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
 use crate::writer::Columns;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::transaction::{Source, Transactions, TxError};
-use hapax::{StoreError, OperationId};
+use hapax::{OperationId, StoreError};
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 

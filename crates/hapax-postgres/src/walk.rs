@@ -14,8 +14,8 @@ use hapax::store::{Place, Scanned, Visit};
 use hapax::{Sealer, StoreError, Timestamp};
 use tokio_postgres::Row;
 
-use crate::record::Said;
 use crate::error::PostgresError;
+use crate::record::Said;
 use crate::sql::PAGE_BYTES;
 use crate::upkeep::{Job, Undone, Upkeep};
 

@@ -16,15 +16,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{StoreError, OperationId};
+use hapax::{OperationId, StoreError};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 
-use crate::record::{Answer, Said, Write};
 use crate::error::{Failure, PostgresError};
 use crate::identity::recognise;
 use crate::link::{Call, Link, Parameter, Setup};
 use crate::queue::Queue;
+use crate::record::{Answer, Said, Write};
 use crate::secret::Purpose;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, Sealer, RecordState, Store,
-    OperationId, SystemEntropy, WriteId, Terms,
+    Entropy, Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme,
+    Sealer, Store, SystemEntropy, Terms, WriteId,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;

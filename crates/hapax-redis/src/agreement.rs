@@ -1,6 +1,6 @@
 //! That everybody names keys by the same secret.
 
-use hapax::{Key, Scope, Secret, OperationId};
+use hapax::{Key, OperationId, Scope, Secret};
 use redis::Value;
 
 use crate::connection::Connection;

@@ -121,7 +121,6 @@
 
 mod agreement;
 mod cache;
-mod record;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
@@ -135,6 +134,7 @@ mod link;
 mod names;
 mod options;
 mod pages;
+mod record;
 mod script;
 mod store;
 mod target;

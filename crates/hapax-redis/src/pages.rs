@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use hapax::store::Place;
-use hapax::{StoreError, OperationId};
+use hapax::{OperationId, StoreError};
 use redis::Value;
 use tokio::time::timeout;
 

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Snapshot, Stamped, Swapped};
-use hapax::{FencingToken, Sealer, StoreError, OperationId, WriteId, Timestamp};
+use hapax::store::{Snapshot, Stamped, StoredRecord, Swapped};
+use hapax::{FencingToken, OperationId, Sealer, StoreError, Timestamp, WriteId};
 use redis::Value;
 
 use crate::error::RedisStoreError;
@@ -74,7 +74,11 @@ pub(crate) fn loaded(
 }
 
 /// Reads the answer of `GET` for this key.
-pub(crate) fn got(key: &OperationId, value: &Value, sealer: &Sealer) -> Result<Option<StoredRecord>, Answer> {
+pub(crate) fn got(
+    key: &OperationId,
+    value: &Value,
+    sealer: &Sealer,
+) -> Result<Option<StoredRecord>, Answer> {
     if *value == Value::Nil {
         return Ok(None);
     }

@@ -8,16 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hapax::store::{
-    BoxFuture, StoredRecord, Page, Place, Reaped, Scanned, Snapshot, Stamp, Swap, Swapped, Visit,
+    BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Stamp, StoredRecord, Swap, Swapped, Visit,
 };
 use hapax::{
-    Entropy, Inspect, Notify, OnUnknown, Sealer, Secret, RecordState, Store, StoreError, OperationId, WriteId,
-    Timestamp,
+    Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
+    StoreError, Timestamp, WriteId,
 };
 use redis::Value;
 
 use crate::agreement::Agreement;
-use crate::record::{self, Answer, micros};
 use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
 use crate::identity::{Known, identity};
@@ -26,6 +25,7 @@ use crate::link::Link;
 use crate::names::Names;
 use crate::options::Options;
 use crate::pages;
+use crate::record::{self, Answer, micros};
 use crate::script::Lua;
 use crate::watches::Watches;
 
@@ -437,7 +437,9 @@ impl Inspect for RedisStore {
                     match found {
                         Ok(Some(stored)) if is_lapsed(&stored, now) => {
                             // Its lease is by the clock of its own node, which may be another one.
-                            if let Snapshot { now, stored: Some(stored) } = self.load_cell(key).await? {
+                            if let Snapshot { now, stored: Some(stored) } =
+                                self.load_cell(key).await?
+                            {
                                 visit(key, &Ok(stored), now);
                             }
                         }
@@ -474,8 +476,12 @@ const PAGE_BYTES: usize = 8 << 20;
 
 fn weight(stored: &StoredRecord) -> usize {
     let outcome = match &stored.record.state {
-        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => outcome.bytes().len(),
-        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => 0,
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
+            outcome.bytes().len()
+        }
+        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => {
+            0
+        }
     };
     outcome + stored.record.checkpoint.as_ref().map_or(0, Bytes::len)
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax::WriteId;
 use hapax::store::{Snapshot, Swap, Swapped};
-use hapax::{StoreError, OperationId};
+use hapax::{OperationId, StoreError};
 
 /// The longest history that can be checked, for one key.
 pub const MAX_OPERATIONS: usize = 64;
@@ -269,7 +269,9 @@ fn apply(write_id: Option<WriteId>, operation: &Operation) -> Option<Option<Writ
     let (next, answer) = match operation.call {
         Call::Load => (write_id, Answer::Found(write_id)),
         Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
-        Call::Swap { expected, write_id: new } if write_id == expected => (Some(new), Answer::Stored),
+        Call::Swap { expected, write_id: new } if write_id == expected => {
+            (Some(new), Answer::Stored)
+        }
         Call::Swap { .. } => (write_id, Answer::Found(write_id)),
     };
     (operation.answer == answer || operation.answer == Answer::Ambiguous).then_some(next)

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
-    WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
+    StoreError, Terms, WriteId,
 };
 use tokio::task::JoinSet;
 

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::store::StoredRecord;
-use hapax::{Entropy, FencingToken, SealError, Sealer, RecordState, OperationId, WriteId, Timestamp};
+use hapax::{
+    Entropy, FencingToken, OperationId, RecordState, SealError, Sealer, Timestamp, WriteId,
+};
 
 const MAGIC: &[u8; 4] = b"hxt1";
 const FIELDS: usize = 4 + 16 + 4 * 8;

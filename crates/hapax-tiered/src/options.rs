@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Entropy, KeyRing, Sealer, Secret, OperationId, SystemEntropy};
+use hapax::{Entropy, KeyRing, OperationId, Sealer, Secret, SystemEntropy};
 
 /// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
 #[derive(Clone, Debug)]

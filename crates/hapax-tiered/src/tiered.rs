@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Notify, Store, StoreError, OperationId};
+use hapax::{Inspect, Notify, OperationId, Store, StoreError};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 

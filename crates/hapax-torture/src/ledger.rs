@@ -137,7 +137,9 @@ impl Ledger {
                 wrong.push("executed again under block".into());
             }
             // Its own gateway's, and those of others that live, unless it comes from the past.
-            let counts = |other: &&Execution| other.incarnation == incarnation || !(late || dead(other.incarnation));
+            let counts = |other: &&Execution| {
+                other.incarnation == incarnation || !(late || dead(other.incarnation))
+            };
             let mut begun = log.executions.iter().filter(counts);
             if policy != Policy::Reconcile && !begun.all(clean) {
                 wrong.push("executed again though the gateway lived".into());
@@ -263,7 +265,8 @@ impl Ledger {
 
     /// A gateway was killed in its life `life`.
     pub(crate) fn killed(&mut self, incarnation: u64, was_ready: bool) {
-        let working = |one: &Execution| one.incarnation == incarnation && one.stage == Stage::Working;
+        let working =
+            |one: &Execution| one.incarnation == incarnation && one.stage == Stage::Working;
         let executing = self.keys.values().any(|log| log.executions.iter().any(working));
         self.dead.insert(incarnation);
         self.counts.kills += 1;

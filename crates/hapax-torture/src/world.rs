@@ -72,7 +72,8 @@ pub(crate) async fn run(
     });
     let plans: Vec<_> = plans.collect();
     let (incarnations, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let world = Arc::new(World { policy, ports, copies: options.copies, ledger, incarnations, over });
+    let world =
+        Arc::new(World { policy, ports, copies: options.copies, ledger, incarnations, over });
 
     let mut clients = JoinSet::new();
     for number in 0..options.clients {

@@ -34,8 +34,17 @@ const VERSION: u8 = 2;
 /// # Errors
 /// [`EncodeError`] when a field is over its limit; nothing else fails.
 pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
-    let Record { scheme, fingerprint, lease_id, generation, attempt, terms, checkpoint, notes, state } =
-        record;
+    let Record {
+        scheme,
+        fingerprint,
+        lease_id,
+        generation,
+        attempt,
+        terms,
+        checkpoint,
+        notes,
+        state,
+    } = record;
     let mut out = Vec::with_capacity(size(record));
     out.extend_from_slice(&MAGIC);
     out.push(VERSION);
@@ -125,7 +134,17 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         return Err(DecodeError::TrailingBytes);
     }
     let terms = Terms { lease, retention, on_unknown };
-    Ok(Record { scheme, fingerprint, lease_id, generation, attempt, terms, checkpoint, notes, state })
+    Ok(Record {
+        scheme,
+        fingerprint,
+        lease_id,
+        generation,
+        attempt,
+        terms,
+        checkpoint,
+        notes,
+        state,
+    })
 }
 
 /// A part of a record, as errors name it.

@@ -23,9 +23,9 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
-use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, WriteId, Terms};
+use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
-use crate::store::{StoredRecord, Draft, Snapshot, Stamped, Swap, Swapped};
+use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
 
 /// Conflicts in a row after which an exchange gives up. Each means that somebody else got ahead,
 /// so a key on which this happens is hammered by many.
@@ -278,8 +278,8 @@ impl Claiming {
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn owned(&self) -> Option<Holding> {
         let stored = self.seen.stored.as_ref()?;
-        let own_lease_ids = self.own_lease_ids.contains(&stored.record.lease_id);
-        (own_lease_ids && stored.record.state == RecordState::InFlight)
+        let is_own = self.own_lease_ids.contains(&stored.record.lease_id);
+        (is_own && stored.record.state == RecordState::InFlight)
             .then(|| Holding::new(self.key, self.seen.now, stored.clone(), &self.entered))
     }
 
@@ -352,7 +352,8 @@ impl Claiming {
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
         let write_id = WriteId::fresh(entropy)?;
-        if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id) {
+        if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id)
+        {
             // Entered before it is sent, so that whoever meets it in the store finds it here.
             self.entered.push(self.claim.executions.enter(self.key, draft.record.lease_id));
             self.own_lease_ids.push(draft.record.lease_id);
@@ -381,7 +382,12 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(key: OperationId, now: Timestamp, stored: StoredRecord, entered: &[Arc<Entered>]) -> Self {
+    fn new(
+        key: OperationId,
+        now: Timestamp,
+        stored: StoredRecord,
+        entered: &[Arc<Entered>],
+    ) -> Self {
         let Record { lease_id, generation, attempt, terms, .. } = stored.record;
         let fence = stored.fence;
         let holder = Holder { lease_id, generation };

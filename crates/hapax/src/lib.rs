@@ -129,8 +129,10 @@ pub use fingerprint::{NoCanonicalForm, canonicalize_value};
 pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey, NoBucket};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
-pub use record::{FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
-pub use scope::{Scope, OperationId};
+pub use record::{
+    FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
+};
+pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};
 pub use secret::{KeyRing, KeyRingError, Secret};
 pub use store::{Inspect, Notify, Store, StoreError, Transactional};

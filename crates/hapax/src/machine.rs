@@ -25,8 +25,10 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::record::{FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, WriteId, Terms};
-use crate::store::{StoredRecord, Draft, Snapshot, Stamp};
+use crate::record::{
+    FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
+};
+use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
 
 /// What somebody wants of a record.
 #[derive(Clone, Debug)]
@@ -259,7 +261,9 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
         RecordState::Released => Standing::Released(stored),
         RecordState::InFlight if seen.now < stored.lease_until => Standing::Live(stored),
         RecordState::InFlight => Standing::Lapsed(stored),
-        RecordState::Unknown { seen, asking } => Standing::Unknown(stored, Doubt { seen, asking: *asking }),
+        RecordState::Unknown { seen, asking } => {
+            Standing::Unknown(stored, Doubt { seen, asking: *asking })
+        }
         RecordState::Done(outcome) => Standing::Done(stored, outcome),
     }
 }
@@ -362,7 +366,9 @@ fn by_policy(
 fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
     let stored = match standing {
         Standing::Absent => return Step::Gone,
-        Standing::Released(stored) if stored.record.lease_id == holder.lease_id && *act == Act::Release => {
+        Standing::Released(stored)
+            if stored.record.lease_id == holder.lease_id && *act == Act::Release =>
+        {
             return Step::Recorded;
         }
         Standing::Released(_) => return Step::Gone,

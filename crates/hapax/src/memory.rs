@@ -15,8 +15,8 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::record::{FencingToken, Record, RecordState};
 use crate::scope::OperationId;
 use crate::store::{
-    BoxFuture, StoredRecord, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
-    Swap, Swapped,
+    BoxFuture, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
+    StoredRecord, Swap, Swapped,
 };
 
 /// How much a [`MemoryStore`] holds. Past either limit new keys are refused.
@@ -287,7 +287,9 @@ fn size(stored: &StoredRecord) -> usize {
         RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
             outcome.bytes().len() + outcome.format().len()
         }
-        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => 0,
+        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => {
+            0
+        }
     };
     2 * size_of::<(Timestamp, OperationId)>()
         + size_of::<StoredRecord>()

@@ -125,7 +125,12 @@ impl Sealer {
     ///
     /// # Errors
     /// Every [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
-    pub fn open(&self, key: &OperationId, write_id: WriteId, sealed: &[u8]) -> Result<Record, SealError> {
+    pub fn open(
+        &self,
+        key: &OperationId,
+        write_id: WriteId,
+        sealed: &[u8],
+    ) -> Result<Record, SealError> {
         let rest = sealed.strip_prefix(&MAGIC).ok_or(SealError::NotSealed)?;
         let (&version, rest) = rest.split_first().ok_or(SealError::Broken)?;
         if version != VERSION {
@@ -148,7 +153,12 @@ impl Sealer {
         Ok(codec::decode(&payload)?)
     }
 
-    fn decrypt(&self, key: &OperationId, write_id: WriteId, body: &[u8]) -> Result<Bytes, SealError> {
+    fn decrypt(
+        &self,
+        key: &OperationId,
+        write_id: WriteId,
+        body: &[u8],
+    ) -> Result<Bytes, SealError> {
         let (id, body) = body.split_first_chunk::<4>().ok_or(SealError::Broken)?;
         let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
         let aad = associated(key, write_id, *id);

@@ -5,7 +5,7 @@ use std::path::Path;
 use hapax::{OnUnknown, RecordState};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, restore};
 
-use crate::support::{claim, complete, load, expect_stored};
+use crate::support::{claim, complete, expect_stored, load};
 
 fn secret_of(path: &Path) -> SecretSource {
     let mut name = path.as_os_str().to_owned();
@@ -45,7 +45,10 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
     let RecordState::Done(outcome) = load(&store, 1).await.unwrap().record.state else { panic!() };
     assert_eq!(outcome.bytes(), "answer");
     let stored = load(&store, 2).await.unwrap();
-    assert!(matches!(stored.record.state, RecordState::Unknown { seen: None, asking: false }), "{stored:?}");
+    assert!(
+        matches!(stored.record.state, RecordState::Unknown { seen: None, asking: false }),
+        "{stored:?}"
+    );
     assert_eq!((stored.fence, stored.keep_until), (fence, None));
     assert!(load(&store, 3).await.is_none(), "what came after the backup is forgotten");
     store.close().await;

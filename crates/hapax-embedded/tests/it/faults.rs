@@ -9,7 +9,7 @@ use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 use tokio::task::JoinHandle;
 
 use crate::medium::{Fault, Lies, Medium};
-use crate::support::{claim, complete, key, load, seen, expect_stored};
+use crate::support::{claim, complete, expect_stored, key, load, seen};
 
 type Answer = Result<Swapped, StoreError>;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::machine::{Asked, Event, Step, step};
-use hapax::{Clock, LeaseId, KeyRing, Secret, Store, StoreError, Timestamp};
+use hapax::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
 use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
 
-use crate::support::{LEASE, claim, complete, key, load, seen, expect_stored};
+use crate::support::{LEASE, claim, complete, expect_stored, key, load, seen};
 
 fn open(path: &Path) -> Result<EmbeddedStore, OpenError> {
     EmbeddedStore::open(Options::new(path))
@@ -293,7 +293,8 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
     for of in 1..=3 {
         let claimed = claim(of);
         expect_stored(&store, &claimed).await;
-        expect_stored(&store, &complete(&claimed, of + 10, format!("answer {of}").as_bytes())).await;
+        expect_stored(&store, &complete(&claimed, of + 10, format!("answer {of}").as_bytes()))
+            .await;
     }
     store.close().await;
     flip(&path, b"answer 1");
@@ -308,7 +309,7 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
     }
     let limit = std::num::NonZeroU32::new(10).unwrap();
     let page = hapax::Inspect::page(&store, None, limit).await.unwrap();
-    assert!(matches!(page.cells.as_slice(), [(_, Err(StoreError::Corrupt(_)))]), "{page:?}");
+    assert!(matches!(page.records.as_slice(), [(_, Err(StoreError::Corrupt(_)))]), "{page:?}");
     assert!(!page.more);
     assert_eq!(store.stats().damaged, 1);
 }
@@ -325,9 +326,9 @@ async fn a_page_of_large_records_ends_early_and_goes_on() {
     }
     let limit = std::num::NonZeroU32::new(10).unwrap();
     let first = hapax::Inspect::page(&store, None, limit).await.unwrap();
-    assert_eq!((first.cells.len(), first.more), (2, true), "a mebibyte, and what crosses it");
-    let rest = hapax::Inspect::page(&store, Some(first.cells[1].0), limit).await.unwrap();
-    assert_eq!((rest.cells.len(), rest.more), (1, false));
+    assert_eq!((first.records.len(), first.more), (2, true), "a mebibyte, and what crosses it");
+    let rest = hapax::Inspect::page(&store, Some(first.records[1].0), limit).await.unwrap();
+    assert_eq!((rest.records.len(), rest.more), (1, false));
 }
 
 #[tokio::test]
@@ -373,9 +374,9 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     loop {
         let limit = std::num::NonZeroU32::new(7).unwrap();
         let page = hapax::Inspect::page(&*store, after, limit).await.unwrap();
-        listed += page.cells.iter().filter(|(_, stored)| stored.is_ok()).count();
-        damaged += page.cells.iter().filter(|(_, stored)| stored.is_err()).count();
-        after = page.cells.last().map(|(key, _)| *key);
+        listed += page.records.iter().filter(|(_, stored)| stored.is_ok()).count();
+        damaged += page.records.iter().filter(|(_, stored)| stored.is_err()).count();
+        after = page.records.last().map(|(key, _)| *key);
         if !page.more {
             break;
         }

@@ -11,7 +11,7 @@ use hapax::{RecordState, Store};
 use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, examine, salvage};
 use hapax_testkit::SeededEntropy;
 
-use crate::support::{claim, complete, key, expect_stored};
+use crate::support::{claim, complete, expect_stored, key};
 
 /// Enough for a tree of branches and leaves.
 const KEYS: u64 = 400;
@@ -52,8 +52,10 @@ async fn replays(store: &Arc<EmbeddedStore>) -> u64 {
         .map(|of| {
             let store = Arc::clone(store);
             tokio::spawn(async move {
-                let again =
-                    hapax::store::Swap { write_id: crate::support::write_id(of + 20_000), ..claim(of) };
+                let again = hapax::store::Swap {
+                    write_id: crate::support::write_id(of + 20_000),
+                    ..claim(of)
+                };
                 let replayed = match store.swap(again).await {
                     Ok(Swapped::Stored(_)) => panic!("key {of} was executed again"),
                     Ok(Swapped::Conflict(seen)) => {

@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Stamped, Swap, Swapped};
-use hapax::{Inspect, Store, StoreError, OperationId};
+use hapax::store::{Stamped, StoredRecord, Swap, Swapped};
+use hapax::{Inspect, OperationId, Store, StoreError};
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
@@ -264,14 +264,14 @@ async fn check(image: Vec<u8>, past: &Past<'_>) -> Result<(), String> {
     // Nothing that nobody wrote, and nothing that the index of due cells does not know.
     let page = store.page(None, LIMIT).await.map_err(|error| format!("{error:?}"))?;
     let known: Vec<_> = past.iter().flat_map(|(history, _)| history.keys()).collect();
-    if let Some((key, _)) = page.cells.iter().find(|(key, _)| !known.contains(key)) {
+    if let Some((key, _)) = page.records.iter().find(|(key, _)| !known.contains(key)) {
         return Err(format!("nobody wrote {key:?}"));
     }
     clock.advance(Duration::from_secs(1 << 30));
     while store.reap(LIMIT).await.map_err(|error| format!("{error:?}"))?.more {}
     let left = store.page(None, LIMIT).await.map_err(|error| format!("{error:?}"))?;
     store.close().await;
-    if left.cells.is_empty() { Ok(()) } else { Err("some cells are never due".into()) }
+    if left.records.is_empty() { Ok(()) } else { Err("some cells are never due".into()) }
 }
 
 fn open(medium: &Medium, above: u64) -> Result<EmbeddedStore, hapax_embedded::OpenError> {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Draft, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{Draft, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
+    Terms, WriteId,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);

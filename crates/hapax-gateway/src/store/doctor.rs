@@ -399,7 +399,8 @@ async fn unreadable(opened: &Opened) -> Finding {
         Err(error) => return Finding::new(Severity::Unknown, "key ring", error.to_string(), ""),
     };
     let all = page.records.len();
-    let failed: Vec<_> = page.records.iter().filter_map(|(_, stored)| stored.as_ref().err()).collect();
+    let failed: Vec<_> =
+        page.records.iter().filter_map(|(_, stored)| stored.as_ref().err()).collect();
     let Some(first) = failed.first() else {
         let found = format!("all of the {all} that were looked at can be opened");
         return Finding::new(Severity::Fine, "key ring", found, "");

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use hapax::{Key, Scope, Secret, OperationId};
+use hapax::{Key, OperationId, Scope, Secret};
 
 use super::StoreUrl;
 
@@ -126,7 +126,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Returns a name of the secret, from which the secret does not follow.
 fn name(secret: Option<&Secret>) -> String {
     let scope = Scope::of([("hapax-gateway", "identity of stores")]);
-    let named = |secret| Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key));
+    let named =
+        |secret| Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key));
     let name = secret.and_then(named).map(|name| name.to_string());
     name.unwrap_or_else(|| "none".into())
 }

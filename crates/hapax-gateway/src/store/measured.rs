@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Store, StoreError, OperationId};
+use hapax::{Inspect, OperationId, Store, StoreError};
 use tokio::time::Instant;
 
 use crate::metrics::{Histogram, head, micros};

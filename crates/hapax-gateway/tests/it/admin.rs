@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
-    OperationId, SystemClock,
+    Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Scope, Store,
+    StoreError, SystemClock,
 };
 use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
 use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError};

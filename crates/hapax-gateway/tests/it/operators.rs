@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, RecordState, Store, StoreError, OperationId,
-    SystemClock,
+    Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, OperationId, RecordState, Store,
+    StoreError, SystemClock,
 };
 use hapax_gateway::{Gateway, Opened};
 use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError, List};

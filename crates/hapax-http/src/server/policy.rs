@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::machine::Hook;
 use hapax::store::BoxFuture;
-use hapax::{FencingToken, Key, OnUnknown, Policy, PolicyError, OperationId};
+use hapax::{FencingToken, Key, OnUnknown, OperationId, Policy, PolicyError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, Uri};
 

@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{FinishError, Lease, Outcome, OperationId, Timestamp};
+use hapax::{FinishError, Lease, OperationId, Outcome, Timestamp};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};

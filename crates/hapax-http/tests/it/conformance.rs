@@ -9,7 +9,7 @@ use axum::Router;
 use hapax::machine::Hook;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, Store, StoreError, OperationId,
+    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, OperationId, Store, StoreError,
     SystemClock,
 };
 use hapax_conformance::{

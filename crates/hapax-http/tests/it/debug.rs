@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
-use hapax::{FencingToken, Key, Scope, OperationId};
+use hapax::{FencingToken, Key, OperationId, Scope};
 use hapax_http::fingerprint::{Asked, HttpScheme};
 use hapax_http::server::{Doubt, Reconciled};
 use hapax_http::stored::{Cookies, Stored, Whole};

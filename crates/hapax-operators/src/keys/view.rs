@@ -5,7 +5,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::StoredRecord;
-use hapax::{Outcome, Record, RecordState, OperationId, Timestamp};
+use hapax::{OperationId, Outcome, Record, RecordState, Timestamp};
 use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -188,7 +188,10 @@ pub struct ResponseView {
 impl KeyView {
     /// With what it is answered with.
     pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
-        Self { response: outcome(stored).and_then(ResponseView::of), ..Self::named(id, stored, now) }
+        Self {
+            response: outcome(stored).and_then(ResponseView::of),
+            ..Self::named(id, stored, now)
+        }
     }
 
     /// Without it: nothing that is large is copied.
@@ -261,7 +264,9 @@ fn decided(record: &Record) -> Option<Decided> {
 /// What it is answered with, or what was seen of an unknown outcome.
 const fn outcome(stored: &StoredRecord) -> Option<&Outcome> {
     match &stored.record.state {
-        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => Some(outcome),
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
+            Some(outcome)
+        }
         RecordState::InFlight | RecordState::Unknown { .. } | RecordState::Released => None,
     }
 }
@@ -281,7 +286,9 @@ pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-pub(super) fn id_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OperationId>, D::Error> {
+pub(super) fn id_or_none<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<OperationId>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
     let id = OperationId::from_hex(&text);
     id.map(Some).ok_or_else(|| serde::de::Error::custom("an id has 64 hexadecimal digits"))

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{UpdateId, Operations, Seen, seen, statements};
+use super::{Operations, Seen, UpdateId, seen, statements};
 use crate::error::{BoxError, DataError, Failure, ItemError};
 use crate::executor::{Executor, Rows};
 use crate::items::Fields;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Record, Scheme, RecordState, Store, StoreError, OperationId, WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, OperationId, Record, RecordState, Scheme, Store, StoreError,
+    Terms, WriteId,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;

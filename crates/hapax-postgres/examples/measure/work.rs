@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome as Answer, Record, Scheme, RecordState, Store, OperationId, WriteId,
-    Terms,
+    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome as Answer, Record, RecordState, Scheme,
+    Store, Terms, WriteId,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;

@@ -9,8 +9,8 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
 use super::{CONFLICT, ENDED_EARLY, SAVEPOINT, SPOIL, stored};
-use crate::record::Write;
 use crate::error::PostgresError;
+use crate::record::Write;
 use crate::store::PostgresStore;
 
 impl Transactional<Transaction<'_, Postgres>> for PostgresStore {

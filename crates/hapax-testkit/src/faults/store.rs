@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
-use hapax::{Inspect, Store, StoreError, OperationId};
+use hapax::{Inspect, OperationId, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::sleep;
 

@@ -1,6 +1,6 @@
 //! Bugs to plant, each at the place where somebody could make it.
 
-use hapax::store::{StoredRecord, Stamp, Swap, Swapped};
+use hapax::store::{Stamp, StoredRecord, Swap, Swapped};
 use hapax::{OnUnknown, RecordState, Timestamp};
 
 use super::plan;
@@ -124,7 +124,9 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
             }
             let own = stored.record.lease_id == tenure.lease_id;
             match (bug, write.meaning, &stored.record.state) {
-                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, RecordState::Done(_)) if own => {
+                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, RecordState::Done(_))
+                    if own =>
+                {
                     stored.record.state = RecordState::InFlight;
                 }
                 (Bug::ResolvesTheUnseen, Meaning::Operator { fence, .. }, _) => {
@@ -146,12 +148,16 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, stored: &mut 
             let claimed = stored.fence.issued_at().after(stored.record.terms.lease);
             stored.lease_until = stored.lease_until.min(claimed);
         }
-        Bug::ForgetsAttempts if stored.record.state == RecordState::Released => stored.record.attempt = 0,
+        Bug::ForgetsAttempts if stored.record.state == RecordState::Released => {
+            stored.record.attempt = 0
+        }
         Bug::IgnoresTheFingerprint => {
             stored.record.scheme = plan::scheme(claim.scheme);
             stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
         }
-        Bug::AsksTooSoon if stored.record.state == RecordState::InFlight && stored.lease_until <= now => {
+        Bug::AsksTooSoon
+            if stored.record.state == RecordState::InFlight && stored.lease_until <= now =>
+        {
             stored.lease_until = Timestamp::default();
         }
         _ => {}

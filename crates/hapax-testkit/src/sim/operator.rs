@@ -30,7 +30,7 @@ impl World {
             let looker = Looker::Operator { operator };
             return self.at(500 * MS, Happening::Look { looker });
         };
-        let worth = found.0.cell.is_some();
+        let worth = found.0.stored.is_some();
         self.operators[operator as usize].seen = Some(found);
         // Some decide at once, some after lunch.
         let most = if self.chance(500) { 50 * MS } else { 3_000 * MS };

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use hapax::machine::Hook;
-use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, OperationId, Terms};
+use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, Scheme, Terms};
 
 use crate::SeededEntropy;
 

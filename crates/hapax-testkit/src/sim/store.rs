@@ -1,6 +1,6 @@
 //! The store of the simulated installation: three cells and a clock that can be wrong.
 
-use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{FencingToken, RecordState, Timestamp};
 
 use super::bug::Bug;
@@ -63,7 +63,9 @@ impl ModelStore {
             (Some(Bug::ReapsByTheLease), RecordState::InFlight | RecordState::Unknown { .. }) => {
                 stored.lease_until.after(stored.record.terms.retention) <= clock
             }
-            _ => stored.keep_until.is_some_and(|until| until.after(stored.record.terms.lease) <= clock),
+            _ => stored
+                .keep_until
+                .is_some_and(|until| until.after(stored.record.terms.lease) <= clock),
         };
         let mut removed = Vec::new();
         for (key, stored) in self.records.iter_mut().enumerate() {

@@ -243,7 +243,8 @@ impl Ledger {
     /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
     /// landed on a purged key brings back.
     pub(super) fn owns(&self, truth: &Truth, tenure: u32) -> bool {
-        let lease_id = |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id);
+        let lease_id =
+            |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id);
         truth.phase != Phase::Absent && lease_id(truth.tenure) == lease_id(tenure)
     }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Draft, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{Draft, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, StoreError, OperationId,
-    WriteId, Terms,
+    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
+    StoreError, Terms, WriteId,
 };
 
 use super::Fixture;

@@ -59,7 +59,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Inspect, Store, OperationId};
+use hapax::{Inspect, OperationId, Store};
 
 use bench::Bench;
 pub use clocks::*;

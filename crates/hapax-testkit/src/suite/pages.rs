@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Draft, Place, Stamp};
-use hapax::{Inspect, Outcome, Record, RecordState, OperationId};
+use hapax::store::{Draft, Place, Stamp, StoredRecord};
+use hapax::{Inspect, OperationId, Outcome, Record, RecordState};
 
 use super::{Bench, Fixture};
 

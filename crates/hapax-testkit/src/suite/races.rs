@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
-use hapax::{Outcome, Record, RecordState, Store, OperationId, WriteId};
+use hapax::{OperationId, Outcome, Record, RecordState, Store, WriteId};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -111,7 +111,8 @@ async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
         added.extend_from_slice(write_id.as_bytes());
         let record = Record { checkpoint: Some(added.into()), ..stored.record };
         let draft = Draft { record, stamp: Stamp::Keep, lease: LEASE, keep: Some(LONG) };
-        match send(store, &Swap { id: key, expected: Some(stored.write_id), write_id, draft }).await {
+        match send(store, &Swap { id: key, expected: Some(stored.write_id), write_id, draft }).await
+        {
             Swapped::Stored(_) => return,
             Swapped::Conflict(found) => seen = found,
         }

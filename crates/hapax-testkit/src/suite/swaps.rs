@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp};
-use hapax::{OnUnknown, Outcome, Record, Scheme, RecordState, OperationId, Terms};
+use hapax::{OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Terms};
 
 use super::bench::LEASE;
 use super::{Bench, Fixture};

@@ -32,7 +32,8 @@ pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(draft.clone()).await;
-    let renewal = bench.swap(key, Some(stored.write_id), Draft { stamp: Stamp::Keep, ..draft.clone() });
+    let renewal =
+        bench.swap(key, Some(stored.write_id), Draft { stamp: Stamp::Keep, ..draft.clone() });
     assert_eq!(bench.stored(&renewal).await.fence, stored.fence);
     let complete = bench.swap(key, Some(renewal.write_id), bench.done(&draft, b"yes"));
     assert_eq!(bench.stored(&complete).await.fence, stored.fence);

@@ -5,8 +5,10 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, StoredRecord, Page, Reaped, Snapshot, Stamp, Stamped, Swap, Swapped};
-use hapax::{Clock, FencingToken, Inspect, RecordState, Store, StoreError, OperationId, Timestamp};
+use hapax::store::{
+    BoxFuture, Page, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped,
+};
+use hapax::{Clock, FencingToken, Inspect, OperationId, RecordState, Store, StoreError, Timestamp};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, Fixture, clock_rules, inspect_rules, store_rules};
 
@@ -125,7 +127,8 @@ impl Broken {
         if self.bug == Bug::ForgetsTheCheckpoint {
             record.checkpoint = None;
         }
-        let released = record.state == RecordState::Released && self.bug == Bug::ReleasesForgetTheFence;
+        let released =
+            record.state == RecordState::Released && self.bug == Bug::ReleasesForgetTheFence;
         let fence = match (swap.draft.stamp, last, self.bug) {
             _ if released => FencingToken::new(0),
             (Stamp::NextFence, _, Bug::FencesAreTheClock) => FencingToken::new(now.as_micros()),
@@ -165,7 +168,9 @@ impl Broken {
     fn reap(&self, limit: usize) -> Reaped {
         let now = self.clock.now();
         let mut records = self.records.lock().unwrap();
-        let due = |(_, (stored, first)): &(&_, &(StoredRecord, Timestamp))| self.due(stored, *first) <= now;
+        let due = |(_, (stored, first)): &(&_, &(StoredRecord, Timestamp))| {
+            self.due(stored, *first) <= now
+        };
         let limit = if self.bug == Bug::ReapsPastTheLimit { usize::MAX } else { limit };
         let keys: Vec<_> = records.iter().filter(due).map(|(key, _)| *key).collect();
         keys.iter().take(limit).for_each(|key| drop(records.remove(key)));
@@ -187,7 +192,8 @@ impl Store for Broken {
 
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         let now = self.clock.now();
-        let stored = self.records.lock().unwrap().get(&self.name(*key)).map(|(stored, _)| stored.clone());
+        let stored =
+            self.records.lock().unwrap().get(&self.name(*key)).map(|(stored, _)| stored.clone());
         let expired = |stored: &StoredRecord| stored.keep_until.is_some_and(|until| until <= now);
         let stored = stored.filter(|stored| self.bug != Bug::ExpiredIsAbsent || !expired(stored));
         Box::pin(async move { Ok(Snapshot { now, stored }) })
@@ -211,7 +217,8 @@ impl Inspect for Broken {
             None => true,
         };
         let shown = |stored: &StoredRecord| {
-            self.bug != Bug::PagesLeaveOutTheExpired || stored.keep_until.is_none_or(|end| end > now)
+            self.bug != Bug::PagesLeaveOutTheExpired
+                || stored.keep_until.is_none_or(|end| end > now)
         };
         let records = self.records.lock().unwrap();
         let mut rest: Vec<_> = records

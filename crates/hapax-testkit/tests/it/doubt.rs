@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hapax::exchange::{Claim, Claimed, Claiming, Completion, Holding, Next, Told, Writing, Wrote};
 use hapax::machine::{Act, Resolution, Resolve};
-use hapax::store::{StoredRecord, Snapshot, Swap, Swapped};
-use hapax::{Fingerprint, OnUnknown, Outcome, Scheme, RecordState, OperationId, Terms};
+use hapax::store::{Snapshot, StoredRecord, Swap, Swapped};
+use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, RecordState, Scheme, Terms};
 use hapax_testkit::SeededEntropy;
 
 use database::{Database, Fate, Tx};

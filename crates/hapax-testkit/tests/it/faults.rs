@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Clock, MemoryCapacity, MemoryStore, StoreError, OperationId};
+use hapax::{Clock, MemoryCapacity, MemoryStore, OperationId, StoreError};
 use hapax_testkit::ManualClock;
 use hapax_testkit::faults::{FaultyRates, FaultyStore, Proxy, ProxyRates};
 use hapax_testkit::suite::{Fixture, inspect_rules, store_rules};

@@ -143,7 +143,8 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
             }
             (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(stored)),
             (_, Some(answer)) => {
-                if let (false, Call::Swap { write_id, .. }, Answer::Stored) = (atomic, call, answer) {
+                if let (false, Call::Swap { write_id, .. }, Answer::Stored) = (atomic, call, answer)
+                {
                     stored = Some(write_id);
                 }
                 last[which] = stored;
@@ -170,7 +171,8 @@ fn tells_an_atomic_store_from_one_that_checks_and_then_sets() {
 
 #[test]
 fn is_quick_where_many_answers_were_lost() {
-    let fresh = |number: u8| Call::Swap { expected: None, write_id: WriteId::from_bytes([number; 16]) };
+    let fresh =
+        |number: u8| Call::Swap { expected: None, write_id: WriteId::from_bytes([number; 16]) };
     let mut history: Vec<_> =
         (10..50).map(|number| at(0, 1, fresh(number), Answer::Ambiguous)).collect();
     for time in 1..20 {
@@ -196,7 +198,9 @@ fn any_order(left: &[Operation], write_id: Option<WriteId>) -> bool {
         let (next, right) = match call {
             Call::Load => (write_id, Answer::Found(write_id)),
             Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
-            Call::Swap { expected, write_id: new } if write_id == expected => (Some(new), Answer::Stored),
+            Call::Swap { expected, write_id: new } if write_id == expected => {
+                (Some(new), Answer::Stored)
+            }
             Call::Swap { .. } => (write_id, Answer::Found(write_id)),
         };
         let rest = [&left[..first], &left[first + 1..]].concat();

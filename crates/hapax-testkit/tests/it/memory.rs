@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    RecordState, Store, StoreError, OperationId, WriteId, Terms,
+    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Outcome,
+    Record, RecordState, Scheme, Store, StoreError, Terms, WriteId,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
@@ -69,7 +69,12 @@ fn completion(entropy: &SeededEntropy, claim: &Swap, bytes: usize) -> Swap {
     let mut draft = claim.draft.clone();
     draft.record.state = RecordState::Done(Outcome::new("test", vec![0; bytes]));
     draft.stamp = Stamp::Keep;
-    Swap { expected: Some(claim.write_id), write_id: WriteId::fresh(entropy).unwrap(), draft, ..claim.clone() }
+    Swap {
+        expected: Some(claim.write_id),
+        write_id: WriteId::fresh(entropy).unwrap(),
+        draft,
+        ..claim.clone()
+    }
 }
 
 async fn expect_stored(store: &MemoryStore, swap: &Swap) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_tiered::{Cache, MemoryCache, Options};
 use tokio::time::{Instant, advance};
 
-use crate::support::{World, claim, finished, key, refused, settle, expect_stored};
+use crate::support::{World, claim, expect_stored, finished, key, refused, settle};
 
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {

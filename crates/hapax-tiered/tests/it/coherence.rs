@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-use hapax::{MemoryStore, RecordState, Store, StoreError, OperationId};
+use hapax::{MemoryStore, OperationId, RecordState, Store, StoreError};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::storm::Storm;
 use hapax_tiered::{MemoryCache, Options, Tiered};
@@ -92,7 +92,11 @@ struct Naive {
 
 impl Naive {
     fn saw(&self, key: OperationId, seen: &Snapshot) {
-        if seen.stored.as_ref().is_some_and(|stored| matches!(stored.record.state, RecordState::Done(_))) {
+        if seen
+            .stored
+            .as_ref()
+            .is_some_and(|stored| matches!(stored.record.state, RecordState::Done(_)))
+        {
             self.cache.lock().unwrap().insert(key, seen.clone());
         }
     }

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hapax::store::Swapped;
-use hapax::{Fingerprint, Secret, RecordState, Store, StoreError};
+use hapax::{Fingerprint, RecordState, Secret, Store, StoreError};
 use hapax_tiered::Options;
 use tokio::time::{Instant, advance};
 
 use crate::support::{
-    LEASE, World, claim, complete, finished, key, refused, release, settle, expect_stored, write_id,
+    LEASE, World, claim, complete, expect_stored, finished, key, refused, release, settle, write_id,
 };
 
 #[tokio::test(start_paused = true)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, Outcome, Record, Scheme,
-    RecordState, Store, StoreError, OperationId, WriteId, Terms, Timestamp,
+    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Outcome,
+    Record, RecordState, Scheme, Store, StoreError, Terms, Timestamp, WriteId,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
@@ -132,11 +132,11 @@ impl Cache for Odd {
         &'a self,
         key: &'a OperationId,
         entry: Bytes,
-        generation: Duration,
+        ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>> {
         Box::pin(async move {
             self.mood().await?;
-            self.cache.put(key, entry, generation).await
+            self.cache.put(key, entry, ttl).await
         })
     }
 

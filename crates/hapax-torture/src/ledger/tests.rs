@@ -16,14 +16,14 @@ impl Play {
 
     /// In the life `life` of a gateway whose earlier ones are over.
     fn executes(mut self, fence: u64, incarnation: u64) -> Self {
-        self.0.dead.extend(0..life);
+        self.0.dead.extend(0..incarnation);
         self.0.begin(KEY, fence, incarnation);
         self.0.take_effect(KEY, fence);
         self
     }
 
     fn declines(mut self, fence: u64, incarnation: u64) -> Self {
-        self.0.dead.extend(0..life);
+        self.0.dead.extend(0..incarnation);
         self.0.begin(KEY, fence, incarnation);
         self.0.decline(KEY, fence);
         self

@@ -84,7 +84,12 @@ impl Backlog {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, key: OperationId, bytes: usize, outcome: Option<HeldOutcome>) -> Entry {
+    fn enter(
+        self: &Arc<Self>,
+        key: OperationId,
+        bytes: usize,
+        outcome: Option<HeldOutcome>,
+    ) -> Entry {
         let outcome = outcome.map(Arc::new);
         if let Some(outcome) = &outcome {
             self.lock().insert(key, Arc::clone(outcome));

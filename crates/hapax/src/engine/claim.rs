@@ -20,7 +20,7 @@ use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
 use crate::record::{FencingToken, WriteId};
-use crate::scope::{Scope, OperationId};
+use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
 /// What is asked, as far as it must be told from another request under the same key.

@@ -17,7 +17,7 @@ use crate::entropy::{Entropy, SystemEntropy};
 use crate::exchange::{Executions, Resolved, Writing, Wrote};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
-use crate::scope::{Scope, OperationId};
+use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
 use crate::store::{Notify, Snapshot, Store, StoreError};
 
@@ -201,7 +201,11 @@ impl Idempotency {
     ///
     /// # Errors
     /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
-    pub async fn resolve(&self, key: OperationId, resolve: Resolve) -> Result<Resolved, ClaimError> {
+    pub async fn resolve(
+        &self,
+        key: OperationId,
+        resolve: Resolve,
+    ) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let talking = inner.backlog.talking();
         let task = inner.runtime.clone().spawn(async move {

@@ -182,8 +182,10 @@ fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFu
 /// Whether somebody executes, or asks what became of an execution.
 pub(super) fn is_live(seen: &Snapshot) -> bool {
     seen.stored.as_ref().is_some_and(|stored| {
-        let busy =
-            matches!(stored.record.state, RecordState::InFlight | RecordState::Unknown { asking: true, .. });
+        let busy = matches!(
+            stored.record.state,
+            RecordState::InFlight | RecordState::Unknown { asking: true, .. }
+        );
         busy && seen.now < stored.lease_until
     })
 }

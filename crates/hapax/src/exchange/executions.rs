@@ -9,7 +9,7 @@ use super::{Claiming, Holding};
 use crate::machine::{Local, runs_here};
 use crate::record::{LeaseId, RecordState};
 use crate::scope::OperationId;
-use crate::store::{StoredRecord, Snapshot};
+use crate::store::{Snapshot, StoredRecord};
 
 /// A registry of the executions under way in one process, and of the claims that may become one.
 ///
@@ -121,7 +121,8 @@ impl Holding {
     /// process. A record that merely expired does not.
     pub fn met(&mut self, seen: &Snapshot) {
         let unfinished = |stored: &StoredRecord| {
-            stored.record.lease_id == self.holder.lease_id && stored.record.state != RecordState::Released
+            stored.record.lease_id == self.holder.lease_id
+                && stored.record.state != RecordState::Released
         };
         if !seen.stored.as_ref().is_none_or(unfinished) {
             self.entered = None;

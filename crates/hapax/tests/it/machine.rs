@@ -6,10 +6,10 @@ use bytes::Bytes;
 use hapax::machine::{
     Act, Asked, Event, Holder, Hook, Local, Resolution, Resolve, Step, Verdict, step,
 };
-use hapax::store::{StoredRecord, Snapshot};
+use hapax::store::{Snapshot, StoredRecord};
 use hapax::{
-    FencingToken, Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, WriteId, Terms,
-    Timestamp,
+    FencingToken, Fingerprint, LeaseId, OnUnknown, Outcome, Record, RecordState, Scheme, Terms,
+    Timestamp, WriteId,
 };
 
 const NOW: u64 = 1_000_000_000;
@@ -63,7 +63,8 @@ const ASKING: RecordState = RecordState::Unknown { seen: None, asking: true };
 /// The rows: a name, and what the store holds.
 fn rows() -> Vec<(&'static str, Option<StoredRecord>)> {
     use OnUnknown::{Block, Reconcile, Reexecute};
-    let expired = StoredRecord { keep_until: Some(at(0)), ..cell(RecordState::InFlight, 10, Reexecute) };
+    let expired =
+        StoredRecord { keep_until: Some(at(0)), ..cell(RecordState::InFlight, 10, Reexecute) };
     vec![
         ("absent", None),
         ("expired", Some(expired)),
@@ -206,7 +207,8 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         local: &[],
         description: None,
     };
-    let seen = Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
+    let seen =
+        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
         step(&seen, &Event::Claim(asked.clone())),
         Step::Rehash(Scheme::new("test/1").unwrap())
@@ -262,7 +264,8 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     let expected = format!("absent:execute#1 {others}");
     check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
     let another = [Local { lease_id: TAKEN_OVER, executes: false }];
-    let seen = Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
+    let seen =
+        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Policy, Store, StoreError,
-    OperationId, Timestamp,
+    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Policy, Store,
+    StoreError, Timestamp,
 };
 use hapax_http::Body;
 use hapax_http::server::{

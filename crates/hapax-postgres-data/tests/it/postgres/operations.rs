@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
 use hapax_postgres_data::{
-    Column, DataError, Operation, UpdateId, Operations, Pooled, Retried, Retry, RetryError,
-    Table, VersionedRows,
+    Column, DataError, Operation, Operations, Pooled, Retried, Retry, RetryError, Table, UpdateId,
+    VersionedRows,
 };
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::PostgresServer;

@@ -10,7 +10,7 @@ use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-use super::support::{at, by, claim, key, expect_stored};
+use super::support::{at, by, claim, expect_stored, key};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_processes_that_start_at_once_make_the_tables_once() {

@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::suite::OnOneServer;
 use super::support::{
-    Same, ask, at, by, claim, complete, connect, connect_within, key, named, own, policy, expect_stored,
+    Same, ask, at, by, claim, complete, connect, connect_within, expect_stored, key, named, own,
+    policy,
 };
 
 /// More than any test's server needs to come back to its callers.
@@ -173,7 +174,9 @@ async fn nothing_acknowledged_is_lost_by_kills() {
     assert!(acknowledged.len() > 100 && lost_track == 80, "{}", acknowledged.len());
     for of in acknowledged {
         let stored = store.load(&key(of)).await.unwrap().stored.expect("it was acknowledged");
-        let hapax::RecordState::Done(outcome) = stored.record.state else { panic!("{of} is undone") };
+        let hapax::RecordState::Done(outcome) = stored.record.state else {
+            panic!("{of} is undone")
+        };
         assert_eq!(outcome.bytes(), format!("{of}").as_bytes());
     }
 }

@@ -11,7 +11,7 @@ use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
 use super::meddler::Meddler;
-use super::support::{at, by, claim, complete, connect_within, load, expect_stored, write_id};
+use super::support::{at, by, claim, complete, connect_within, expect_stored, load, write_id};
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::{Client, NoTls};
 
 use super::scramble::scramble;
-use super::support::{at, claim, complete, connect, load, expect_stored};
+use super::support::{at, claim, complete, connect, expect_stored, load};
 
 pub(crate) async fn client(server: &PostgresServer) -> Client {
     let (client, connection) =
@@ -41,7 +41,8 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     assert_eq!(seen.stored.map(|stored| stored.write_id), Some(held.write_id));
 
     // Whoever wants to write it waits for a while, and others do not wait with it.
-    let taken = Swap { write_id: super::support::write_id(8), ..complete(&held, 2_000, b"taken over") };
+    let taken =
+        Swap { write_id: super::support::write_id(8), ..complete(&held, 2_000, b"taken over") };
     let mut waiting = JoinSet::new();
     for _ in 0..8 {
         let (store, taken) = (Arc::clone(&store), taken.clone());
@@ -85,7 +86,8 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
         let mut transaction = client.transaction().await.unwrap();
         let done = complete(&held, of + 10, b"yes");
         store.swap_in(&mut transaction, done.clone()).await.unwrap();
-        let renewed = Swap { write_id: super::support::write_id(of + 20), draft: held.draft, ..done };
+        let renewed =
+            Swap { write_id: super::support::write_id(of + 20), draft: held.draft, ..done };
         let waiting = tokio::spawn({
             let (store, renewed) = (Arc::clone(&store), renewed.clone());
             async move { store.swap(renewed).await.unwrap() }
@@ -114,7 +116,7 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
     let insert = format!(
         "BEGIN; INSERT INTO hapax_cells (key, tag, state, sealed, fence, lease_until)
         VALUES ('\\x{}', '\\x{}', 'done', '', 1, 1)",
-        stuck.key,
+        stuck.id,
         "00".repeat(16)
     );
     other.batch_execute(&insert).await.unwrap();
@@ -125,7 +127,7 @@ async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
         together.spawn(async move { (swap.id, store.swap(swap).await) });
     }
     for (key, answer) in together.join_all().await {
-        if key == stuck.key {
+        if key == stuck.id {
             assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
         } else {
             assert!(matches!(answer, Ok(Swapped::Stored(_))), "{answer:?}");

@@ -11,7 +11,7 @@ use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::wait;
 use tokio::task::JoinSet;
 
-use super::support::{claim, complete, connect, load, expect_stored, write_id};
+use super::support::{claim, complete, connect, expect_stored, load, write_id};
 
 const MANY: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 const SHORT: Duration = Duration::from_millis(50);

@@ -7,7 +7,7 @@ use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, St
 use hapax_postgres::PostgresStore;
 use hapax_testkit::servers::PostgresServer;
 
-use super::support::{Same, at, claim, complete, key, expect_stored};
+use super::support::{Same, at, claim, complete, expect_stored, key};
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];

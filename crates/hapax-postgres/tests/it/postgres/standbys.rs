@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, key, named, own, policy, expect_stored};
+use super::support::{Same, at, claim, expect_stored, key, named, own, policy};
 
 /// More than any server or process takes.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::store::{StoredRecord, Draft, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{Draft, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Claim, Fingerprint, LeaseId, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, WriteId, Terms,
+    Claim, Fingerprint, Idempotency, Key, Lease, LeaseId, OnUnknown, OperationId, Outcome, Policy,
+    Record, RecordState, Request, Scheme, Scope, Store, StoreError, Terms, WriteId,
 };
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;

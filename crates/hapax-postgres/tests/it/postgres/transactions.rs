@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::locks::client;
-use super::support::{at, claim, complete, connect, load, expect_stored, write_id};
+use super::support::{at, claim, complete, connect, expect_stored, load, write_id};
 
 /// A table of the caller's, one row for each piece of work that was done.
 const WORK: &str = "CREATE TABLE work (of bigint)";
@@ -48,7 +48,10 @@ async fn record_and_work_are_there_together_or_not_at_all() {
             assert_eq!((stored.write_id, stored.record), (done.write_id, done.draft.record));
         } else {
             transaction.rollback().await.unwrap();
-            assert_eq!(load(&*store, of).await.map(|stored| stored.write_id), Some(claimed.write_id));
+            assert_eq!(
+                load(&*store, of).await.map(|stored| stored.write_id),
+                Some(claimed.write_id)
+            );
         }
     }
     assert_eq!(count(&server).await, "1");
@@ -227,7 +230,10 @@ mod by_sqlx {
                 transaction.commit().await.unwrap();
             } else {
                 transaction.rollback().await.unwrap();
-                assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
+                assert_eq!(
+                    load(&*store, 1).await.map(|stored| stored.write_id),
+                    Some(claimed.write_id)
+                );
             }
         }
         assert_eq!(count(&server).await, "1");

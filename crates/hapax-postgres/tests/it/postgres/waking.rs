@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use hapax::transaction::{Ended, Ending, InDatabase, Ran};
-use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, OperationId};
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::sync::mpsc;
@@ -14,7 +14,7 @@ use tokio_postgres::{AsyncMessage, NoTls};
 
 use super::faults::TERMINATE;
 use super::meddler::Meddler;
-use super::support::{ask, at, by, claim, complete, key, own, policy, expect_stored};
+use super::support::{ask, at, by, claim, complete, expect_stored, key, own, policy};
 
 const SOON: Duration = Duration::from_secs(60);
 

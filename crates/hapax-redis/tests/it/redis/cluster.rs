@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::suite::OnOneServer;
-use super::support::{at, claim, complete, connect_within, key, expect_stored};
+use super::support::{at, claim, complete, connect_within, expect_stored, key};
 
 const SOON: Duration = Duration::from_secs(60);
 

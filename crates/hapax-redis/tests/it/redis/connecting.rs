@@ -7,7 +7,7 @@ use hapax::{Inspect, Store, StoreError};
 use hapax_redis::{ConnectError, Options, RedisStore, Unfit};
 use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 
-use super::support::{at, claim, complete, connect, connect_within, key, expect_stored};
+use super::support::{at, claim, complete, connect, connect_within, expect_stored, key};
 
 /// What the manual tells operators to grant.
 const LEAST: &[&str] = &[

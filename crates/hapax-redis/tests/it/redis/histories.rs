@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
-use hapax::{Store, StoreError, OperationId};
+use hapax::{OperationId, Store, StoreError};
 use hapax_redis::RedisStore;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisOptions, RedisServer};

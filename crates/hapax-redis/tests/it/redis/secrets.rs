@@ -8,7 +8,7 @@ use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, complete, connect_within, key, expect_stored};
+use super::support::{Same, at, claim, complete, connect_within, expect_stored, key};
 
 const SOON: Duration = Duration::from_secs(120);
 

@@ -7,7 +7,7 @@ use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use super::support::{claim, key, expect_stored};
+use super::support::{claim, expect_stored, key};
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Claim, Fingerprint, LeaseId, Idempotency, Key, Lease, OnUnknown, Outcome, Policy, Record,
-    Request, Scheme, Scope, RecordState, Store, StoreError, OperationId, WriteId, Terms,
+    Claim, Fingerprint, Idempotency, Key, Lease, LeaseId, OnUnknown, OperationId, Outcome, Policy,
+    Record, RecordState, Request, Scheme, Scope, Store, StoreError, Terms, WriteId,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;

@@ -5,7 +5,7 @@ use hapax_redis::{ConnectError, Options, RedisStore};
 use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use super::support::{claim, key, expect_stored};
+use super::support::{claim, expect_stored, key};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 

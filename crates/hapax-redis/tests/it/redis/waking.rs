@@ -3,12 +3,14 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, Outcome, Policy, OperationId};
+use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_redis::RedisStore;
 use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
-use super::support::{ask, at, claim, complete, connect, connect_within, key, own, policy, expect_stored};
+use super::support::{
+    ask, at, claim, complete, connect, connect_within, expect_stored, key, own, policy,
+};
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -10,7 +10,7 @@ use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 
-use super::support::{at, claim, complete, connect, key, own, policy, expect_stored};
+use super::support::{at, claim, complete, connect, expect_stored, key, own, policy};
 
 const SOON: Duration = Duration::from_secs(60);
 

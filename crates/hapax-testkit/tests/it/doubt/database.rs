@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use hapax::store::{StoredRecord, Snapshot, Stamp, Stamped, Swap, Swapped};
+use hapax::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{FencingToken, LeaseId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,8 @@ impl Database {
         let now = Timestamp::from_micros(self.now);
         let last = self.stored.as_ref().map(|stored| stored.fence);
         let generation = swap.draft.record.generation;
-        self.forgotten |= self.stored.as_ref().is_some_and(|stored| stored.record.generation != generation);
+        self.forgotten |=
+            self.stored.as_ref().is_some_and(|stored| stored.record.generation != generation);
         let fence = match (swap.draft.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             _ => FencingToken::next(last, now),

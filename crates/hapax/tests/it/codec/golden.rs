@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use hapax::{
-    Entropy, EntropyError, Notes, Outcome, Record, Sealer, Secret, RecordState, OperationId, WriteId, codec,
+    Entropy, EntropyError, Notes, OperationId, Outcome, Record, RecordState, Sealer, Secret,
+    WriteId, codec,
 };
 
 use super::strategy::sample;

@@ -1,4 +1,6 @@
-use hapax::{Entropy, EntropyError, SealError, Sealer, Secret, OperationId, SystemEntropy, WriteId};
+use hapax::{
+    Entropy, EntropyError, OperationId, SealError, Sealer, Secret, SystemEntropy, WriteId,
+};
 use proptest::prelude::*;
 
 use super::strategy::{record, sample};

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
+use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Scheme, Terms};
 use proptest::prelude::*;
 
 /// A record with something in every field.
@@ -33,7 +33,14 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     let notes = (prop::option::of(blob()), prop::option::of(blob()))
         .prop_map(|(description, decision)| Notes { description, decision });
     (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, state()).prop_map(
-        |((lease_id, generation, fingerprint, attempt), terms, scheme, checkpoint, notes, state)| Record {
+        |(
+            (lease_id, generation, fingerprint, attempt),
+            terms,
+            scheme,
+            checkpoint,
+            notes,
+            state,
+        )| Record {
             scheme: Scheme::new(scheme).unwrap(),
             fingerprint: Fingerprint::from_bytes(fingerprint),
             lease_id: LeaseId::from_bytes(lease_id),

@@ -92,7 +92,10 @@ impl Store for Unreliable {
         })
     }
 
-    fn load<'a>(&'a self, key: &'a hapax::OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+    fn load<'a>(
+        &'a self,
+        key: &'a hapax::OperationId,
+    ) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         self.memory.load(key)
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    ClaimError, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, Scope, Store, StoreError,
-    OperationId,
+    ClaimError, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Scope, Store,
+    StoreError,
 };
 use tokio::time::Instant;
 

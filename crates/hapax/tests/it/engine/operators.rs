@@ -3,7 +3,7 @@
 use hapax::exchange::{Next, Resolved, Writing, Wrote};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Swapped;
-use hapax::{FencingToken, Scope, RecordState, Store, OperationId, SystemEntropy};
+use hapax::{FencingToken, OperationId, RecordState, Scope, Store, SystemEntropy};
 
 use super::faults::Mode;
 use super::{World, key, outcome, own, reexecute};
@@ -60,7 +60,7 @@ async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
     assert!(matches!(conflict, Swapped::Conflict(_)));
     let Next::Send(swap) = writing.heard(conflict, &SystemEntropy).unwrap() else { panic!() };
     let stored = world.store.swap(swap).await.unwrap();
-    let Next::Ready(wrote) = writing.heard(expect_stored, &SystemEntropy).unwrap() else { panic!() };
+    let Next::Ready(wrote) = writing.heard(stored, &SystemEntropy).unwrap() else { panic!() };
     assert!(matches!(wrote, Wrote::Recorded(_)));
     let replaced = was(Resolved { wrote, was: writing.into_seen() });
     assert_eq!(replaced, RecordState::Done(outcome("just now")));

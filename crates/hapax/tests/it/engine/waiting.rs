@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::machine::Hook;
 use hapax::store::BoxFuture;
-use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, Policy, OperationId};
+use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, OperationId, Policy};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 

@@ -206,6 +206,7 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     assert_eq!(keys[0], keys[3], "the same whenever it executes");
     assert_eq!(asked.lock().unwrap().as_ref(), Some(&keys[0]));
     assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
-    let record = world.process().operation_id(&charge.scope(&Scope::of([("customer", "a")])), &key());
+    let record =
+        world.process().operation_id(&charge.scope(&Scope::of([("customer", "a")])), &key());
     assert_ne!(keys[0].as_str(), record.to_string());
 }
