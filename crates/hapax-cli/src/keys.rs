@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Idempotency, OperationId, Store};
-use hapax_embedded::{EmbeddedStore, Holder, OpenError};
+use hapax_embedded::{EmbeddedStore, LockOwner, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
     Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
@@ -167,7 +167,9 @@ impl Reached {
             // To look at a store is no reason to make one.
             StoreUrl::File(path) if !path.exists() => {
                 // Removed under a gateway, it is there until that ends.
-                if let Ok(Some(Holder { admin: Some(admin), .. })) = EmbeddedStore::holder(path) {
+                if let Ok(Some(LockOwner { admin: Some(admin), .. })) =
+                    EmbeddedStore::lock_owner(path)
+                {
                     return Ok(Self::There(Remote::new(admin, place.token()?)));
                 }
                 let none = match make {

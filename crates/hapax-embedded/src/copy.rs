@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hapax::machine::{Act, Event, Holder, Step, step};
+use hapax::machine::{Event, Owner, OwnerAction, Step, step};
 use hapax::store::{Snapshot, StoredRecord};
 use hapax::{KeyRing, OperationId, RecordState, Sealer, SystemEntropy, Timestamp, WriteId};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
@@ -288,11 +288,13 @@ fn abandoned(
     if record.state != RecordState::InFlight {
         return Ok(None);
     }
-    let holder = Holder { lease_id: record.lease_id, generation: record.generation };
+    let holder = Owner { lease_id: record.lease_id, generation: record.generation };
     let Columns { write_id, fence, lease_until, .. } = columns;
     let stored = StoredRecord { write_id, fence, lease_until, keep_until: None, record };
     let seen = Snapshot { now: Timestamp::default(), stored: Some(stored) };
-    let Step::Write(draft) = step(&seen, &Event::Hold(holder, Act::Abandon { seen: None })) else {
+    let Step::Write(draft) =
+        step(&seen, &Event::Owner(holder, OwnerAction::Abandon { seen: None }))
+    else {
         return Ok(None);
     };
     let random = |error: hapax::EntropyError| unreadable(error.to_string());

@@ -77,7 +77,7 @@ mod writer;
 pub use backing::{Backing, Disk};
 pub use copy::{Restored, backup_closed, restore};
 pub use error::{EmbeddedError, OpenError};
-pub use lock_file::Holder;
+pub use lock_file::LockOwner;
 pub use options::{Options, SecretSource};
 pub use salvage::{Salvaged, examine, salvage};
 pub use store::{EmbeddedStats, EmbeddedStore};

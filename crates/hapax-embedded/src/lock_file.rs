@@ -14,7 +14,7 @@ use crate::error::OpenError;
 
 /// Who has a database open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Holder {
+pub struct LockOwner {
     /// Its process id, if it said so.
     pub pid: Option<u32>,
     /// Where it can be asked about its records, if it said so.
@@ -38,7 +38,7 @@ impl LockFile {
         owner_only(&mut options);
         let file = options.open(&path).map_err(failed)?;
         if !exclusive(&file).map_err(failed)? {
-            let Holder { pid, admin } = said(&file).map_err(failed)?;
+            let LockOwner { pid, admin } = said(&file).map_err(failed)?;
             return Err(OpenError::InUse { path, pid, admin });
         }
         say(&file, admin).map_err(failed)?;
@@ -89,7 +89,7 @@ fn exclusive(file: &File) -> io::Result<bool> {
 }
 
 /// Who holds the lock at `path`; `None` if nobody does.
-pub(crate) fn holder(path: &Path) -> io::Result<Option<Holder>> {
+pub(crate) fn lock_owner(path: &Path) -> io::Result<Option<LockOwner>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -113,13 +113,13 @@ fn say(mut file: &File, admin: Option<SocketAddr>) -> io::Result<()> {
 }
 
 /// What the holder says, as far as it can be read.
-fn said(mut file: &File) -> io::Result<Holder> {
+fn said(mut file: &File) -> io::Result<LockOwner> {
     let mut text = Vec::new();
     file.seek(SeekFrom::Start(0))?;
     file.take(4096).read_to_end(&mut text)?;
     let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let said: Value = serde_json::from_slice(line).unwrap_or_default();
-    Ok(Holder {
+    Ok(LockOwner {
         pid: said["pid"].as_u64().and_then(|pid| pid.try_into().ok()),
         admin: said["admin"].as_str().and_then(|admin| admin.parse().ok()),
     })

@@ -24,7 +24,7 @@ use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
-use crate::lock_file::{self, Holder, LockFile};
+use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{Options, SecretSource};
 use crate::queue::{Limit, Share};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
@@ -182,8 +182,8 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// Whatever keeps the lock file from being read.
-    pub fn holder(path: impl AsRef<Path>) -> io::Result<Option<Holder>> {
-        lock_file::holder(&with_suffix(path.as_ref(), ".lock"))
+    pub fn lock_owner(path: impl AsRef<Path>) -> io::Result<Option<LockOwner>> {
+        lock_file::lock_owner(&with_suffix(path.as_ref(), ".lock"))
     }
 
     /// Bytes that may still be written where `path` is or would be; `None` where nobody knows.

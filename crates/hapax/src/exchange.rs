@@ -22,7 +22,7 @@ use self::executions::Entered;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::machine::{Act, Asked, Event, Holder, Hook, Resolve, Step, Verdict, step};
+use crate::machine::{Asked, Event, Hook, Owner, OwnerAction, Resolve, Step, Verdict, step};
 use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
 use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
@@ -64,7 +64,7 @@ pub struct Claim {
 #[derive(Debug)]
 pub enum Claimed {
     /// The claimer owns the key.
-    Execute(Holding),
+    Execute(Ownership),
     /// It is done, with this answer.
     Replay(Replay),
     /// Somebody else is executing.
@@ -177,9 +177,10 @@ impl Claiming {
                 let Some(stored) = self.landed(stamped) else { return self.decide(entropy) };
                 Ok(Next::Ready(match (self.intent, &stored.record.state) {
                     (Intent::Execute, _) => {
-                        let holding = Holding::new(self.key, stamped.now, stored, &self.entered);
+                        let ownership =
+                            Ownership::new(self.key, stamped.now, stored, &self.entered);
                         self.leave();
-                        Claimed::Execute(holding.executes())
+                        Claimed::Execute(ownership.executes())
                     }
                     (Intent::Ask, _) => {
                         let fence = stored.fence;
@@ -206,7 +207,7 @@ impl Claiming {
                 self.conflicts += 1;
                 if self.conflicts > MAX_CONFLICTS {
                     return Ok(match self.owned() {
-                        Some(holding) => Next::Ready(Claimed::Execute(holding.executes())),
+                        Some(ownership) => Next::Ready(Claimed::Execute(ownership.executes())),
                         None => Next::Ready(Claimed::Contended),
                     });
                 }
@@ -240,12 +241,12 @@ impl Claiming {
         verdict: Verdict,
         entropy: &dyn Entropy,
     ) -> Result<Next<Claimed>, EntropyError> {
-        let Some(asked) = self.seen.stored.as_ref().map(|stored| stored.write_id) else {
+        let Some(announced) = self.seen.stored.as_ref().map(|stored| stored.write_id) else {
             return self.decide(entropy);
         };
         let lease_id = LeaseId::fresh(entropy)?;
         let terms = self.claim.terms;
-        match step(&self.seen, &Event::Answer { asked, lease_id, terms, verdict }) {
+        match step(&self.seen, &Event::Reconciled { announced, lease_id, terms, verdict }) {
             Step::Write(draft) => self.send(Intent::Answer, draft, entropy),
             Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
             _ => self.decide(entropy),
@@ -255,12 +256,12 @@ impl Claiming {
     /// For a claim that was given up after its last swap was sent: the definite answer to that
     /// swap, and with it what the claim owns after all and must release.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
-    pub fn given_up(&mut self, swapped: Swapped) -> Option<Holding> {
+    pub fn given_up(&mut self, swapped: Swapped) -> Option<Ownership> {
         let owned = match swapped {
             Swapped::Stored(stamped) => {
                 let stored = self.landed(stamped)?;
                 matches!(self.intent, Intent::Execute)
-                    .then(|| Holding::new(self.key, stamped.now, stored, &self.entered))
+                    .then(|| Ownership::new(self.key, stamped.now, stored, &self.entered))
             }
             Swapped::Conflict(seen) => {
                 self.seen = seen;
@@ -276,11 +277,11 @@ impl Claiming {
     /// A claim that ends without its last swap having been sent owns this nevertheless, and must
     /// release it.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
-    pub fn owned(&self) -> Option<Holding> {
+    pub fn owned(&self) -> Option<Ownership> {
         let stored = self.seen.stored.as_ref()?;
         let is_own = self.own_lease_ids.contains(&stored.record.lease_id);
         (is_own && stored.record.state == RecordState::InFlight)
-            .then(|| Holding::new(self.key, self.seen.now, stored.clone(), &self.entered))
+            .then(|| Ownership::new(self.key, self.seen.now, stored.clone(), &self.entered))
     }
 
     /// Whether the store told of a record under this key: then the request was made before.
@@ -371,17 +372,17 @@ impl Claiming {
 /// Ownership of a key, as of its holder's last write. While it or a clone of it is there, claims of
 /// the same process do not take the key over.
 #[derive(Clone, Debug)]
-pub struct Holding {
+pub struct Ownership {
     key: OperationId,
     seen: Snapshot,
-    holder: Holder,
+    owner: Owner,
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
     entered: Option<Arc<Entered>>,
 }
 
-impl Holding {
+impl Ownership {
     fn new(
         key: OperationId,
         now: Timestamp,
@@ -390,10 +391,10 @@ impl Holding {
     ) -> Self {
         let Record { lease_id, generation, attempt, terms, .. } = stored.record;
         let fence = stored.fence;
-        let holder = Holder { lease_id, generation };
+        let owner = Owner { lease_id, generation };
         let entered = entered.iter().find(|entered| entered.lease_id() == lease_id).cloned();
         let seen = Snapshot { now, stored: Some(stored) };
-        Self { key, seen, holder, fence, attempt, terms, entered }
+        Self { key, seen, owner, fence, attempt, terms, entered }
     }
 
     /// Which key.
@@ -433,7 +434,7 @@ impl Holding {
     }
 
     /// What the holder last wrote, after a [`Wrote::Recorded`].
-    pub fn wrote(&mut self, seen: Snapshot) {
+    pub fn update(&mut self, seen: Snapshot) {
         self.seen = seen;
     }
 
@@ -441,12 +442,12 @@ impl Holding {
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
-    pub fn act(
+    pub fn write(
         &self,
-        act: Act,
+        action: OwnerAction,
         entropy: &dyn Entropy,
     ) -> Result<(Writing, Next<Wrote>), EntropyError> {
-        let event = Event::Hold(self.holder, act);
+        let event = Event::Owner(self.owner, action);
         Writing::start(self.key, self.seen.clone(), event, entropy)
     }
 }

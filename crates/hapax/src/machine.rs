@@ -36,11 +36,11 @@ pub enum Event<'a> {
     /// To execute, or to hear what came of it.
     Claim(Asked<'a>),
     /// The holder of a grant acts.
-    Hold(Holder, Act),
+    Owner(Owner, OwnerAction),
     /// A hook answered the question that the write `asked` announced.
-    Answer {
+    Reconciled {
         /// The tag of that write: an answer counts only while the cell bears it.
-        asked: WriteId,
+        announced: WriteId,
         /// The grant under which to execute, should it not have happened.
         lease_id: LeaseId,
         /// The claimer's terms, should it not have happened.
@@ -72,13 +72,13 @@ pub struct Asked<'a> {
     /// Whether it may ask now. A claim that waited for another one's question does not ask again.
     pub may_ask: bool,
     /// Executions and claims of this key that are under way in the claimer's own process.
-    pub local: &'a [Local],
+    pub local: &'a [LocalExecution],
 }
 
 /// An execution, or a claim that may become one, under way in the claimer's own process. Its lease
 /// may have lapsed by the store's clock: its owner is alive nevertheless.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Local {
+pub struct LocalExecution {
     /// Its grant.
     pub lease_id: LeaseId,
     /// Whether its claim was answered, so that it executes.
@@ -96,7 +96,7 @@ pub struct Hook {
 
 /// Who holds a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Holder {
+pub struct Owner {
     /// Its grant.
     pub lease_id: LeaseId,
     /// The life it was granted in.
@@ -105,7 +105,7 @@ pub struct Holder {
 
 /// What a holder does. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum OwnerAction {
     /// Extends the lease to `lease` from now.
     Renew {
         /// How long.
@@ -129,7 +129,7 @@ pub enum Act {
     Release,
 }
 
-impl fmt::Debug for Act {
+impl fmt::Debug for OwnerAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Renew { lease } => write!(f, "Renew({lease:?})"),
@@ -244,11 +244,11 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     let standing = standing(seen);
     match event {
         Event::Claim(asked) => claim(seen, &standing, asked),
-        Event::Hold(holder, act) => hold(&standing, *holder, act),
-        Event::Answer { asked, lease_id, terms, verdict } => {
-            answer(&standing, *asked, *lease_id, *terms, verdict)
+        Event::Owner(owner, action) => by_owner(&standing, *owner, action),
+        Event::Reconciled { announced, lease_id, terms, verdict } => {
+            by_hook(&standing, *announced, *lease_id, *terms, verdict)
         }
-        Event::Resolve(resolve) => operator(&standing, resolve),
+        Event::Resolve(resolve) => by_operator(&standing, resolve),
     }
 }
 
@@ -270,7 +270,11 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
 
 /// Returns whether the execution of the record that was seen, or of one that is missing, is under
 /// way in the process of `local`, other than by the claims `mine`.
-pub(crate) fn runs_here(seen: &Snapshot, local: &[Local], own_lease_ids: &[LeaseId]) -> bool {
+pub(crate) fn runs_here(
+    seen: &Snapshot,
+    local: &[LocalExecution],
+    own_lease_ids: &[LeaseId],
+) -> bool {
     match &seen.stored {
         Some(StoredRecord { record: Record { lease_id, state, .. }, .. }) => {
             matches!(state, RecordState::InFlight | RecordState::Unknown { .. })
@@ -313,7 +317,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
     }
     let in_flight = matches!(stored.record.state, RecordState::InFlight);
     if in_flight && asked.own_lease_ids.contains(&stored.record.lease_id) {
-        return Step::Own(held(&stored.record, asked.terms.lease));
+        return Step::Own(renewed(&stored.record, asked.terms.lease));
     }
     let busy = Step::InFlight {
         elapsed: now.since(stored.fence.issued_at()),
@@ -363,11 +367,11 @@ fn by_policy(
     }
 }
 
-fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
+fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step {
     let stored = match standing {
         Standing::Absent => return Step::Gone,
         Standing::Released(stored)
-            if stored.record.lease_id == holder.lease_id && *act == Act::Release =>
+            if stored.record.lease_id == owner.lease_id && *action == OwnerAction::Release =>
         {
             return Step::Recorded;
         }
@@ -378,31 +382,34 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
         | Standing::Done(stored, _) => *stored,
     };
     let record = &stored.record;
-    if record.lease_id != holder.lease_id {
-        return if record.generation == holder.generation { Step::Lost } else { Step::Gone };
+    if record.lease_id != owner.lease_id {
+        return if record.generation == owner.generation { Step::Lost } else { Step::Gone };
     }
-    match (standing, act) {
-        (Standing::Live(_) | Standing::Lapsed(_), Act::Renew { lease }) => {
-            Step::Write(held(record, *lease))
+    match (standing, action) {
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Renew { lease }) => {
+            Step::Write(renewed(record, *lease))
         }
-        (Standing::Live(_) | Standing::Lapsed(_), Act::Checkpoint(bytes)) => {
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Checkpoint(bytes)) => {
             let record = Record { checkpoint: Some(bytes.clone()), ..record.clone() };
-            Step::Write(held(&record, record.terms.lease))
+            Step::Write(renewed(&record, record.terms.lease))
         }
-        (Standing::Live(_) | Standing::Lapsed(_), Act::Release) => Step::Write(released(record)),
-        (Standing::Live(_) | Standing::Lapsed(_), Act::Abandon { seen }) => {
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Release) => {
+            Step::Write(released(record))
+        }
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Abandon { seen }) => {
             Step::Write(unknown(record, seen.clone()))
         }
         (
             Standing::Live(_) | Standing::Lapsed(_) | Standing::Unknown(..),
-            Act::Complete { outcome, retention },
+            OwnerAction::Complete { outcome, retention },
         ) => Step::Write(done(record, outcome, *retention)),
         // It says already that nobody knows; whoever asks must find the tag it left.
-        (Standing::Unknown(..), Act::Abandon { .. }) => Step::Recorded,
-        (Standing::Unknown(..), Act::Renew { .. } | Act::Checkpoint(_) | Act::Release) => {
-            Step::Lost
-        }
-        (Standing::Done(_, kept), Act::Complete { outcome, .. }) if *kept == outcome => {
+        (Standing::Unknown(..), OwnerAction::Abandon { .. }) => Step::Recorded,
+        (
+            Standing::Unknown(..),
+            OwnerAction::Renew { .. } | OwnerAction::Checkpoint(_) | OwnerAction::Release,
+        ) => Step::Lost,
+        (Standing::Done(_, kept), OwnerAction::Complete { outcome, .. }) if *kept == outcome => {
             Step::Recorded
         }
         (Standing::Done(..), _) => Step::Lost,
@@ -410,15 +417,15 @@ fn hold(standing: &Standing<'_>, holder: Holder, act: &Act) -> Step {
     }
 }
 
-fn answer(
+fn by_hook(
     standing: &Standing<'_>,
-    asked: WriteId,
+    announced: WriteId,
     lease_id: LeaseId,
     terms: Terms,
     verdict: &Verdict,
 ) -> Step {
     let Standing::Unknown(stored, doubt) = standing else { return Step::Changed };
-    if stored.write_id != asked {
+    if stored.write_id != announced {
         return Step::Changed;
     }
     match verdict {
@@ -428,7 +435,7 @@ fn answer(
     }
 }
 
-fn operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
+fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     let stored = match standing {
         Standing::Absent | Standing::Released(_) => return Step::NotFound,
         Standing::Live(stored)
@@ -492,7 +499,7 @@ fn takeover(stored: &StoredRecord, lease_id: LeaseId, terms: Terms) -> Draft {
     }
 }
 
-fn held(record: &Record, lease: Duration) -> Draft {
+fn renewed(record: &Record, lease: Duration) -> Draft {
     Draft {
         record: Record { state: RecordState::InFlight, ..record.clone() },
         stamp: Stamp::Keep,

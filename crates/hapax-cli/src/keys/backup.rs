@@ -65,7 +65,7 @@ pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, Failure> {
     // A file that was removed under a gateway is there until that ends.
     let removed = match &place.store {
         StoreUrl::File(path) if !path.exists() => {
-            EmbeddedStore::holder(path).ok().flatten().and_then(|holder| holder.admin)
+            EmbeddedStore::lock_owner(path).ok().flatten().and_then(|holder| holder.admin)
         }
         _ => None,
     };

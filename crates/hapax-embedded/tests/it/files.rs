@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::machine::{Asked, Event, Step, step};
 use hapax::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
-use hapax_embedded::{EmbeddedStore, Holder, OpenError, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, LockOwner, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
 
 use crate::support::{LEASE, claim, complete, expect_stored, key, load, seen};
@@ -76,7 +76,7 @@ async fn a_closed_store_refuses_and_says_that_nothing_happened() {
 #[tokio::test]
 async fn a_second_store_hears_who_has_the_file() {
     let (_directory, path) = temporary();
-    assert_eq!(EmbeddedStore::holder(&path).unwrap(), None);
+    assert_eq!(EmbeddedStore::lock_owner(&path).unwrap(), None);
     let admin = "127.0.0.1:9090".parse().unwrap();
     let store = EmbeddedStore::open(Options::new(&path).admin(admin)).unwrap();
     let me = Some(std::process::id());
@@ -88,12 +88,12 @@ async fn a_second_store_hears_who_has_the_file() {
     }
     let elsewhere = "[::1]:1".parse().unwrap();
     store.set_admin(Some(elsewhere)).unwrap();
-    let holder = Holder { pid: me, admin: Some(elsewhere) };
-    assert_eq!(EmbeddedStore::holder(&path).unwrap(), Some(holder));
+    let owner = LockOwner { pid: me, admin: Some(elsewhere) };
+    assert_eq!(EmbeddedStore::lock_owner(&path).unwrap(), Some(owner));
     store.set_admin(None).unwrap();
-    assert_eq!(EmbeddedStore::holder(&path).unwrap().unwrap().admin, None);
+    assert_eq!(EmbeddedStore::lock_owner(&path).unwrap().unwrap().admin, None);
     store.close().await;
-    assert_eq!(EmbeddedStore::holder(&path).unwrap(), None);
+    assert_eq!(EmbeddedStore::lock_owner(&path).unwrap(), None);
     assert!(open(&path).is_ok());
 }
 

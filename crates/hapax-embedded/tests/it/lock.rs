@@ -18,7 +18,7 @@ async fn who_looks_is_not_in_the_way() {
             std::thread::spawn(move || {
                 let mut looks = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    EmbeddedStore::holder(&path).unwrap();
+                    EmbeddedStore::lock_owner(&path).unwrap();
                     looks += 1;
                 }
                 looks

@@ -300,7 +300,7 @@ impl Opening {
     async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
         let mut findings = vec![disk(path)];
         if !path.exists() {
-            if let Ok(Some(holder)) = EmbeddedStore::holder(path) {
+            if let Ok(Some(holder)) = EmbeddedStore::lock_owner(path) {
                 findings.push(Finding::new(
                     Severity::Broken,
                     "file",

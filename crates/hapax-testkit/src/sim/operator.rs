@@ -67,7 +67,7 @@ impl World {
             tenure: truth.tenure,
             meaning,
             landed: false,
-            holding: None,
+            ownership: None,
         });
         let conv = self.begin(Conv {
             process: OPERATORS,

@@ -1,7 +1,7 @@
 //! What a world is made of.
 
 use hapax::OnUnknown;
-use hapax::exchange::{Claiming, Executions, Holding, Writing};
+use hapax::exchange::{Claiming, Executions, Ownership, Writing};
 use hapax::store::{Swap, Swapped};
 
 use super::truth::{Meaning, Truth};
@@ -153,7 +153,7 @@ pub(super) struct WriteTalk {
     /// Some swap of it was written.
     pub(super) landed: bool,
     /// Kept until the end of an execution is written: it is under way until then.
-    pub(super) holding: Option<Holding>,
+    pub(super) ownership: Option<Ownership>,
 }
 
 /// A swap and what it is for.
@@ -204,7 +204,7 @@ pub(super) enum Activity {
 /// An execution under way.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) holding: Holding,
+    pub(super) ownership: Ownership,
     pub(super) tenure: u32,
     /// The claim it came of.
     pub(super) conv: u32,

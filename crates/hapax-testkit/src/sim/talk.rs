@@ -1,8 +1,8 @@
 //! Conversations: what the core is told, and what it wants next.
 
 use hapax::RecordState;
-use hapax::exchange::{Claimed, Holding, Next, Wrote};
-use hapax::machine::{Act, Verdict};
+use hapax::exchange::{Claimed, Next, Ownership, Wrote};
+use hapax::machine::{OwnerAction, Verdict};
 use hapax::store::{Swap, Swapped};
 
 use super::answers::{Asker, Told};
@@ -38,18 +38,25 @@ impl World {
         let state = &mut self.convs[conv as usize];
         match &mut state.talk {
             Talk::Claim(claim) if state.background => {
-                let holding = claim.claiming.given_up(swapped);
+                let ownership = claim.claiming.given_up(swapped);
                 state.over = true;
                 let entered =
-                    holding.as_ref().and_then(|holding| self.ledger.entered(conv, holding));
+                    ownership.as_ref().and_then(|ownership| self.ledger.entered(conv, ownership));
                 if entered.is_none() {
                     self.ledger.turned_away(conv);
                 }
-                if let Some(holding) = holding
+                if let Some(ownership) = ownership
                     && let Some(tenure) = entered
                 {
                     self.count(Count::Released);
-                    self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
+                    self.begin_write(
+                        conv,
+                        &ownership,
+                        OwnerAction::Release,
+                        Meaning::Release,
+                        tenure,
+                        true,
+                    );
                 }
             }
             Talk::Claim(claim) => {
@@ -132,10 +139,10 @@ impl World {
         };
         let worker = state.process;
         let told = match claimed {
-            Claimed::Execute(holding) => {
+            Claimed::Execute(ownership) => {
                 let tenure = letter.tenure.filter(|_| stored).or(claim.tenure);
                 state.over = true;
-                return self.begin_work(conv, holding, tenure);
+                return self.begin_work(conv, ownership, tenure);
             }
             Claimed::Rehash(scheme) => {
                 self.count(Count::Rehash);
@@ -225,21 +232,21 @@ impl World {
     pub(super) fn begin_write(
         &mut self,
         on_behalf_of: u32,
-        holding: &Holding,
-        act: Act,
+        ownership: &Ownership,
+        action: OwnerAction,
         meaning: Meaning,
         tenure: u32,
         background: bool,
     ) -> Option<u32> {
-        let Ok((writing, next)) = holding.act(act, &self.ids.0) else {
+        let Ok((writing, next)) = ownership.write(action, &self.ids.0) else {
             self.no_entropy();
             return None;
         };
         let Conv { process, epoch, operation, key, .. } = self.convs[on_behalf_of as usize];
         // A renewal may be given up; its worker has the holding.
         let renewal = matches!(meaning, Meaning::Renew { .. } | Meaning::Checkpoint(_));
-        let holding = (!renewal).then(|| holding.clone());
-        let talk = Talk::Write(WriteTalk { writing, tenure, meaning, landed: false, holding });
+        let ownership = (!renewal).then(|| ownership.clone());
+        let talk = Talk::Write(WriteTalk { writing, tenure, meaning, landed: false, ownership });
         let operation = if background { operation } else { self.operation_of(process) };
         let conv = self.begin(Conv {
             process,
@@ -282,7 +289,7 @@ impl World {
         let state = &mut self.convs[conv as usize];
         state.over = true;
         let Talk::Write(write) = &mut state.talk else { return };
-        write.holding = None;
+        write.ownership = None;
         let (meaning, tenure, landed) = (write.meaning, write.tenure, write.landed);
         let (process, operation, background) = (state.process, state.operation, state.background);
         if let (Some(Bug::ReportsLateAsLost), Meaning::Complete { .. }, Wrote::Recorded(seen)) =

@@ -1,7 +1,7 @@
 //! What is true: a ledger of every write that the model store took, kept by what its sender set
 //! out to do. It is written from the promises, not from the state machine, and judges that.
 
-use hapax::exchange::Holding;
+use hapax::exchange::Ownership;
 use hapax::store::{StoredRecord, Swap};
 use hapax::{LeaseId, OnUnknown, RecordState, Timestamp};
 
@@ -301,8 +301,8 @@ impl Ledger {
 
     /// What a claim was let in with under a fence. It may be more than one thing: a copy may land
     /// again on a purged key.
-    pub(super) fn entered(&self, conv: u32, holding: &Holding) -> Option<u32> {
-        let fence = holding.fence().get();
+    pub(super) fn entered(&self, conv: u32, ownership: &Ownership) -> Option<u32> {
+        let fence = ownership.fence().get();
         let same = |one: &Tenure| one.conv == conv && one.fence == fence;
         self.tenures.iter().rposition(same).map(|at| at as u32)
     }

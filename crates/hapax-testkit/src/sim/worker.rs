@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hapax::exchange::{self, Claiming, Executions, Holding, Wrote};
-use hapax::machine::Act;
+use hapax::exchange::{self, Claiming, Executions, Ownership, Wrote};
+use hapax::machine::OwnerAction;
 use hapax::store::Snapshot;
 use hapax::{OnUnknown, Timestamp};
 
@@ -112,20 +112,20 @@ impl World {
         self.claim_goes(conv, next, &truth, false, None);
     }
 
-    pub(super) fn begin_work(&mut self, conv: u32, holding: Holding, tenure: Option<u32>) {
+    pub(super) fn begin_work(&mut self, conv: u32, ownership: Ownership, tenure: Option<u32>) {
         self.count(Count::Execute);
         let worker = self.convs[conv as usize].process;
-        let Some(tenure) = self.ledger.entered(conv, &holding).or(tenure) else {
+        let Some(tenure) = self.ledger.entered(conv, &ownership).or(tenure) else {
             return self.judge(Err(Violation {
                 promise: "S1",
                 what: "told to execute, and no claim of it was written",
             }));
         };
         let entered = &mut self.ledger.tenures[tenure as usize];
-        let checkpoint = holding.checkpoint().map(plan::number);
+        let checkpoint = ownership.checkpoint().map(plan::number);
         let judged = ensure(!entered.told, "S1", "told to execute twice")
-            .and(ensure(holding.fence().get() == entered.fence, "S6", "told another fence"))
-            .and(ensure(holding.attempt() == entered.attempt, "attempts", "told another attempt"))
+            .and(ensure(ownership.fence().get() == entered.fence, "S6", "told another fence"))
+            .and(ensure(ownership.attempt() == entered.attempt, "attempts", "told another attempt"))
             .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "told another checkpoint"));
         entered.told = true;
         entered.running = Some(plan::process(worker));
@@ -134,9 +134,9 @@ impl World {
         }
         let lease = entered.lease;
         self.judge(judged);
-        note!(self, "worker {worker} executes under fence {}", holding.fence());
+        note!(self, "worker {worker} executes under fence {}", ownership.fence());
         let work = Work {
-            holding,
+            ownership,
             tenure,
             conv,
             lease,
@@ -175,16 +175,19 @@ impl World {
             return;
         }
         let (conv, tenure) = (work.conv, work.tenure);
-        let (act, meaning) = if checkpoint {
+        let (action, meaning) = if checkpoint {
             work.checkpoints += 1;
             let number = (tenure as u16) << 3 | work.checkpoints & 7;
-            (Act::Checkpoint(plan::bytes(number % 4_096)), Meaning::Checkpoint(number % 4_096))
+            (
+                OwnerAction::Checkpoint(plan::bytes(number % 4_096)),
+                Meaning::Checkpoint(number % 4_096),
+            )
         } else {
             let lease = work.lease * times;
-            (Act::Renew { lease: Duration::from_micros(lease) }, Meaning::Renew { lease })
+            (OwnerAction::Renew { lease: Duration::from_micros(lease) }, Meaning::Renew { lease })
         };
-        let holding = work.holding.clone();
-        let renewing = self.begin_write(conv, &holding, act, meaning, tenure, false);
+        let ownership = work.ownership.clone();
+        let renewing = self.begin_write(conv, &ownership, action, meaning, tenure, false);
         if let Some(work) = self.working(worker) {
             work.renewing = renewing;
         }
@@ -201,7 +204,7 @@ impl World {
         let ending = work.ending;
         match wrote {
             Wrote::Recorded(seen) => {
-                work.holding.wrote(seen);
+                work.ownership.update(seen);
                 let every = work.lease / 3;
                 self.go(worker, every, What::Renew);
             }
@@ -226,7 +229,7 @@ impl World {
         let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
         let seen = write.writing.seen().clone();
         if let Some(work) = self.working(worker) {
-            work.holding.met(&seen);
+            work.ownership.met(&seen);
         }
     }
 
@@ -251,29 +254,30 @@ impl World {
         let tenure = work.tenure;
         let outcome = tenure as u16;
         let complete = |retention: Option<u64>| {
-            let act = Act::Complete {
+            let action = OwnerAction::Complete {
                 outcome: plan::outcome(outcome),
                 retention: retention.map(Duration::from_micros),
             };
-            (act, Meaning::Complete { outcome, retention })
+            (action, Meaning::Complete { outcome, retention })
         };
         let retention = self.chance(100).then_some(1_200 * MS);
         let glimpse = self.chance(500).then_some(outcome);
         let dice = self.below(10);
-        let (act, meaning) = match (self.ledger.tenures[tenure as usize].effect, dice) {
+        let (action, meaning) = match (self.ledger.tenures[tenure as usize].effect, dice) {
             (_, 0) => {
                 note!(self, "worker {worker} lets go of its lease");
                 self.tally.fault(Fault::Dropped);
                 self.ledger.dropped(work.conv);
                 return self.end_operation(worker, false);
             }
-            (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => {
-                (Act::Abandon { seen: glimpse.map(plan::outcome) }, Meaning::Abandon { glimpse })
-            }
+            (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => (
+                OwnerAction::Abandon { seen: glimpse.map(plan::outcome) },
+                Meaning::Abandon { glimpse },
+            ),
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
-            _ => (Act::Release, Meaning::Release),
+            _ => (OwnerAction::Release, Meaning::Release),
         };
-        self.begin_write(work.conv, &work.holding, act, meaning, tenure, false);
+        self.begin_write(work.conv, &work.ownership, action, meaning, tenure, false);
     }
 
     /// After an error of the store: whether the conversation is sent no further.
@@ -338,16 +342,23 @@ impl World {
     /// An earlier copy of the claim may have landed late, on a purged key, and the claim knows.
     fn release_owned(&mut self, conv: u32) {
         let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
-        let holding = claim.claiming.owned();
+        let ownership = claim.claiming.owned();
         claim.claiming.leave();
-        let entered = holding.as_ref().and_then(|holding| self.ledger.entered(conv, holding));
+        let entered = ownership.as_ref().and_then(|ownership| self.ledger.entered(conv, ownership));
         if entered.is_none() {
             self.ledger.turned_away(conv);
         }
-        if let Some(holding) = holding
+        if let Some(ownership) = ownership
             && let Some(tenure) = entered
         {
-            self.begin_write(conv, &holding, Act::Release, Meaning::Release, tenure, true);
+            self.begin_write(
+                conv,
+                &ownership,
+                OwnerAction::Release,
+                Meaning::Release,
+                tenure,
+                true,
+            );
         }
     }
 

@@ -7,8 +7,10 @@ mod database;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use hapax::exchange::{Claim, Claimed, Claiming, Completion, Holding, Next, Told, Writing, Wrote};
-use hapax::machine::{Act, Resolution, Resolve};
+use hapax::exchange::{
+    Claim, Claimed, Claiming, Completion, Next, Ownership, Told, Writing, Wrote,
+};
+use hapax::machine::{OwnerAction, Resolution, Resolve};
 use hapax::store::{Snapshot, StoredRecord, Swap, Swapped};
 use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, RecordState, Scheme, Terms};
 use hapax_testkit::SeededEntropy;
@@ -24,11 +26,11 @@ const STEPS: u32 = 400;
 enum Doing {
     Nothing,
     Claiming(Claiming, Swap),
-    Renewing(Holding, Writing, Swap),
-    Working(Holding, usize),
-    Swapped(Completion, Holding, usize),
-    Committing(Completion, Holding, usize),
-    Settling(Completion, Holding, Writing, Swap, usize),
+    Renewing(Ownership, Writing, Swap),
+    Working(Ownership, usize),
+    Swapped(Completion, Ownership, usize),
+    Committing(Completion, Ownership, usize),
+    Settling(Completion, Ownership, Writing, Swap, usize),
     Ending(Writing, Swap),
 }
 
@@ -205,59 +207,59 @@ impl World {
                 }
                 None => Doing::Claiming(claiming, swap),
             },
-            Doing::Renewing(mut holding, mut writing, swap) => match self.send(&swap) {
-                None => Doing::Renewing(holding, writing, swap),
+            Doing::Renewing(mut ownership, mut writing, swap) => match self.send(&swap) {
+                None => Doing::Renewing(ownership, writing, swap),
                 Some(swapped) => match writing.heard(swapped, &self.dice).unwrap() {
-                    Next::Send(swap) => Doing::Renewing(holding, writing, swap),
+                    Next::Send(swap) => Doing::Renewing(ownership, writing, swap),
                     Next::Ready(Wrote::Recorded(seen)) => {
-                        holding.wrote(seen);
-                        Doing::Working(holding, self.database.begin())
+                        ownership.update(seen);
+                        Doing::Working(ownership, self.database.begin())
                     }
                     Next::Ready(_) => Doing::Nothing,
                 },
             },
-            Doing::Working(holding, tx) => {
+            Doing::Working(ownership, tx) => {
                 let outcome = Outcome::new("tx", tx.to_string());
-                let completion = holding.completion(outcome, None, &self.dice).unwrap().unwrap();
+                let completion = ownership.completion(outcome, None, &self.dice).unwrap().unwrap();
                 match self.database.swap_in(tx, completion.swap()) {
-                    None => Doing::Working(holding, tx),
-                    Some(Swapped::Stored(_)) => Doing::Swapped(completion, holding, tx),
-                    Some(Swapped::Conflict(seen)) => self.told(&completion, holding, seen, tx)?,
+                    None => Doing::Working(ownership, tx),
+                    Some(Swapped::Stored(_)) => Doing::Swapped(completion, ownership, tx),
+                    Some(Swapped::Conflict(seen)) => self.told(&completion, ownership, seen, tx)?,
                 }
             }
-            Doing::Swapped(completion, holding, tx) => {
+            Doing::Swapped(completion, ownership, tx) => {
                 self.database.transactions[tx].sent = true;
                 match self.dice.below(3) {
                     0 => {
                         self.database.commit(tx);
                         self.committed(tx)?
                     }
-                    _ => Doing::Committing(completion, holding, tx),
+                    _ => Doing::Committing(completion, ownership, tx),
                 }
             }
-            Doing::Committing(completion, holding, tx) => {
+            Doing::Committing(completion, ownership, tx) => {
                 if self.chance(5) && self.database.transactions[tx].fate == Fate::Committed {
                     return self.committed(tx);
                 }
-                let renew = Act::Renew { lease: LEASE };
-                match holding.act(renew, &self.dice).unwrap() {
+                let renew = OwnerAction::Renew { lease: LEASE };
+                match ownership.write(renew, &self.dice).unwrap() {
                     (writing, Next::Send(swap)) => {
-                        Doing::Settling(completion, holding, writing, swap, tx)
+                        Doing::Settling(completion, ownership, writing, swap, tx)
                     }
                     (_, Next::Ready(_)) => Doing::Nothing,
                 }
             }
-            Doing::Settling(completion, mut holding, mut writing, swap, tx) => {
+            Doing::Settling(completion, mut ownership, mut writing, swap, tx) => {
                 let Some(swapped) = self.send(&swap) else {
-                    return Ok(Doing::Settling(completion, holding, writing, swap, tx));
+                    return Ok(Doing::Settling(completion, ownership, writing, swap, tx));
                 };
                 match writing.heard(swapped, &self.dice).unwrap() {
-                    Next::Send(swap) => Doing::Settling(completion, holding, writing, swap, tx),
+                    Next::Send(swap) => Doing::Settling(completion, ownership, writing, swap, tx),
                     Next::Ready(Wrote::Recorded(seen)) => {
-                        holding.wrote(seen);
-                        self.rolled_back(holding, tx)?
+                        ownership.update(seen);
+                        self.rolled_back(ownership, tx)?
                     }
-                    Next::Ready(_) => self.told(&completion, holding, writing.into_seen(), tx)?,
+                    Next::Ready(_) => self.told(&completion, ownership, writing.into_seen(), tx)?,
                 }
             }
             Doing::Ending(mut writing, swap) => match self.send(&swap) {
@@ -273,9 +275,9 @@ impl World {
     fn claimed(&mut self, claiming: Claiming, next: Next<Claimed>) -> Doing {
         match next {
             Next::Send(swap) => Doing::Claiming(claiming, swap),
-            Next::Ready(Claimed::Execute(holding)) => {
+            Next::Ready(Claimed::Execute(ownership)) => {
                 self.saw(Seen::Executed);
-                self.renew(holding)
+                self.renew(ownership)
             }
             Next::Ready(Claimed::Replay(_)) => {
                 self.saw(Seen::Replayed);
@@ -286,9 +288,9 @@ impl World {
     }
 
     /// Before each transaction, as the first thing.
-    fn renew(&self, holding: Holding) -> Doing {
-        match holding.act(Act::Renew { lease: LEASE * 2 }, &self.dice).unwrap() {
-            (writing, Next::Send(swap)) => Doing::Renewing(holding, writing, swap),
+    fn renew(&self, ownership: Ownership) -> Doing {
+        match ownership.write(OwnerAction::Renew { lease: LEASE * 2 }, &self.dice).unwrap() {
+            (writing, Next::Send(swap)) => Doing::Renewing(ownership, writing, swap),
             (_, Next::Ready(_)) => Doing::Nothing,
         }
     }
@@ -296,7 +298,7 @@ impl World {
     fn told(
         &mut self,
         completion: &Completion,
-        holding: Holding,
+        ownership: Ownership,
         seen: Snapshot,
         tx: usize,
     ) -> Result<Doing, String> {
@@ -316,9 +318,9 @@ impl World {
                 self.committed(tx)
             }
             Told::Held(seen) => {
-                let mut holding = holding;
-                holding.wrote(seen);
-                self.rolled_back(holding, tx)
+                let mut ownership = ownership;
+                ownership.update(seen);
+                self.rolled_back(ownership, tx)
             }
             Told::Lost => {
                 self.saw(Seen::HeardOfTakeover);
@@ -347,13 +349,13 @@ impl World {
     }
 
     /// Runs again, or lets go.
-    fn rolled_back(&mut self, holding: Holding, tx: usize) -> Result<Doing, String> {
+    fn rolled_back(&mut self, ownership: Ownership, tx: usize) -> Result<Doing, String> {
         self.saw(Seen::HeardOfRollback);
         self.is_gone(tx)?;
         if self.chance(7) {
-            return Ok(self.renew(holding));
+            return Ok(self.renew(ownership));
         }
-        Ok(match holding.act(Act::Release, &self.dice).unwrap() {
+        Ok(match ownership.write(OwnerAction::Release, &self.dice).unwrap() {
             (writing, Next::Send(swap)) => Doing::Ending(writing, swap),
             (_, Next::Ready(_)) => Doing::Nothing,
         })

@@ -7,9 +7,9 @@ use tokio::sync::{Semaphore, watch};
 
 use super::carry::{self, Exchange, Stuck};
 use super::idempotency::Inner;
-use crate::exchange::{Claiming, Holding, Next, Replay, Writing, Wrote};
+use crate::exchange::{Claiming, Next, Ownership, Replay, Writing, Wrote};
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::machine::Act;
+use crate::machine::OwnerAction;
 use crate::scope::OperationId;
 use crate::store::Swap;
 
@@ -143,8 +143,8 @@ impl Drop for Entry {
 /// A holder's write that is still to be made.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) holding: Holding,
-    pub(super) act: Act,
+    pub(super) ownership: Ownership,
+    pub(super) action: OwnerAction,
     /// The exchange under way and its unanswered swap, if one was sent.
     pub(super) sent: Option<(Writing, Box<Swap>)>,
 }
@@ -152,11 +152,11 @@ pub(super) struct Held {
 impl Held {
     /// What it keeps in memory beyond its own size.
     pub(super) fn bytes(&self) -> usize {
-        match &self.act {
-            Act::Complete { outcome, .. } => outcome.bytes().len(),
-            Act::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
-            Act::Checkpoint(bytes) => bytes.len(),
-            Act::Renew { .. } | Act::Release => 0,
+        match &self.action {
+            OwnerAction::Complete { outcome, .. } => outcome.bytes().len(),
+            OwnerAction::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
+            OwnerAction::Checkpoint(bytes) => bytes.len(),
+            OwnerAction::Renew { .. } | OwnerAction::Release => 0,
         }
     }
 }
@@ -166,7 +166,7 @@ impl Inner {
     /// to answer copies from meanwhile.
     pub(super) fn hold_back(self: &Arc<Self>, held: Held, outcome: Option<HeldOutcome>) {
         // Entered before the task runs: from here on nobody sees it missing.
-        let entry = self.backlog.enter(*held.holding.id(), held.bytes(), outcome);
+        let entry = self.backlog.enter(*held.ownership.id(), held.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
@@ -196,8 +196,8 @@ impl Inner {
         self.runtime.spawn(async move {
             let landed =
                 carry::carry_on(&*inner.store, &inner.backlog.permits, inner.patience, &swap).await;
-            if let Some(holding) = landed.and_then(|swapped| claiming.given_up(swapped)) {
-                inner.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+            if let Some(ownership) = landed.and_then(|swapped| claiming.given_up(swapped)) {
+                inner.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
             }
             drop(entry);
         });
@@ -206,17 +206,17 @@ impl Inner {
     /// Releases what a claim that ends here has found to be its own: a copy of its first swap that
     /// landed late, on a key that was purged meanwhile.
     pub(super) fn release_owned(self: &Arc<Self>, claiming: &Claiming) {
-        if let Some(holding) = claiming.owned() {
-            self.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+        if let Some(ownership) = claiming.owned() {
+            self.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 
     async fn write_until_known(&self, held: Held) -> Option<Wrote> {
-        let Held { holding, act, mut sent } = held;
+        let Held { ownership, action, mut sent } = held;
         loop {
             let (mut writing, mut next) = match sent.take() {
                 Some((writing, swap)) => (writing, Next::Send(*swap)),
-                None => match holding.act(act.clone(), &*self.entropy) {
+                None => match ownership.write(action.clone(), &*self.entropy) {
                     Ok(started) => started,
                     Err(_) => {
                         tokio::time::sleep(self.patience).await;
@@ -246,10 +246,15 @@ impl Inner {
 }
 
 /// What a holder's stuck write leaves to be carried on.
-pub(super) fn held(holding: Holding, act: Act, writing: Writing, stuck: Stuck) -> Held {
+pub(super) fn held(
+    ownership: Ownership,
+    action: OwnerAction,
+    writing: Writing,
+    stuck: Stuck,
+) -> Held {
     let sent = match stuck {
         Stuck::Store { swap, .. } => Some((writing, swap)),
         Stuck::Entropy(_) => None,
     };
-    Held { holding, act, sent }
+    Held { ownership, action, sent }
 }

@@ -398,8 +398,8 @@ async fn talk(inner: Arc<Inner>, said: Said, reply: oneshot::Sender<Talked>, _ta
     let Said { mut claiming, next, deadline, turn } = said;
     let result = carry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
     let talked = match result {
-        Ok(Claimed::Execute(holding)) => {
-            let lease = Lease::new(&inner, holding);
+        Ok(Claimed::Execute(ownership)) => {
+            let lease = Lease::new(&inner, ownership);
             Ok((claiming, Settled::Owned(Handover(Some(lease))), turn))
         }
         Ok(claimed) => Ok((claiming, Settled::Told(claimed), turn)),

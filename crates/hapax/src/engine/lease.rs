@@ -16,9 +16,9 @@ use super::carry;
 use super::idempotency::Inner;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
-use crate::exchange::{Holding, Replay, Wrote};
+use crate::exchange::{Ownership, Replay, Wrote};
 use crate::key::Key;
-use crate::machine::Act;
+use crate::machine::OwnerAction;
 use crate::record::{FencingToken, Outcome, Record, Terms};
 use crate::scope::OperationId;
 
@@ -74,7 +74,7 @@ pub(super) struct Shared {
     checkpoint: Option<Bytes>,
     /// One write at a time: each bets on the tag that the last one left. The ending takes it, so
     /// that a renewal that comes to its turn late writes nothing.
-    pub(super) holding: Mutex<Option<Holding>>,
+    pub(super) ownership: Mutex<Option<Ownership>>,
     /// A transaction bets on the tag: nothing is renewed until it has ended. Changes under the lock.
     still: AtomicBool,
     lost: watch::Sender<bool>,
@@ -94,23 +94,23 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
         // Without an ending, as in a crash: from here on claims of this process go by the lease.
-        if self.holding.get_mut().take().is_some() {
+        if self.ownership.get_mut().take().is_some() {
             self.inner.waiters.wake(&self.key, None);
         }
     }
 }
 
 impl Lease {
-    pub(super) fn new(inner: &Arc<Inner>, holding: Holding) -> Self {
+    pub(super) fn new(inner: &Arc<Inner>, ownership: Ownership) -> Self {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
         let shared = Shared {
             inner: Arc::clone(inner),
-            key: *holding.id(),
-            fence: holding.fence(),
-            attempt: holding.attempt(),
-            terms: holding.terms(),
-            checkpoint: holding.checkpoint().cloned(),
-            holding: Mutex::new(Some(holding)),
+            key: *ownership.id(),
+            fence: ownership.fence(),
+            attempt: ownership.attempt(),
+            terms: ownership.terms(),
+            checkpoint: ownership.checkpoint().cloned(),
+            ownership: Mutex::new(Some(ownership)),
             still: AtomicBool::new(false),
             lost: watch::Sender::new(false),
         };
@@ -174,11 +174,11 @@ impl Lease {
         retention: Option<Duration>,
     ) -> Result<Option<Timestamp>, FinishError> {
         if outcome.bytes().len() > MAX_OUTCOME {
-            self.shared.finish(Act::Abandon { seen: None }).await?;
+            self.shared.finish(OwnerAction::Abandon { seen: None }).await?;
             return Err(FinishError::TooLarge);
         }
         let retention = retention.filter(|retention| !retention.is_zero());
-        self.shared.finish(Act::Complete { outcome, retention }).await
+        self.shared.finish(OwnerAction::Complete { outcome, retention }).await
     }
 
     /// It may have happened: a retry goes by the policy for what is unknown. `seen` is for
@@ -188,7 +188,7 @@ impl Lease {
     /// [`FinishError`]; in any case no other execution is less safe than after a crash.
     pub async fn abandon(self, seen: Option<Outcome>) -> Result<(), FinishError> {
         let seen = seen.filter(|seen| seen.bytes().len() <= MAX_OUTCOME);
-        self.shared.finish(Act::Abandon { seen }).await.map(drop)
+        self.shared.finish(OwnerAction::Abandon { seen }).await.map(drop)
     }
 
     /// It did not happen: the next claim executes.
@@ -196,16 +196,18 @@ impl Lease {
     /// # Errors
     /// [`FinishError`].
     pub async fn release(self) -> Result<(), FinishError> {
-        self.shared.finish(Act::Release).await.map(drop)
+        self.shared.finish(OwnerAction::Release).await.map(drop)
     }
 
     /// Releases in the background what nobody will execute.
     pub(super) fn release_unheard(self) {
         let Self { shared } = self;
         // Nobody else has it yet, so that the lock is free.
-        let holding = shared.holding.try_lock().ok().and_then(|mut holding| holding.take());
-        if let Some(holding) = holding {
-            shared.inner.hold_back(Held { holding, act: Act::Release, sent: None }, None);
+        let ownership = shared.ownership.try_lock().ok().and_then(|mut ownership| ownership.take());
+        if let Some(ownership) = ownership {
+            shared
+                .inner
+                .hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 }
@@ -261,7 +263,7 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(Act::Checkpoint(checkpoint), Motion::Moving).await
+        self.shared.write(OwnerAction::Checkpoint(checkpoint), Motion::Moving).await
     }
 }
 
@@ -281,10 +283,9 @@ async fn renew(lease: Weak<Shared>) {
     loop {
         sleep(pause).await;
         // Not held while it waits: a lease that was given back counts no more.
-        let Some(renewal) = lease
-            .upgrade()
-            .map(|shared| shared.write(Act::Renew { lease: shared.terms.lease }, Motion::Moving))
-        else {
+        let Some(renewal) = lease.upgrade().map(|shared| {
+            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, Motion::Moving)
+        }) else {
             return;
         };
         match renewal.await {
@@ -309,20 +310,20 @@ impl Shared {
     }
 
     /// Renews for `lease`, or the policy's if that is longer.
-    pub(super) fn longer(&self, lease: Duration) -> Act {
-        Act::Renew { lease: lease.max(self.terms.lease) }
+    pub(super) fn longer(&self, lease: Duration) -> OwnerAction {
+        OwnerAction::Renew { lease: lease.max(self.terms.lease) }
     }
 
     /// The transaction has ended. What stills on behalf of its run and is not done by now does not
     /// do it any more, if the run was marked as ended before.
     pub(super) async fn moving(&self) {
-        let _held = self.holding.lock().await;
+        let _held = self.ownership.lock().await;
         self.still.store(false, Ordering::Relaxed);
     }
 
     /// Likewise, for whoever may come after the run has `ended`, and another is under way.
     pub(super) async fn moving_unless(&self, ended: &AtomicBool) {
-        let _held = self.holding.lock().await;
+        let _held = self.ownership.lock().await;
         if !ended.load(Ordering::Relaxed) {
             self.still.store(false, Ordering::Relaxed);
         }
@@ -332,36 +333,36 @@ impl Shared {
     /// harmless: it expects a tag, and the next write learns which tag is there.
     fn write(
         self: &Arc<Self>,
-        act: Act,
+        action: OwnerAction,
         motion: Motion,
     ) -> impl Future<Output = Result<(), FinishError>> + use<> {
         let shared = Arc::clone(self);
         let talking = self.inner.backlog.talking();
         let task = self.inner.runtime.spawn(async move {
             let _talking = talking;
-            let mut held = shared.holding.lock().await;
-            let Some(holding) = held.as_mut() else { return Err(FinishError::Gone) };
+            let mut held = shared.ownership.lock().await;
+            let Some(ownership) = held.as_mut() else { return Err(FinishError::Gone) };
             match &motion {
                 Motion::Moving if !shared.still.load(Ordering::Relaxed) => {}
                 Motion::Stilling(ended) if !ended.load(Ordering::Relaxed) => {}
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
-            let Ok((mut writing, next)) = holding.act(act, &*inner.entropy) else {
+            let Ok((mut writing, next)) = ownership.write(action, &*inner.entropy) else {
                 return Err(FinishError::Pending);
             };
             let run =
                 carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
             match run.await {
                 Ok(Wrote::Recorded(seen)) => {
-                    holding.wrote(seen);
+                    ownership.update(seen);
                     if matches!(motion, Motion::Stilling(_)) {
                         shared.still.store(true, Ordering::Relaxed);
                     }
                     Ok(())
                 }
                 Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
-                    holding.met(writing.seen());
+                    ownership.met(writing.seen());
                     Err(shared.lose(match wrote {
                         Wrote::Lost => FinishError::Lost,
                         _ => FinishError::Gone,
@@ -376,16 +377,19 @@ impl Shared {
 
     /// The last write, on a task of its own; if the store does not take it, it is held back.
     /// Answers until when the record is kept.
-    async fn finish(self: Arc<Self>, act: Act) -> Result<Option<Timestamp>, FinishError> {
+    async fn finish(
+        self: Arc<Self>,
+        action: OwnerAction,
+    ) -> Result<Option<Timestamp>, FinishError> {
         let runtime = self.inner.runtime.clone();
         let talking = self.inner.backlog.talking();
         let task = runtime.spawn(async move {
             let _talking = talking;
-            let Some(holding) = self.holding.lock().await.take() else {
+            let Some(ownership) = self.ownership.lock().await.take() else {
                 return Err(FinishError::Gone);
             };
             let inner = &self.inner;
-            let stuck = match holding.act(act.clone(), &*inner.entropy) {
+            let stuck = match ownership.write(action.clone(), &*inner.entropy) {
                 Ok((mut writing, next)) => {
                     let run = carry::run(
                         &*inner.store,
@@ -398,26 +402,28 @@ impl Shared {
                         Ok(Wrote::Recorded(seen)) => {
                             let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                             // It leaves the executions under way before others hear of the end.
-                            drop(holding);
+                            drop(ownership);
                             inner.waiters.wake(&self.key, Some(seen));
                             return Ok(until);
                         }
                         Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
-                            drop(holding);
+                            drop(ownership);
                             return Err(self.lose(match wrote {
                                 Wrote::Lost => FinishError::Lost,
                                 _ => FinishError::Gone,
                             }));
                         }
                         // Contended, the rest being for operators: begin anew.
-                        Ok(_) => Held { holding, act, sent: None },
-                        Err(stuck) => held(holding, act, writing, stuck),
+                        Ok(_) => Held { ownership, action, sent: None },
+                        Err(stuck) => held(ownership, action, writing, stuck),
                     }
                 }
-                Err(_) => Held { holding, act, sent: None },
+                Err(_) => Held { ownership, action, sent: None },
             };
-            let outcome = match &stuck.act {
-                Act::Complete { outcome, .. } => self.held_outcome(&stuck.holding, outcome),
+            let outcome = match &stuck.action {
+                OwnerAction::Complete { outcome, .. } => {
+                    self.held_outcome(&stuck.ownership, outcome)
+                }
                 _ => None,
             };
             let counted = stuck.bytes() > 0;
@@ -432,8 +438,8 @@ impl Shared {
         task.await.unwrap_or(Err(FinishError::Pending))
     }
 
-    fn held_outcome(&self, holding: &Holding, outcome: &Outcome) -> Option<HeldOutcome> {
-        let Record { scheme, fingerprint, .. } = holding.record()?;
+    fn held_outcome(&self, ownership: &Ownership, outcome: &Outcome) -> Option<HeldOutcome> {
+        let Record { scheme, fingerprint, .. } = ownership.record()?;
         let replay = Replay {
             outcome: outcome.clone(),
             fence: self.fence,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Holding, Next, stored_record};
+use super::{Next, Ownership, stored_record};
 use crate::entropy::{Entropy, EntropyError};
-use crate::machine::{Act, Event, Step, step};
+use crate::machine::{Event, OwnerAction, Step, step};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Stamped, Swap};
 
@@ -33,7 +33,7 @@ pub enum Told {
     Gone,
 }
 
-impl Holding {
+impl Ownership {
     /// The swap that keeps `outcome`, for a transaction of the caller's. `None`: what the holder
     /// last saw is not its own any more.
     ///
@@ -45,8 +45,8 @@ impl Holding {
         retention: Option<Duration>,
         entropy: &dyn Entropy,
     ) -> Result<Option<Completion>, EntropyError> {
-        let act = Act::Complete { outcome, retention };
-        let (writing, next) = self.act(act, entropy)?;
+        let action = OwnerAction::Complete { outcome, retention };
+        let (writing, next) = self.write(action, entropy)?;
         Ok(match next {
             Next::Send(swap) => Some(Completion { swap, event: writing.event }),
             Next::Ready(_) => None,

@@ -5,8 +5,8 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Claiming, Holding};
-use crate::machine::{Local, runs_here};
+use super::{Claiming, Ownership};
+use crate::machine::{LocalExecution, runs_here};
 use crate::record::{LeaseId, RecordState};
 use crate::scope::OperationId;
 use crate::store::{Snapshot, StoredRecord};
@@ -14,12 +14,12 @@ use crate::store::{Snapshot, StoredRecord};
 /// A registry of the executions under way in one process, and of the claims that may become one.
 ///
 /// A claim enters before its first copy is sent, and leaves when it is answered otherwise; an
-/// execution leaves when its last [`Holding`](super::Holding) is dropped. So a record that bears a
+/// execution leaves when its last [`Ownership`](super::Ownership) is dropped. So a record that bears a
 /// grant of this process either finds it here, or its execution has ended: a clock that steps or a
 /// process that stood still makes a lease lapse, but no second execution beside the first.
 #[derive(Clone, Default)]
 pub struct Executions {
-    keys: Arc<Mutex<HashMap<OperationId, Vec<Local>>>>,
+    keys: Arc<Mutex<HashMap<OperationId, Vec<LocalExecution>>>>,
 }
 
 impl fmt::Debug for Executions {
@@ -43,17 +43,17 @@ impl Executions {
     }
 
     /// Returns the executions and claims under way for `key`.
-    pub(super) fn of(&self, key: &OperationId) -> Vec<Local> {
+    pub(super) fn of(&self, key: &OperationId) -> Vec<LocalExecution> {
         self.lock().get(key).cloned().unwrap_or_default()
     }
 
     /// Enters a claim, until what is returned is dropped.
     pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<Entered> {
-        self.lock().entry(key).or_default().push(Local { lease_id, executes: false });
+        self.lock().entry(key).or_default().push(LocalExecution { lease_id, executes: false });
         Arc::new(Entered { executions: self.clone(), key, lease_id })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<Local>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<LocalExecution>>> {
         // Each change is one call of a collection: the map stays whole if something panicked.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +107,7 @@ impl Claiming {
     }
 }
 
-impl Holding {
+impl Ownership {
     /// Marks the claim as answered: it executes from now on.
     pub(super) fn executes(self) -> Self {
         if let Some(entered) = &self.entered {
@@ -121,7 +121,7 @@ impl Holding {
     /// process. A record that merely expired does not.
     pub fn met(&mut self, seen: &Snapshot) {
         let unfinished = |stored: &StoredRecord| {
-            stored.record.lease_id == self.holder.lease_id
+            stored.record.lease_id == self.owner.lease_id
                 && stored.record.state != RecordState::Released
         };
         if !seen.stored.as_ref().is_none_or(unfinished) {

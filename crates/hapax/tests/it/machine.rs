@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::machine::{
-    Act, Asked, Event, Holder, Hook, Local, Resolution, Resolve, Step, Verdict, step,
+    Asked, Event, Hook, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step, Verdict,
+    step,
 };
 use hapax::store::{Snapshot, StoredRecord};
 use hapax::{
@@ -258,29 +259,29 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
                   lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
                   unknown-block:busy unknown-reconcile:busy being-asked:busy asked-in-vain:busy \
                   done:replay";
-    let executing = [Local { lease_id: OWN, executes: true }];
+    let executing = [LocalExecution { lease_id: OWN, executes: true }];
     check("executing", &Event::Claim(asked(&[], &executing)), &format!("absent:busy {others}"));
-    let claiming = [Local { lease_id: OWN, executes: false }];
+    let claiming = [LocalExecution { lease_id: OWN, executes: false }];
     let expected = format!("absent:execute#1 {others}");
     check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
-    let another = [Local { lease_id: TAKEN_OVER, executes: false }];
+    let another = [LocalExecution { lease_id: TAKEN_OVER, executes: false }];
     let seen =
         Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
     assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
 }
 
-fn hold(lease_id: LeaseId, generation: LeaseId, act: Act, expected: &str) {
-    check("hold", &Event::Hold(Holder { lease_id, generation }, act), expected);
+fn hold(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
+    check("hold", &Event::Owner(Owner { lease_id, generation }, action), expected);
 }
 
 #[test]
 fn a_holder_renews_or_saves() {
-    for act in [Act::Renew { lease: LEASE }, Act::Checkpoint(Bytes::new())] {
+    for action in [OwnerAction::Renew { lease: LEASE }, OwnerAction::Checkpoint(Bytes::new())] {
         hold(
             OWN,
             LIFE,
-            act,
+            action,
             "absent:gone expired:gone released:gone live:in-flight lapsed:in-flight \
              lapsed-block:in-flight lapsed-reconcile:in-flight just-lapsed-reconcile:in-flight \
              unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
@@ -291,7 +292,7 @@ fn a_holder_renews_or_saves() {
 
 #[test]
 fn a_holder_completes() {
-    let complete = |text| Act::Complete { outcome: outcome(text), retention: None };
+    let complete = |text| OwnerAction::Complete { outcome: outcome(text), retention: None };
     let rest = "absent:gone expired:gone released:gone live:done lapsed:done lapsed-block:done \
                 lapsed-reconcile:done just-lapsed-reconcile:done unknown:done unknown-block:done \
                 unknown-reconcile:done being-asked:done asked-in-vain:done";
@@ -304,7 +305,7 @@ fn a_holder_releases() {
     hold(
         OWN,
         LIFE,
-        Act::Release,
+        OwnerAction::Release,
         "absent:gone expired:gone released:recorded live:released lapsed:released \
          lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
          unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
@@ -317,7 +318,7 @@ fn a_holder_abandons() {
     hold(
         OWN,
         LIFE,
-        Act::Abandon { seen: Some(outcome("500")) },
+        OwnerAction::Abandon { seen: Some(outcome("500")) },
         "absent:gone expired:gone released:gone live:unknown lapsed:unknown lapsed-block:unknown \
          lapsed-reconcile:unknown just-lapsed-reconcile:unknown unknown:recorded \
          unknown-block:recorded unknown-reconcile:recorded being-asked:recorded \
@@ -328,12 +329,12 @@ fn a_holder_abandons() {
 #[test]
 fn who_was_taken_over_lost_and_another_life_is_gone() {
     let acts = [
-        Act::Renew { lease: LEASE },
-        Act::Complete { outcome: outcome("kept"), retention: None },
-        Act::Abandon { seen: None },
-        Act::Release,
+        OwnerAction::Renew { lease: LEASE },
+        OwnerAction::Complete { outcome: outcome("kept"), retention: None },
+        OwnerAction::Abandon { seen: None },
+        OwnerAction::Release,
     ];
-    for act in acts {
+    for action in acts {
         for (generation, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
             let nothing = ["absent", "expired", "released"];
             let expected: Vec<String> = rows()
@@ -343,15 +344,15 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
                     false => format!("{row}:{word}"),
                 })
                 .collect();
-            hold(TAKEN_OVER, generation, act.clone(), &expected.join(" "));
+            hold(TAKEN_OVER, generation, action.clone(), &expected.join(" "));
         }
     }
 }
 
 #[test]
 fn an_answer_counts_only_for_the_write_that_asked() {
-    let answer = |asked, verdict| Event::Answer {
-        asked,
+    let answer = |announced, verdict| Event::Reconciled {
+        announced,
         lease_id: NEW,
         terms: terms(OnUnknown::Reconcile),
         verdict,
@@ -450,17 +451,17 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
         let stored = cell(RecordState::InFlight, 10, on_unknown);
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        let holder = Holder { lease_id: OWN, generation: LIFE };
+        let owner = Owner { lease_id: OWN, generation: LIFE };
         let hour = Some(Duration::from_secs(3600));
         let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
-        let complete = Act::Complete { outcome: outcome("kept"), retention: None };
-        for (act, keep) in [
-            (Act::Renew { lease: LEASE }, unfinished),
-            (Act::Abandon { seen: None }, unfinished),
+        let complete = OwnerAction::Complete { outcome: outcome("kept"), retention: None };
+        for (action, keep) in [
+            (OwnerAction::Renew { lease: LEASE }, unfinished),
+            (OwnerAction::Abandon { seen: None }, unfinished),
             (complete, hour),
-            (Act::Release, Some(LEASE)),
+            (OwnerAction::Release, Some(LEASE)),
         ] {
-            let Step::Write(draft) = step(&seen, &Event::Hold(holder, act)) else { panic!() };
+            let Step::Write(draft) = step(&seen, &Event::Owner(owner, action)) else { panic!() };
             assert_eq!(draft.keep, keep);
         }
     }
@@ -492,7 +493,8 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     {
         let seen = Snapshot { now: at(0), stored: Some(self::cell(ASKING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
-        let answer = Event::Answer { asked: TAG, lease_id: NEW, terms: terms(ours), verdict };
+        let answer =
+            Event::Reconciled { announced: TAG, lease_id: NEW, terms: terms(ours), verdict };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }

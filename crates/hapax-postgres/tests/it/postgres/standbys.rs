@@ -288,7 +288,7 @@ async fn set_names(server: &PostgresServer, change: &str, wanted: &str) {
 
 /// Waits until `text` returns `wanted`.
 async fn holds(server: &PostgresServer, text: &str, wanted: &str) {
-    let holding = async {
+    let ownership = async {
         loop {
             match server.try_sql("postgres", text).await {
                 Ok(found) if found == wanted => return,
@@ -296,7 +296,7 @@ async fn holds(server: &PostgresServer, text: &str, wanted: &str) {
             }
         }
     };
-    let held = timeout(LIMIT, holding).await;
+    let held = timeout(LIMIT, ownership).await;
     held.unwrap_or_else(|_| panic!("{text} does not become {wanted:?}"));
 }
 

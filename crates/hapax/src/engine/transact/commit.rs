@@ -13,7 +13,7 @@ use crate::clock::Timestamp;
 use crate::engine::carry::{self, Stuck};
 use crate::engine::idempotency::after;
 use crate::engine::lease::{FinishError, Shared};
-use crate::exchange::{Completion, Holding, Next, Told, Wrote};
+use crate::exchange::{Completion, Next, Ownership, Told, Wrote};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
@@ -59,13 +59,13 @@ pub(super) async fn commit(
     (outcome, retention): (Outcome, Option<Duration>),
 ) -> Committed {
     let InDatabase { database, terms } = within;
-    let mut held = shared.holding.lock().await;
+    let mut held = shared.ownership.lock().await;
     let inner = &shared.inner;
     let completion = match held.as_ref() {
-        Some(holding) => holding.completion(outcome, retention, &*inner.entropy),
+        Some(ownership) => ownership.completion(outcome, retention, &*inner.entropy),
         None => Ok(None),
     };
-    let (Some(holding), Ok(Some(completion))) = (held.as_mut(), &completion) else {
+    let (Some(ownership), Ok(Some(completion))) = (held.as_mut(), &completion) else {
         return match (roll_back(shared, within, tx).await, completion) {
             (Err(source), _) => Committed::OutOfHand(source),
             (Ok(()), Err(error)) => Committed::Refused(error.into()),
@@ -91,7 +91,7 @@ pub(super) async fn commit(
                 }
                 _ => return Committed::Refused("no answer to the last statement".into()),
             };
-            let known = known(holding, completion.told(seen), FinishError::Gone);
+            let known = known(ownership, completion.told(seen), FinishError::Gone);
             return shared.conclude(&mut held, known);
         }
     };
@@ -109,7 +109,7 @@ pub(super) async fn commit(
             if let Ok(Ok(Err(error))) = doubt {
                 tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
             }
-            settle(shared, holding, completion, *terms).await
+            settle(shared, ownership, completion, *terms).await
         }
     };
     shared.conclude(&mut held, known)
@@ -123,11 +123,11 @@ enum Known {
     Nothing,
 }
 
-fn known(holding: &mut Holding, told: Told, gone: FinishError) -> Known {
+fn known(ownership: &mut Ownership, told: Told, gone: FinishError) -> Known {
     match told {
         Told::Committed(seen) => Known::Committed(seen),
         Told::Held(seen) => {
-            holding.wrote(seen);
+            ownership.update(seen);
             Known::Held
         }
         Told::Lost => Known::Not(FinishError::Lost),
@@ -141,14 +141,14 @@ fn known(holding: &mut Holding, told: Told, gone: FinishError) -> Known {
 /// record of a dead execution lasts a little longer.
 async fn settle(
     shared: &Shared,
-    holding: &mut Holding,
+    ownership: &mut Ownership,
     completion: &Completion,
     terms: TxTerms,
 ) -> Known {
     let inner = &shared.inner;
     let deadline = after(terms.doubt);
     let renew = shared.longer(terms.lease);
-    let Ok((mut writing, mut next)) = holding.act(renew, &*inner.entropy) else {
+    let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
         return Known::Nothing;
     };
     loop {
@@ -156,11 +156,11 @@ async fn settle(
         let run = carry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
         match run.await {
             Ok(Wrote::Recorded(seen)) => {
-                holding.wrote(seen);
+                ownership.update(seen);
                 return Known::Held;
             }
             Ok(_) => {
-                match known(holding, completion.told(writing.into_seen()), FinishError::Gone) {
+                match known(ownership, completion.told(writing.into_seen()), FinishError::Gone) {
                     // It may have been committed, and forgotten since.
                     Known::Not(FinishError::Gone) => return Known::Nothing,
                     known => return known,
@@ -177,7 +177,7 @@ async fn settle(
 }
 
 impl Shared {
-    fn conclude(&self, held: &mut Option<Holding>, known: Known) -> Committed {
+    fn conclude(&self, held: &mut Option<Ownership>, known: Known) -> Committed {
         match known {
             Known::Committed(seen) => {
                 *held = None;
