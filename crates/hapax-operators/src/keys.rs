@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::exchange::{Resolved, Wrote};
+use hapax::exchange::{Resolved, WriteResult};
 use hapax::machine::{Resolution, Resolve};
 use hapax::{
     ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
@@ -393,15 +393,15 @@ impl Keys {
 }
 
 fn judged(resolved: Resolved, expected: FencingToken, wanted: Became) -> Result<Was, KeysError> {
-    let Resolved { wrote, was } = resolved;
+    let Resolved { result: wrote, was } = resolved;
     let (now, stored) = (was.now, was.stored.ok_or(KeysError::NotFound)?);
     let was = Was::of(&stored, now);
     match wrote {
-        Wrote::Recorded(_) => Ok(was),
-        Wrote::Refused | Wrote::NotFound | Wrote::Changed => {
+        WriteResult::Recorded(_) => Ok(was),
+        WriteResult::Refused | WriteResult::NotFound | WriteResult::Changed => {
             Err(why_not(was, stored.fence, expected, wanted))
         }
-        Wrote::Contended | Wrote::Lost | Wrote::Gone => Err(KeysError::Contended),
+        WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => Err(KeysError::Contended),
     }
 }
 

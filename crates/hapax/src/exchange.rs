@@ -15,10 +15,10 @@ mod executions;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use completion::{Completion, Told};
+pub use completion::{CommitStatus, Completion};
 pub use executions::Executions;
 
-use self::executions::Entered;
+use self::executions::ExecutionEntry;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
@@ -43,7 +43,7 @@ pub enum Next<T> {
 
 /// What is claimed.
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct ClaimRequest {
     /// How the fingerprint was made.
     pub scheme: Scheme,
     /// What is asked.
@@ -62,7 +62,7 @@ pub struct Claim {
 
 /// What came of a claim.
 #[derive(Debug)]
-pub enum Claimed {
+pub enum ClaimResult {
     /// The claimer owns the key.
     Execute(Ownership),
     /// It is done, with this answer.
@@ -76,14 +76,14 @@ pub enum Claimed {
     },
     /// The key belongs to another request.
     Mismatch,
-    /// Make the fingerprint by this scheme, and tell [`Claiming::rehashed`].
+    /// Make the fingerprint by this scheme, and tell [`ClaimExchange::rehashed`].
     Rehash(Scheme),
     /// It may have happened, and must not run again.
     Unknown {
         /// When the hook may be asked, from now; `None` where no hook will be.
         ask_in: Option<Duration>,
     },
-    /// Ask the hook about this fence, and tell [`Claiming::answered`].
+    /// Ask the hook about this fence, and tell [`ClaimExchange::reconciled`].
     Ask(FencingToken),
     /// [`MAX_CONFLICTS`] in a row: nothing is known, nothing was claimed.
     Contended,
@@ -114,28 +114,28 @@ enum Intent {
 
 /// A claim under way.
 #[derive(Debug)]
-pub struct Claiming {
+pub struct ClaimExchange {
     key: OperationId,
-    claim: Claim,
+    claim: ClaimRequest,
     own_lease_ids: Vec<LeaseId>,
     /// Those of `mine` that may be in the store and execute, or be released.
-    entered: Vec<Arc<Entered>>,
+    entered: Vec<Arc<ExecutionEntry>>,
     intent: Intent,
     sent: Option<(WriteId, Draft)>,
     seen: Snapshot,
     conflicts: u32,
 }
 
-impl Claiming {
+impl ClaimExchange {
     /// Begins a claim with a bet that the key is absent: a first request costs one trip.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
     pub fn start(
         key: OperationId,
-        claim: Claim,
+        claim: ClaimRequest,
         entropy: &dyn Entropy,
-    ) -> Result<(Self, Next<Claimed>), EntropyError> {
+    ) -> Result<(Self, Next<ClaimResult>), EntropyError> {
         Self::start_at(key, claim, Snapshot { now: Timestamp::default(), stored: None }, entropy)
     }
 
@@ -145,10 +145,10 @@ impl Claiming {
     /// [`EntropyError`]; nothing was sent.
     pub fn start_at(
         key: OperationId,
-        claim: Claim,
+        claim: ClaimRequest,
         seen: Snapshot,
         entropy: &dyn Entropy,
-    ) -> Result<(Self, Next<Claimed>), EntropyError> {
+    ) -> Result<(Self, Next<ClaimResult>), EntropyError> {
         let mut this = Self {
             key,
             claim,
@@ -167,11 +167,11 @@ impl Claiming {
     ///
     /// # Errors
     /// [`EntropyError`]; the claim is over and owns nothing that it was not told of.
-    pub fn heard(
+    pub fn receive(
         &mut self,
         swapped: Swapped,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Claimed>, EntropyError> {
+    ) -> Result<Next<ClaimResult>, EntropyError> {
         match swapped {
             Swapped::Stored(stamped) => {
                 let Some(stored) = self.landed(stamped) else { return self.decide(entropy) };
@@ -179,25 +179,25 @@ impl Claiming {
                     (Intent::Execute, _) => {
                         let ownership =
                             Ownership::new(self.key, stamped.now, stored, &self.entered);
-                        self.leave();
-                        Claimed::Execute(ownership.executes())
+                        self.unregister();
+                        ClaimResult::Execute(ownership.executes())
                     }
                     (Intent::Ask, _) => {
                         let fence = stored.fence;
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
-                        Claimed::Ask(fence)
+                        ClaimResult::Ask(fence)
                     }
                     (Intent::Answer, RecordState::Done(outcome)) => {
                         // The claim executes nothing: a late copy of an earlier swap of it, which
                         // lands once the record is gone, is not an execution of this process.
-                        self.leave();
-                        Claimed::Replay(replay(outcome.clone(), stamped.now, &stored))
+                        self.unregister();
+                        ClaimResult::Replay(replay(outcome.clone(), stamped.now, &stored))
                     }
                     (Intent::Answer, _) => {
-                        self.leave();
+                        self.unregister();
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
                         // The hook could not say: it may be asked again at once.
-                        Claimed::Unknown { ask_in: Some(Duration::ZERO) }
+                        ClaimResult::Unknown { ask_in: Some(Duration::ZERO) }
                     }
                 }))
             }
@@ -207,8 +207,8 @@ impl Claiming {
                 self.conflicts += 1;
                 if self.conflicts > MAX_CONFLICTS {
                     return Ok(match self.owned() {
-                        Some(ownership) => Next::Ready(Claimed::Execute(ownership.executes())),
-                        None => Next::Ready(Claimed::Contended),
+                        Some(ownership) => Next::Ready(ClaimResult::Execute(ownership.executes())),
+                        None => Next::Ready(ClaimResult::Contended),
                     });
                 }
                 self.decide(entropy)
@@ -216,7 +216,7 @@ impl Claiming {
         }
     }
 
-    /// The fingerprint, made by the scheme that [`Claimed::Rehash`] named.
+    /// The fingerprint, made by the scheme that [`ClaimResult::Rehash`] named.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -225,22 +225,22 @@ impl Claiming {
         scheme: Scheme,
         fingerprint: Fingerprint,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Claimed>, EntropyError> {
+    ) -> Result<Next<ClaimResult>, EntropyError> {
         self.claim.scheme = scheme;
         self.claim.fingerprint = fingerprint;
         self.decide(entropy)
     }
 
-    /// What the hook said to [`Claimed::Ask`]. If the record changed meanwhile, the answer does
+    /// What the hook said to [`ClaimResult::Ask`]. If the record changed meanwhile, the answer does
     /// not count, and the claim goes on with what is there now.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent, and whoever claims next asks again.
-    pub fn answered(
+    pub fn reconciled(
         &mut self,
         verdict: Verdict,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Claimed>, EntropyError> {
+    ) -> Result<Next<ClaimResult>, EntropyError> {
         let Some(announced) = self.seen.stored.as_ref().map(|stored| stored.write_id) else {
             return self.decide(entropy);
         };
@@ -256,7 +256,7 @@ impl Claiming {
     /// For a claim that was given up after its last swap was sent: the definite answer to that
     /// swap, and with it what the claim owns after all and must release.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
-    pub fn given_up(&mut self, swapped: Swapped) -> Option<Ownership> {
+    pub fn receive_late(&mut self, swapped: Swapped) -> Option<Ownership> {
         let owned = match swapped {
             Swapped::Stored(stamped) => {
                 let stored = self.landed(stamped)?;
@@ -268,7 +268,7 @@ impl Claiming {
                 self.owned()
             }
         };
-        self.leave();
+        self.unregister();
         owned
     }
 
@@ -286,7 +286,7 @@ impl Claiming {
 
     /// Whether the store told of a record under this key: then the request was made before.
     #[must_use]
-    pub const fn knows_a_record(&self) -> bool {
+    pub const fn has_seen_record(&self) -> bool {
         self.seen.stored.is_some()
     }
 
@@ -302,7 +302,7 @@ impl Claiming {
         &self.seen
     }
 
-    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Claimed>, EntropyError> {
+    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<ClaimResult>, EntropyError> {
         let lease_id = LeaseId::fresh(entropy)?;
         let local = self.claim.executions.of(&self.key);
         let asked = Asked {
@@ -322,13 +322,13 @@ impl Claiming {
             }
             Step::Ask(draft) => return self.send(Intent::Ask, draft, entropy),
             Step::Replay(outcome) => match &self.seen.stored {
-                Some(stored) => Claimed::Replay(replay(outcome, self.seen.now, stored)),
-                None => Claimed::Contended,
+                Some(stored) => ClaimResult::Replay(replay(outcome, self.seen.now, stored)),
+                None => ClaimResult::Contended,
             },
-            Step::InFlight { elapsed, remaining } => Claimed::InFlight { elapsed, remaining },
-            Step::Mismatch => Claimed::Mismatch,
-            Step::Rehash(scheme) => Claimed::Rehash(scheme),
-            Step::Unknown { ask_in } => Claimed::Unknown { ask_in },
+            Step::InFlight { elapsed, remaining } => ClaimResult::InFlight { elapsed, remaining },
+            Step::Mismatch => ClaimResult::Mismatch,
+            Step::Rehash(scheme) => ClaimResult::Rehash(scheme),
+            Step::Unknown { ask_in } => ClaimResult::Unknown { ask_in },
             // No claim leads to one of these.
             Step::Write(_)
             | Step::Recorded
@@ -336,12 +336,12 @@ impl Claiming {
             | Step::Gone
             | Step::NotFound
             | Step::Refused
-            | Step::Changed => Claimed::Contended,
+            | Step::Changed => ClaimResult::Contended,
         };
         // Every swap of it was answered, and the record bears none of its grants. To be hashed
         // again, it may yet find one.
-        if !matches!(claimed, Claimed::Rehash(_)) {
-            self.leave();
+        if !matches!(claimed, ClaimResult::Rehash(_)) {
+            self.unregister();
         }
         Ok(Next::Ready(claimed))
     }
@@ -351,7 +351,7 @@ impl Claiming {
         intent: Intent,
         draft: Draft,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Claimed>, EntropyError> {
+    ) -> Result<Next<ClaimResult>, EntropyError> {
         let write_id = WriteId::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id)
         {
@@ -379,7 +379,7 @@ pub struct Ownership {
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
-    entered: Option<Arc<Entered>>,
+    entered: Option<Arc<ExecutionEntry>>,
 }
 
 impl Ownership {
@@ -387,7 +387,7 @@ impl Ownership {
         key: OperationId,
         now: Timestamp,
         stored: StoredRecord,
-        entered: &[Arc<Entered>],
+        entered: &[Arc<ExecutionEntry>],
     ) -> Self {
         let Record { lease_id, generation, attempt, terms, .. } = stored.record;
         let fence = stored.fence;
@@ -433,7 +433,7 @@ impl Ownership {
         self.seen.stored.as_ref().map(|stored| &stored.record)
     }
 
-    /// What the holder last wrote, after a [`Wrote::Recorded`].
+    /// What the holder last wrote, after a [`WriteResult::Recorded`].
     pub fn update(&mut self, seen: Snapshot) {
         self.seen = seen;
     }
@@ -446,15 +446,15 @@ impl Ownership {
         &self,
         action: OwnerAction,
         entropy: &dyn Entropy,
-    ) -> Result<(Writing, Next<Wrote>), EntropyError> {
+    ) -> Result<(WriteExchange, Next<WriteResult>), EntropyError> {
         let event = Event::Owner(self.owner, action);
-        Writing::start(self.key, self.seen.clone(), event, entropy)
+        WriteExchange::start(self.key, self.seen.clone(), event, entropy)
     }
 }
 
 /// What came of a holder's or an operator's write.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Wrote {
+pub enum WriteResult {
     /// It is written; this is the cell as far as it is known.
     Recorded(Snapshot),
     /// Holder: taken over. Not recorded, and never will be.
@@ -475,15 +475,15 @@ pub enum Wrote {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resolved {
     /// What came of it.
-    pub wrote: Wrote,
-    /// What was decided about: what [`Wrote::Recorded`] replaced, unless it was so already; or else
+    pub result: WriteResult,
+    /// What was decided about: what [`WriteResult::Recorded`] replaced, unless it was so already; or else
     /// what stood against it.
     pub was: Snapshot,
 }
 
 /// A write under way: a holder's or an operator's.
 #[derive(Debug)]
-pub struct Writing {
+pub struct WriteExchange {
     key: OperationId,
     event: Event<'static>,
     sent: Option<(WriteId, Draft)>,
@@ -491,7 +491,7 @@ pub struct Writing {
     conflicts: u32,
 }
 
-impl Writing {
+impl WriteExchange {
     /// Begins an operator's write on what the operator's side has loaded.
     ///
     /// # Errors
@@ -501,7 +501,7 @@ impl Writing {
         seen: Snapshot,
         resolve: Resolve,
         entropy: &dyn Entropy,
-    ) -> Result<(Self, Next<Wrote>), EntropyError> {
+    ) -> Result<(Self, Next<WriteResult>), EntropyError> {
         Self::start(key, seen, Event::Resolve(resolve), entropy)
     }
 
@@ -510,7 +510,7 @@ impl Writing {
         seen: Snapshot,
         event: Event<'static>,
         entropy: &dyn Entropy,
-    ) -> Result<(Self, Next<Wrote>), EntropyError> {
+    ) -> Result<(Self, Next<WriteResult>), EntropyError> {
         let mut this = Self { key, event, sent: None, seen, conflicts: 0 };
         let next = this.decide(entropy)?;
         Ok((this, next))
@@ -532,16 +532,16 @@ impl Writing {
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was written that was not told of.
-    pub fn heard(
+    pub fn receive(
         &mut self,
         swapped: Swapped,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Wrote>, EntropyError> {
+    ) -> Result<Next<WriteResult>, EntropyError> {
         match swapped {
             Swapped::Stored(stamped) => match self.sent.take() {
                 Some((write_id, draft)) => {
                     let stored = Some(stored_record(write_id, draft, stamped));
-                    Ok(Next::Ready(Wrote::Recorded(Snapshot { now: stamped.now, stored })))
+                    Ok(Next::Ready(WriteResult::Recorded(Snapshot { now: stamped.now, stored })))
                 }
                 None => self.decide(entropy),
             },
@@ -550,14 +550,14 @@ impl Writing {
                 self.sent = None;
                 self.conflicts += 1;
                 if self.conflicts > MAX_CONFLICTS {
-                    return Ok(Next::Ready(Wrote::Contended));
+                    return Ok(Next::Ready(WriteResult::Contended));
                 }
                 self.decide(entropy)
             }
         }
     }
 
-    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<Wrote>, EntropyError> {
+    fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<WriteResult>, EntropyError> {
         let wrote = match step(&self.seen, &self.event) {
             Step::Write(draft) => {
                 let write_id = WriteId::fresh(entropy)?;
@@ -565,12 +565,12 @@ impl Writing {
                 let expected = write_id_of(&self.seen);
                 return Ok(Next::Send(Swap { id: self.key, expected, write_id, draft }));
             }
-            Step::Recorded => Wrote::Recorded(self.seen.clone()),
-            Step::Lost => Wrote::Lost,
-            Step::Gone => Wrote::Gone,
-            Step::NotFound => Wrote::NotFound,
-            Step::Refused => Wrote::Refused,
-            Step::Changed => Wrote::Changed,
+            Step::Recorded => WriteResult::Recorded(self.seen.clone()),
+            Step::Lost => WriteResult::Lost,
+            Step::Gone => WriteResult::Gone,
+            Step::NotFound => WriteResult::NotFound,
+            Step::Refused => WriteResult::Refused,
+            Step::Changed => WriteResult::Changed,
             // No holder's or operator's event leads to one of these.
             Step::Execute(_)
             | Step::Own(_)
@@ -579,7 +579,7 @@ impl Writing {
             | Step::InFlight { .. }
             | Step::Mismatch
             | Step::Rehash(_)
-            | Step::Unknown { .. } => Wrote::Contended,
+            | Step::Unknown { .. } => WriteResult::Contended,
         };
         Ok(Next::Ready(wrote))
     }

@@ -1,7 +1,7 @@
 //! Whether what a caller is told is true at the moment the store answered it.
 
 use hapax::OnUnknown;
-use hapax::exchange::Wrote;
+use hapax::exchange::WriteResult;
 
 use super::truth::{Judged, Ledger, Meaning, Phase, Said, Truth, ensure};
 
@@ -82,7 +82,7 @@ impl Ledger {
         tenure: u32,
         meaning: Meaning,
         landed: bool,
-        wrote: &Wrote,
+        wrote: &WriteResult,
     ) -> Judged {
         let own = self.owns(seen, tenure);
         let outcome = match meaning {
@@ -90,7 +90,7 @@ impl Ledger {
             _ => None,
         };
         match wrote {
-            Wrote::Recorded(_) => {
+            WriteResult::Recorded(_) => {
                 let already = own
                     && match meaning {
                         Meaning::Complete { outcome, .. } => {
@@ -103,8 +103,8 @@ impl Ledger {
                 ensure(landed || already, "S3", "told recorded what is not")
             }
             // An old claim brought its life back: it looks like a takeover.
-            Wrote::Lost if seen.echo && !own => Ok(()),
-            Wrote::Lost => {
+            WriteResult::Lost if seen.echo && !own => Ok(()),
+            WriteResult::Lost => {
                 // A renewal may land and be overtaken; an outcome that landed stays.
                 ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
                 let same_life = !seen.vacant()
@@ -125,7 +125,7 @@ impl Ledger {
                 }
                 Ok(())
             }
-            Wrote::Gone => {
+            WriteResult::Gone => {
                 let over = seen.vacant()
                     || seen.expired()
                     || seen.generation != self.tenures[tenure as usize].generation;
@@ -134,8 +134,8 @@ impl Ledger {
                 let released = already && meaning == Meaning::Release;
                 ensure(!released, "holder", "told gone though it is released")
             }
-            Wrote::Contended => Ok(()),
-            Wrote::NotFound | Wrote::Refused | Wrote::Changed => {
+            WriteResult::Contended => Ok(()),
+            WriteResult::NotFound | WriteResult::Refused | WriteResult::Changed => {
                 ensure(false, "holder", "told what only operators are told")
             }
         }
@@ -147,27 +147,27 @@ impl Ledger {
         seen: &Truth,
         (fence, force, forget, outcome): (u64, bool, bool, Option<u16>),
         landed: bool,
-        wrote: &Wrote,
+        wrote: &WriteResult,
     ) -> Judged {
         let nothing = seen.vacant() || seen.expired();
         let owner = self.tenures.get(seen.tenure as usize).map(|tenure| tenure.fence);
         match wrote {
-            Wrote::Recorded(_) => {
+            WriteResult::Recorded(_) => {
                 let already = seen.phase == Phase::Done && Some(seen.outcome) == outcome;
                 ensure(landed || already, "operator", "told recorded what is not")
             }
-            Wrote::NotFound => ensure(nothing, "operator", "told that there is nothing"),
-            Wrote::Refused => {
+            WriteResult::NotFound => ensure(nothing, "operator", "told that there is nothing"),
+            WriteResult::Refused => {
                 let done = seen.phase == Phase::Done && !forget && outcome.is_none();
                 let live = seen.live() && !force;
                 ensure(live || done, "operator", "refused for no reason")
             }
-            Wrote::Changed => {
+            WriteResult::Changed => {
                 let done = seen.phase == Phase::Done && outcome.is_some();
                 ensure(owner != Some(fence) || done, "operator", "told changed what is not")
             }
-            Wrote::Contended => Ok(()),
-            Wrote::Lost | Wrote::Gone => {
+            WriteResult::Contended => Ok(()),
+            WriteResult::Lost | WriteResult::Gone => {
                 ensure(false, "operator", "told what only holders are told")
             }
         }

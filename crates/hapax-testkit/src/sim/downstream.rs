@@ -39,7 +39,7 @@ impl World {
             let state = &mut self.convs[conv as usize];
             state.over = true;
             if let Talk::Claim(claim) = &mut state.talk {
-                claim.claiming.leave();
+                claim.claiming.unregister();
             }
             let worker = state.process;
             self.ledger.turned_away(conv);

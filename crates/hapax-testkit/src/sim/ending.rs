@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::exchange::{Claim, Claimed, Claiming, Next};
+use hapax::exchange::{ClaimExchange, ClaimRequest, ClaimResult, Next};
 use hapax::{OnUnknown, Terms};
 
 use super::plan::{self, KEYS, MS};
@@ -64,7 +64,7 @@ impl World {
             retention: Duration::from_micros(10 * LEASE),
             on_unknown: OnUnknown::Reexecute,
         };
-        let claim = Claim {
+        let claim = ClaimRequest {
             scheme: plan::scheme(0),
             fingerprint: plan::fingerprint(truth.request, 0),
             terms,
@@ -76,10 +76,11 @@ impl World {
         let name = plan::key(key);
         let entropy = &self.ids.0;
         let broken = Violation { promise: "L1", what: "a claim failed in the end" };
-        let (mut claiming, mut next) = Claiming::start(name, claim, entropy).map_err(|_| broken)?;
+        let (mut claiming, mut next) =
+            ClaimExchange::start(name, claim, entropy).map_err(|_| broken)?;
         for _ in 0..5 {
             match next {
-                Next::Ready(Claimed::Rehash(scheme)) => {
+                Next::Ready(ClaimResult::Rehash(scheme)) => {
                     let number = plan::scheme_number(&scheme);
                     let fingerprint = plan::fingerprint(truth.request, number);
                     next = claiming.rehashed(scheme, fingerprint, entropy).map_err(|_| broken)?;
@@ -106,7 +107,7 @@ impl World {
                         };
                         self.ledger.wrote(key, clock, fence, meaning, by, &swap)?;
                     }
-                    next = claiming.heard(swapped, entropy).map_err(|_| broken)?;
+                    next = claiming.receive(swapped, entropy).map_err(|_| broken)?;
                 }
             }
         }
@@ -114,17 +115,17 @@ impl World {
     }
 }
 
-fn judge_end(truth: &Truth, claimed: &Claimed) -> Judged {
+fn judge_end(truth: &Truth, claimed: &ClaimResult) -> Judged {
     let free = truth.vacant() || truth.expired();
     let again = truth.strict == OnUnknown::Reexecute;
     let right = match claimed {
-        Claimed::Execute(_) => free || (truth.phase != Phase::Done && again),
-        Claimed::Replay(replay) => {
+        ClaimResult::Execute(_) => free || (truth.phase != Phase::Done && again),
+        ClaimResult::Replay(replay) => {
             !free
                 && truth.phase == Phase::Done
                 && plan::number(replay.outcome.bytes()) == truth.outcome
         }
-        Claimed::Unknown { .. } => !free && truth.phase != Phase::Done && !again,
+        ClaimResult::Unknown { .. } => !free && truth.phase != Phase::Done && !again,
         _ => false,
     };
     ensure(right, "L1", "a key cannot be claimed again as its policy says")

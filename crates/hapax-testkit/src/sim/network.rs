@@ -221,7 +221,7 @@ impl World {
             return;
         }
         let Reply { swapped, truth } = self.replies[reply as usize].clone();
-        self.heard(conv, swapped, truth);
+        self.receive(conv, swapped, truth);
     }
 
     pub(super) fn refused(&mut self, conv: u32, sends: u32) {
@@ -303,9 +303,9 @@ impl World {
                             fence: stored.fence,
                             lease_until: stored.lease_until,
                         };
-                        self.heard(conv, Swapped::Stored(stamped), truth);
+                        self.receive(conv, Swapped::Stored(stamped), truth);
                     }
-                    _ => self.heard(conv, Swapped::Conflict(found), truth),
+                    _ => self.receive(conv, Swapped::Conflict(found), truth),
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Operators: they look, take their time, and decide.
 
 use hapax::FencingToken;
-use hapax::exchange::{Writing, Wrote};
+use hapax::exchange::{WriteExchange, WriteResult};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Snapshot;
 
@@ -54,7 +54,7 @@ impl World {
         let resolve =
             Resolve { expected: FencingToken::new(fence), force, forget, resolution, note: None };
         let name = plan::key(usize::from(key));
-        let Ok((writing, next)) = Writing::resolve(name, seen, resolve, &self.ids.0) else {
+        let Ok((writing, next)) = WriteExchange::resolve(name, seen, resolve, &self.ids.0) else {
             return self.no_entropy();
         };
         note!(
@@ -85,9 +85,9 @@ impl World {
         self.write_goes(conv, next, Some(&truth));
     }
 
-    pub(super) fn operator_hears(&mut self, meaning: Meaning, wrote: &Wrote) {
+    pub(super) fn operator_hears(&mut self, meaning: Meaning, wrote: &WriteResult) {
         let Meaning::Operator { force, outcome, .. } = meaning else { return };
-        if !matches!(wrote, Wrote::Recorded(_)) {
+        if !matches!(wrote, WriteResult::Recorded(_)) {
             return self.count(Count::OperatorRefused);
         }
         self.tally.fault(match outcome {

@@ -1,7 +1,7 @@
 //! What a world is made of.
 
 use hapax::OnUnknown;
-use hapax::exchange::{Claiming, Executions, Ownership, Writing};
+use hapax::exchange::{ClaimExchange, Executions, Ownership, WriteExchange};
 use hapax::store::{Swap, Swapped};
 
 use super::truth::{Meaning, Truth};
@@ -132,7 +132,7 @@ pub(super) enum Talk {
 
 #[derive(Debug)]
 pub(super) struct ClaimTalk {
-    pub(super) claiming: Claiming,
+    pub(super) claiming: ClaimExchange,
     pub(super) request: u8,
     pub(super) scheme: u8,
     pub(super) policy: OnUnknown,
@@ -147,7 +147,7 @@ pub(super) struct ClaimTalk {
 
 #[derive(Debug)]
 pub(super) struct WriteTalk {
-    pub(super) writing: Writing,
+    pub(super) writing: WriteExchange,
     pub(super) tenure: u32,
     pub(super) meaning: Meaning,
     /// Some swap of it was written.

@@ -1,7 +1,7 @@
 //! Conversations: what the core is told, and what it wants next.
 
 use hapax::RecordState;
-use hapax::exchange::{Claimed, Next, Ownership, Wrote};
+use hapax::exchange::{ClaimResult, Next, Ownership, WriteResult};
 use hapax::machine::{OwnerAction, Verdict};
 use hapax::store::{Swap, Swapped};
 
@@ -14,7 +14,7 @@ use super::world::{Activity, Conv, Talk, World, WriteTalk, note};
 
 impl World {
     /// A definite answer to a conversation's swap.
-    pub(super) fn heard(&mut self, conv: u32, mut swapped: Swapped, truth: Truth) {
+    pub(super) fn receive(&mut self, conv: u32, mut swapped: Swapped, truth: Truth) {
         self.convs[conv as usize].waiting = false;
         if let Some(bug) = self.bug {
             if bug == Bug::CountsLateAnswers && self.insists(conv, &swapped) {
@@ -38,7 +38,7 @@ impl World {
         let state = &mut self.convs[conv as usize];
         match &mut state.talk {
             Talk::Claim(claim) if state.background => {
-                let ownership = claim.claiming.given_up(swapped);
+                let ownership = claim.claiming.receive_late(swapped);
                 state.over = true;
                 let entered =
                     ownership.as_ref().and_then(|ownership| self.ledger.entered(conv, ownership));
@@ -66,12 +66,12 @@ impl World {
                 {
                     self.tally.fault(Fault::MixedPolicies);
                 }
-                match claim.claiming.heard(swapped, &self.ids.0) {
+                match claim.claiming.receive(swapped, &self.ids.0) {
                     Ok(next) => self.claim_goes(conv, next, &truth, stored, None),
                     Err(_) => self.no_entropy(),
                 }
             }
-            Talk::Write(write) => match write.writing.heard(swapped, &self.ids.0) {
+            Talk::Write(write) => match write.writing.receive(swapped, &self.ids.0) {
                 Ok(next) => self.write_goes(conv, next, Some(&truth)),
                 Err(_) => self.no_entropy(),
             },
@@ -85,7 +85,7 @@ impl World {
     pub(super) fn claim_goes(
         &mut self,
         conv: u32,
-        next: Next<Claimed>,
+        next: Next<ClaimResult>,
         truth: &Truth,
         stored: bool,
         said: Option<Said>,
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    fn claimed(&mut self, conv: u32, claimed: Claimed, truth: &Truth, stored: bool) {
+    fn claimed(&mut self, conv: u32, claimed: ClaimResult, truth: &Truth, stored: bool) {
         let state = &mut self.convs[conv as usize];
         let Talk::Claim(claim) = &mut state.talk else { return };
         let letter = &self.letters[state.letter as usize];
@@ -139,16 +139,16 @@ impl World {
         };
         let worker = state.process;
         let told = match claimed {
-            Claimed::Execute(ownership) => {
+            ClaimResult::Execute(ownership) => {
                 let tenure = letter.tenure.filter(|_| stored).or(claim.tenure);
                 state.over = true;
                 return self.begin_work(conv, ownership, tenure);
             }
-            Claimed::Rehash(scheme) => {
+            ClaimResult::Rehash(scheme) => {
                 self.count(Count::Rehash);
                 return self.rehash(conv, scheme, truth);
             }
-            Claimed::Ask(fence) => {
+            ClaimResult::Ask(fence) => {
                 let about = claim.asked.map(|(_, tenure)| tenure);
                 self.count(Count::Ask);
                 let right = about.map(|tenure| self.ledger.tenures[tenure as usize].fence);
@@ -157,13 +157,13 @@ impl World {
                 self.judge(judged);
                 return self.ask(conv);
             }
-            Claimed::Contended => {
+            ClaimResult::Contended => {
                 state.over = true;
                 self.ledger.turned_away(conv);
                 self.count(Count::Contended);
                 return self.end_operation(worker, true);
             }
-            Claimed::Replay(replay) => {
+            ClaimResult::Replay(replay) => {
                 self.count(Count::Replay);
                 Told::Replay {
                     outcome: plan::number(replay.outcome.bytes()),
@@ -171,15 +171,15 @@ impl World {
                     expires_in: replay.expires_in.map_or(u64::MAX, |rest| rest.as_micros() as u64),
                 }
             }
-            Claimed::InFlight { remaining, .. } => {
+            ClaimResult::InFlight { remaining, .. } => {
                 self.count(Count::InFlight);
                 Told::InFlight { remaining: remaining.as_micros() as u64 }
             }
-            Claimed::Mismatch => {
+            ClaimResult::Mismatch => {
                 self.count(Count::Mismatch);
                 Told::Mismatch
             }
-            Claimed::Unknown { .. } => {
+            ClaimResult::Unknown { .. } => {
                 self.count(Count::Unknown);
                 Told::Unknown
             }
@@ -222,7 +222,7 @@ impl World {
         let clock = self.store.clock(self.now);
         let truth = self.ledger.look(key, clock);
         let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
-        match claim.claiming.answered(verdict, &self.ids.0) {
+        match claim.claiming.reconciled(verdict, &self.ids.0) {
             Ok(next) => self.claim_goes(conv, next, &truth, false, Some(said)),
             Err(_) => self.no_entropy(),
         }
@@ -274,7 +274,7 @@ impl World {
         self.convs.len() as u32 - 1
     }
 
-    pub(super) fn write_goes(&mut self, conv: u32, next: Next<Wrote>, truth: Option<&Truth>) {
+    pub(super) fn write_goes(&mut self, conv: u32, next: Next<WriteResult>, truth: Option<&Truth>) {
         match next {
             Next::Send(swap) => {
                 let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
@@ -285,20 +285,23 @@ impl World {
         }
     }
 
-    pub(super) fn wrote(&mut self, conv: u32, mut wrote: Wrote, truth: Option<&Truth>) {
+    pub(super) fn wrote(&mut self, conv: u32, mut wrote: WriteResult, truth: Option<&Truth>) {
         let state = &mut self.convs[conv as usize];
         state.over = true;
         let Talk::Write(write) = &mut state.talk else { return };
         write.ownership = None;
         let (meaning, tenure, landed) = (write.meaning, write.tenure, write.landed);
         let (process, operation, background) = (state.process, state.operation, state.background);
-        if let (Some(Bug::ReportsLateAsLost), Meaning::Complete { .. }, Wrote::Recorded(seen)) =
-            (self.bug, meaning, &wrote)
+        if let (
+            Some(Bug::ReportsLateAsLost),
+            Meaning::Complete { .. },
+            WriteResult::Recorded(seen),
+        ) = (self.bug, meaning, &wrote)
         {
             let since = self.ledger.tenures[tenure as usize].fence;
             let lease = self.ledger.tenures[tenure as usize].lease;
             if seen.now.as_micros() > since + lease {
-                wrote = Wrote::Lost;
+                wrote = WriteResult::Lost;
             }
         }
         note!(self, "c{conv}: {meaning:?} ends: {}", said(&wrote));
@@ -314,16 +317,18 @@ impl World {
             self.judge(judged);
         }
         self.count(match (&wrote, meaning) {
-            (Wrote::Lost, _) => Count::Lost,
-            (Wrote::Gone, _) => Count::Gone,
-            (Wrote::Recorded(_), Meaning::Renew { .. } | Meaning::Checkpoint(_)) => Count::Renewed,
-            (Wrote::Recorded(_), _) => Count::Recorded,
+            (WriteResult::Lost, _) => Count::Lost,
+            (WriteResult::Gone, _) => Count::Gone,
+            (WriteResult::Recorded(_), Meaning::Renew { .. } | Meaning::Checkpoint(_)) => {
+                Count::Renewed
+            }
+            (WriteResult::Recorded(_), _) => Count::Recorded,
             _ => Count::Contended,
         });
         if !matches!(meaning, Meaning::Renew { .. } | Meaning::Checkpoint(_)) {
             self.ledger.ended(tenure);
         }
-        if matches!(wrote, Wrote::Contended) {
+        if matches!(wrote, WriteResult::Contended) {
             let claim = self.ledger.tenures[tenure as usize].conv;
             self.ledger.dropped(claim);
         }
@@ -367,7 +372,7 @@ impl World {
         if !done || !matches!(write.meaning, Meaning::Complete { .. }) {
             return false;
         }
-        self.wrote(conv, Wrote::Lost, Some(truth));
+        self.wrote(conv, WriteResult::Lost, Some(truth));
         true
     }
 
@@ -395,14 +400,14 @@ fn words(swapped: &Swapped) -> String {
     }
 }
 
-const fn said(wrote: &Wrote) -> &'static str {
+const fn said(wrote: &WriteResult) -> &'static str {
     match wrote {
-        Wrote::Recorded(_) => "recorded",
-        Wrote::Lost => "lost",
-        Wrote::Gone => "gone",
-        Wrote::NotFound => "not found",
-        Wrote::Refused => "refused",
-        Wrote::Changed => "changed",
-        Wrote::Contended => "contended",
+        WriteResult::Recorded(_) => "recorded",
+        WriteResult::Lost => "lost",
+        WriteResult::Gone => "gone",
+        WriteResult::NotFound => "not found",
+        WriteResult::Refused => "refused",
+        WriteResult::Changed => "changed",
+        WriteResult::Contended => "contended",
     }
 }

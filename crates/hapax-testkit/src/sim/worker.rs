@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::exchange::{self, Claiming, Executions, Ownership, Wrote};
+use hapax::exchange::{self, ClaimExchange, Executions, Ownership, WriteResult};
 use hapax::machine::OwnerAction;
 use hapax::store::Snapshot;
 use hapax::{OnUnknown, Timestamp};
@@ -68,7 +68,7 @@ impl World {
             Some(Bug::TakesOverFromItself) => Executions::default(),
             _ => process.executions.clone(),
         };
-        let claim = exchange::Claim {
+        let claim = exchange::ClaimRequest {
             scheme: plan::scheme(scheme),
             fingerprint: plan::fingerprint(request, scheme),
             terms,
@@ -78,7 +78,7 @@ impl World {
             description: None,
         };
         let name = plan::key(usize::from(key));
-        let Ok((claiming, next)) = Claiming::start_at(name, claim, seen, &self.ids.0) else {
+        let Ok((claiming, next)) = ClaimExchange::start_at(name, claim, seen, &self.ids.0) else {
             return self.no_entropy();
         };
         let micros = |duration: Duration| duration.as_micros() as u64;
@@ -194,7 +194,7 @@ impl World {
     }
 
     /// A renewal has its answer.
-    pub(super) fn renewed(&mut self, conv: u32, worker: u8, wrote: Wrote) {
+    pub(super) fn renewed(&mut self, conv: u32, worker: u8, wrote: WriteResult) {
         let leave = self.chance(500);
         let Some(work) = self.working(worker) else { return };
         if work.renewing != Some(conv) {
@@ -203,12 +203,12 @@ impl World {
         work.renewing = None;
         let ending = work.ending;
         match wrote {
-            Wrote::Recorded(seen) => {
+            WriteResult::Recorded(seen) => {
                 work.ownership.update(seen);
                 let every = work.lease / 3;
                 self.go(worker, every, What::Renew);
             }
-            Wrote::Lost | Wrote::Gone => {
+            WriteResult::Lost | WriteResult::Gone => {
                 work.lost = true;
                 let tenure = work.tenure;
                 self.meets(conv, worker);
@@ -229,7 +229,7 @@ impl World {
         let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
         let seen = write.writing.seen().clone();
         if let Some(work) = self.working(worker) {
-            work.ownership.met(&seen);
+            work.ownership.note_conflict(&seen);
         }
     }
 
@@ -295,7 +295,7 @@ impl World {
             let key = usize::from(self.convs[conv as usize].key);
             let truth = self.ledger.look(key, self.store.clock(self.now));
             let seen = Snapshot { now: Timestamp::default(), stored: None };
-            self.wrote(conv, Wrote::Recorded(seen), Some(&truth));
+            self.wrote(conv, WriteResult::Recorded(seen), Some(&truth));
             return true;
         }
         if background || !self.fails(250) {
@@ -343,7 +343,7 @@ impl World {
     fn release_owned(&mut self, conv: u32) {
         let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
         let ownership = claim.claiming.owned();
-        claim.claiming.leave();
+        claim.claiming.unregister();
         let entered = ownership.as_ref().and_then(|ownership| self.ledger.entered(conv, ownership));
         if entered.is_none() {
             self.ledger.turned_away(conv);

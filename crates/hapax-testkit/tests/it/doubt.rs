@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use hapax::exchange::{
-    Claim, Claimed, Claiming, Completion, Next, Ownership, Told, Writing, Wrote,
+    ClaimExchange, ClaimRequest, ClaimResult, CommitStatus, Completion, Next, Ownership,
+    WriteExchange, WriteResult,
 };
 use hapax::machine::{OwnerAction, Resolution, Resolve};
 use hapax::store::{Snapshot, StoredRecord, Swap, Swapped};
@@ -25,13 +26,13 @@ const STEPS: u32 = 400;
 /// What a swap is for, and who goes on when it is answered.
 enum Doing {
     Nothing,
-    Claiming(Claiming, Swap),
-    Renewing(Ownership, Writing, Swap),
+    Claiming(ClaimExchange, Swap),
+    Renewing(Ownership, WriteExchange, Swap),
     Working(Ownership, usize),
     Swapped(Completion, Ownership, usize),
     Committing(Completion, Ownership, usize),
-    Settling(Completion, Ownership, Writing, Swap, usize),
-    Ending(Writing, Swap),
+    Settling(Completion, Ownership, WriteExchange, Swap, usize),
+    Ending(WriteExchange, Swap),
 }
 
 /// How often each thing happened, so that none is missing.
@@ -155,7 +156,7 @@ impl World {
         let resolve =
             Resolve { expected: stored.fence, force: true, forget: true, resolution, note: None };
         let seen = self.database.snapshot();
-        let begun = Writing::resolve(KEY, seen, resolve, &self.dice).unwrap();
+        let begun = WriteExchange::resolve(KEY, seen, resolve, &self.dice).unwrap();
         if let (_, Next::Send(swap)) = begun
             && let Some(Swapped::Stored(_)) = self.database.swap(&swap)
         {
@@ -188,7 +189,7 @@ impl World {
                     true => OnUnknown::Reexecute,
                     false => OnUnknown::Block,
                 };
-                let claim = Claim {
+                let claim = ClaimRequest {
                     scheme: Scheme::new("doubt/1").unwrap(),
                     fingerprint: Fingerprint::builder("doubt/1").finish(),
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
@@ -197,21 +198,21 @@ impl World {
                     executions: Default::default(),
                     description: None,
                 };
-                let (claiming, next) = Claiming::start(KEY, claim, &self.dice).unwrap();
+                let (claiming, next) = ClaimExchange::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)
             }
             Doing::Claiming(mut claiming, swap) => match self.send(&swap) {
                 Some(swapped) => {
-                    let next = claiming.heard(swapped, &self.dice).unwrap();
+                    let next = claiming.receive(swapped, &self.dice).unwrap();
                     self.claimed(claiming, next)
                 }
                 None => Doing::Claiming(claiming, swap),
             },
             Doing::Renewing(mut ownership, mut writing, swap) => match self.send(&swap) {
                 None => Doing::Renewing(ownership, writing, swap),
-                Some(swapped) => match writing.heard(swapped, &self.dice).unwrap() {
+                Some(swapped) => match writing.receive(swapped, &self.dice).unwrap() {
                     Next::Send(swap) => Doing::Renewing(ownership, writing, swap),
-                    Next::Ready(Wrote::Recorded(seen)) => {
+                    Next::Ready(WriteResult::Recorded(seen)) => {
                         ownership.update(seen);
                         Doing::Working(ownership, self.database.begin())
                     }
@@ -224,7 +225,9 @@ impl World {
                 match self.database.swap_in(tx, completion.swap()) {
                     None => Doing::Working(ownership, tx),
                     Some(Swapped::Stored(_)) => Doing::Swapped(completion, ownership, tx),
-                    Some(Swapped::Conflict(seen)) => self.told(&completion, ownership, seen, tx)?,
+                    Some(Swapped::Conflict(seen)) => {
+                        self.status(&completion, ownership, seen, tx)?
+                    }
                 }
             }
             Doing::Swapped(completion, ownership, tx) => {
@@ -253,18 +256,20 @@ impl World {
                 let Some(swapped) = self.send(&swap) else {
                     return Ok(Doing::Settling(completion, ownership, writing, swap, tx));
                 };
-                match writing.heard(swapped, &self.dice).unwrap() {
+                match writing.receive(swapped, &self.dice).unwrap() {
                     Next::Send(swap) => Doing::Settling(completion, ownership, writing, swap, tx),
-                    Next::Ready(Wrote::Recorded(seen)) => {
+                    Next::Ready(WriteResult::Recorded(seen)) => {
                         ownership.update(seen);
                         self.rolled_back(ownership, tx)?
                     }
-                    Next::Ready(_) => self.told(&completion, ownership, writing.into_seen(), tx)?,
+                    Next::Ready(_) => {
+                        self.status(&completion, ownership, writing.into_seen(), tx)?
+                    }
                 }
             }
             Doing::Ending(mut writing, swap) => match self.send(&swap) {
                 None => Doing::Ending(writing, swap),
-                Some(swapped) => match writing.heard(swapped, &self.dice).unwrap() {
+                Some(swapped) => match writing.receive(swapped, &self.dice).unwrap() {
                     Next::Send(swap) => Doing::Ending(writing, swap),
                     Next::Ready(_) => Doing::Nothing,
                 },
@@ -272,14 +277,14 @@ impl World {
         })
     }
 
-    fn claimed(&mut self, claiming: Claiming, next: Next<Claimed>) -> Doing {
+    fn claimed(&mut self, claiming: ClaimExchange, next: Next<ClaimResult>) -> Doing {
         match next {
             Next::Send(swap) => Doing::Claiming(claiming, swap),
-            Next::Ready(Claimed::Execute(ownership)) => {
+            Next::Ready(ClaimResult::Execute(ownership)) => {
                 self.saw(Seen::Executed);
                 self.renew(ownership)
             }
-            Next::Ready(Claimed::Replay(_)) => {
+            Next::Ready(ClaimResult::Replay(_)) => {
                 self.saw(Seen::Replayed);
                 Doing::Nothing
             }
@@ -295,7 +300,7 @@ impl World {
         }
     }
 
-    fn told(
+    fn status(
         &mut self,
         completion: &Completion,
         ownership: Ownership,
@@ -306,8 +311,8 @@ impl World {
             let expired = stored.keep_until.is_some_and(|until| until <= seen.now);
             expired || stored.record.state == RecordState::Released
         });
-        match completion.told(seen) {
-            Told::Committed(seen) => {
+        match completion.status(seen) {
+            CommitStatus::Committed(seen) => {
                 let RecordState::Done(outcome) = &seen.stored.as_ref().unwrap().record.state else {
                     return Err("told that it was committed, and it is not done".into());
                 };
@@ -317,12 +322,12 @@ impl World {
                 self.saw(Seen::HeardOfCommit);
                 self.committed(tx)
             }
-            Told::Held(seen) => {
+            CommitStatus::Owned(seen) => {
                 let mut ownership = ownership;
                 ownership.update(seen);
                 self.rolled_back(ownership, tx)
             }
-            Told::Lost => {
+            CommitStatus::Lost => {
                 self.saw(Seen::HeardOfTakeover);
                 // An operator may have forgotten what was committed, by their own word.
                 if !self.database.forgotten {
@@ -330,7 +335,7 @@ impl World {
                 }
                 Ok(Doing::Nothing)
             }
-            Told::Gone => {
+            CommitStatus::Gone => {
                 self.saw(Seen::HeardOfNothing);
                 match self.database.forgotten || is_silent {
                     true => Ok(Doing::Nothing),

@@ -7,7 +7,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::carry::{self, Exchange, Stuck};
 use super::idempotency::Inner;
-use crate::exchange::{Claiming, Next, Ownership, Replay, Writing, Wrote};
+use crate::exchange::{ClaimExchange, Next, Ownership, Replay, WriteExchange, WriteResult};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::OwnerAction;
 use crate::scope::OperationId;
@@ -29,7 +29,7 @@ pub(super) struct Size {
     pub(super) entries: usize,
     pub(super) bytes: usize,
     /// Conversations with the store under way, whether or not anybody listens.
-    talking: usize,
+    active_exchanges: usize,
 }
 
 /// An outcome that is not yet in the store.
@@ -60,7 +60,7 @@ impl Backlog {
     /// Resolves when nothing is held back and no conversation is under way.
     pub(super) async fn empty(&self) {
         // The sender is `self`: it outlives the wait, so that this cannot fail.
-        let quiet = |size: &Size| size.entries == 0 && size.talking == 0;
+        let quiet = |size: &Size| size.entries == 0 && size.active_exchanges == 0;
         let _ = self.size.subscribe().wait_for(quiet).await;
     }
 
@@ -71,12 +71,12 @@ impl Backlog {
     }
 
     /// Counts a conversation until the guard is dropped.
-    pub(super) fn talking(self: &Arc<Self>) -> Talking {
+    pub(super) fn begin_exchange(self: &Arc<Self>) -> ActiveExchange {
         self.size.send_if_modified(|size| {
-            size.talking += 1;
+            size.active_exchanges += 1;
             false
         });
-        Talking(Arc::clone(self))
+        ActiveExchange(Arc::clone(self))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<HeldOutcome>>> {
@@ -104,13 +104,13 @@ impl Backlog {
 
 /// A conversation under way.
 #[derive(Debug)]
-pub(super) struct Talking(Arc<Backlog>);
+pub(super) struct ActiveExchange(Arc<Backlog>);
 
-impl Drop for Talking {
+impl Drop for ActiveExchange {
     fn drop(&mut self) {
         self.0.size.send_if_modified(|size| {
-            size.talking -= 1;
-            size.talking == 0
+            size.active_exchanges -= 1;
+            size.active_exchanges == 0
         });
     }
 }
@@ -146,7 +146,7 @@ pub(super) struct Held {
     pub(super) ownership: Ownership,
     pub(super) action: OwnerAction,
     /// The exchange under way and its unanswered swap, if one was sent.
-    pub(super) sent: Option<(Writing, Box<Swap>)>,
+    pub(super) sent: Option<(WriteExchange, Box<Swap>)>,
 }
 
 impl Held {
@@ -172,15 +172,15 @@ impl Inner {
             let key = entry.key;
             // The holding goes with it: the execution has left those under way before waiters
             // hear of it.
-            let wrote = inner.write_until_known(held).await;
+            let written = inner.write_until_known(held).await;
             // Stored first, forgotten here second: a copy finds it in one place or the other.
             drop(entry);
-            let seen = match wrote {
-                Some(Wrote::Recorded(seen)) => Some(seen),
+            let seen = match written {
+                Some(WriteResult::Recorded(seen)) => Some(seen),
                 // Said already: the record is damaged.
                 None => None,
-                Some(wrote) => {
-                    tracing::warn!(?key, ?wrote, "a held-back write was not recorded");
+                Some(written) => {
+                    tracing::warn!(?key, ?written, "a held-back write was not recorded");
                     None
                 }
             };
@@ -190,13 +190,13 @@ impl Inner {
 
     /// A claim that was given up while its last swap was unanswered: it may land later, so it is
     /// sent on until it is known, and what it owns is released.
-    pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: Claiming, swap: Box<Swap>) {
+    pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: ClaimExchange, swap: Box<Swap>) {
         let entry = self.backlog.enter(swap.id, 0, None);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let landed =
                 carry::carry_on(&*inner.store, &inner.backlog.permits, inner.patience, &swap).await;
-            if let Some(ownership) = landed.and_then(|swapped| claiming.given_up(swapped)) {
+            if let Some(ownership) = landed.and_then(|swapped| claiming.receive_late(swapped)) {
                 inner.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
             }
             drop(entry);
@@ -205,13 +205,13 @@ impl Inner {
 
     /// Releases what a claim that ends here has found to be its own: a copy of its first swap that
     /// landed late, on a key that was purged meanwhile.
-    pub(super) fn release_owned(self: &Arc<Self>, claiming: &Claiming) {
+    pub(super) fn release_owned(self: &Arc<Self>, claiming: &ClaimExchange) {
         if let Some(ownership) = claiming.owned() {
             self.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 
-    async fn write_until_known(&self, held: Held) -> Option<Wrote> {
+    async fn write_until_known(&self, held: Held) -> Option<WriteResult> {
         let Held { ownership, action, mut sent } = held;
         loop {
             let (mut writing, mut next) = match sent.take() {
@@ -224,21 +224,21 @@ impl Inner {
                     }
                 },
             };
-            let wrote = loop {
+            let written = loop {
                 let swap = match next {
-                    Next::Ready(wrote) => break wrote,
+                    Next::Ready(written) => break written,
                     Next::Send(swap) => swap,
                 };
                 let permits = &self.backlog.permits;
                 let swapped = carry::carry_on(&*self.store, permits, self.patience, &swap).await?;
-                match Exchange::heard(&mut writing, swapped, &*self.entropy) {
+                match Exchange::receive(&mut writing, swapped, &*self.entropy) {
                     Ok(then) => next = then,
                     // Everything sent is accounted for: begin anew.
-                    Err(_) => break Wrote::Contended,
+                    Err(_) => break WriteResult::Contended,
                 }
             };
-            if wrote != Wrote::Contended {
-                return Some(wrote);
+            if written != WriteResult::Contended {
+                return Some(written);
             }
             tokio::time::sleep(self.patience).await;
         }
@@ -249,7 +249,7 @@ impl Inner {
 pub(super) fn held(
     ownership: Ownership,
     action: OwnerAction,
-    writing: Writing,
+    writing: WriteExchange,
     stuck: Stuck,
 ) -> Held {
     let sent = match stuck {

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::idempotency::after;
 use crate::entropy::{Entropy, EntropyError};
-use crate::exchange::{Claimed, Claiming, Next, Writing, Wrote};
+use crate::exchange::{ClaimExchange, ClaimResult, Next, WriteExchange, WriteResult};
 use crate::store::{Store, StoreError, Swap, Swapped};
 
 /// Pauses between copies of one swap: they double from the first to the last.
@@ -17,32 +17,32 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// What both kinds of exchange have in common.
 pub(super) trait Exchange {
     type Out;
-    fn heard(
+    fn receive(
         &mut self,
         swapped: Swapped,
         entropy: &dyn Entropy,
     ) -> Result<Next<Self::Out>, EntropyError>;
 }
 
-impl Exchange for Claiming {
-    type Out = Claimed;
-    fn heard(
+impl Exchange for ClaimExchange {
+    type Out = ClaimResult;
+    fn receive(
         &mut self,
         swapped: Swapped,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Claimed>, EntropyError> {
-        Self::heard(self, swapped, entropy)
+    ) -> Result<Next<ClaimResult>, EntropyError> {
+        Self::receive(self, swapped, entropy)
     }
 }
 
-impl Exchange for Writing {
-    type Out = Wrote;
-    fn heard(
+impl Exchange for WriteExchange {
+    type Out = WriteResult;
+    fn receive(
         &mut self,
         swapped: Swapped,
         entropy: &dyn Entropy,
-    ) -> Result<Next<Wrote>, EntropyError> {
-        Self::heard(self, swapped, entropy)
+    ) -> Result<Next<WriteResult>, EntropyError> {
+        Self::receive(self, swapped, entropy)
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn run<X: Exchange>(
                 return Err(Stuck::Store { swap: Box::new(swap), error, may_land });
             }
         };
-        next = exchange.heard(swapped, entropy).map_err(Stuck::Entropy)?;
+        next = exchange.receive(swapped, entropy).map_err(Stuck::Entropy)?;
     }
 }
 

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use super::background::Talking;
+use super::background::ActiveExchange;
 use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
 use super::waiters::{Waiter, is_live};
 use crate::codec;
 use crate::entropy::EntropyError;
-use crate::exchange::{self, Claimed, Claiming, Next, Replay};
+use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::key::Key;
 use crate::machine::Verdict;
@@ -152,20 +152,27 @@ impl Idempotency {
         // A record that cannot be encoded would be no record at all.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
         let may_ask = true;
-        let claim =
-            exchange::Claim { scheme, fingerprint, terms, hook, may_ask, executions, description };
+        let claim = exchange::ClaimRequest {
+            scheme,
+            fingerprint,
+            terms,
+            hook,
+            may_ask,
+            executions,
+            description,
+        };
         let deadline = match policy.in_flight {
             InFlight::Wait(patience) => Some(after(patience)),
             InFlight::Reject => None,
         };
-        let call = Call { inner: Arc::clone(&self.inner), key, claim, deadline };
+        let call = ClaimCall { inner: Arc::clone(&self.inner), key, claim, deadline };
         call.claim(None, request).await
     }
 }
 
 /// What is heard of a claim.
-enum Heard {
-    Told(Claim),
+enum ClaimProgress {
+    Decided(Claim),
     /// To be told, unless waiting changes it.
     Pending(Pending),
 }
@@ -197,26 +204,26 @@ fn until(moment: Instant) -> Duration {
 
 /// A call for a claim: what it takes to claim again, and until when it waits.
 #[derive(Clone, Debug)]
-struct Call {
+struct ClaimCall {
     inner: Arc<Inner>,
     key: OperationId,
-    claim: exchange::Claim,
+    claim: exchange::ClaimRequest,
     deadline: Option<Instant>,
 }
 
-impl Call {
+impl ClaimCall {
     /// Claims, if it was not `heard` yet what comes of that, and again whenever there is news, until
     /// there is something to be told or it is too late to wait for that.
     async fn claim(
         &self,
-        mut heard: Option<Heard>,
+        mut progress: Option<ClaimProgress>,
         request: &dyn Request,
     ) -> Result<Claim, ClaimError> {
         let (mut waiter, mut claim) = (None, self.claim.clone());
         loop {
-            let pending = match heard {
-                Some(Heard::Told(claim)) => return Ok(claim),
-                Some(Heard::Pending(pending)) => Some(pending),
+            let pending = match progress {
+                Some(ClaimProgress::Decided(claim)) => return Ok(claim),
+                Some(ClaimProgress::Pending(pending)) => Some(pending),
                 None => None,
             };
             let seen = match pending {
@@ -232,8 +239,8 @@ impl Call {
                 Some(Pending::Asked { until, .. }) => until <= Instant::now(),
                 _ => true,
             };
-            heard = match (self.once(claim.clone(), seen, request).await, pending) {
-                (Ok(heard), _) => Some(heard),
+            progress = match (self.once(claim.clone(), seen, request).await, pending) {
+                (Ok(progress), _) => Some(progress),
                 // It was there when it was last seen: no reason to forget that.
                 (Err(ClaimError::Store(error)), Some(_)) => {
                     return Err(ClaimError::Interrupted(error));
@@ -274,14 +281,14 @@ impl Call {
 
     async fn once(
         &self,
-        claim: exchange::Claim,
+        claim: exchange::ClaimRequest,
         seen: Option<Snapshot>,
         request: &dyn Request,
-    ) -> Result<Heard, ClaimError> {
+    ) -> Result<ClaimProgress, ClaimError> {
         let Self { inner, key, .. } = self;
         if let Some(held) = inner.backlog.outcome(key) {
             let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
-            return Ok(Heard::Told(if fingerprint == held.fingerprint {
+            return Ok(ClaimProgress::Decided(if fingerprint == held.fingerprint {
                 Claim::Replay(held.replay.clone())
             } else {
                 Claim::Mismatch
@@ -303,20 +310,20 @@ impl Call {
             seen => seen,
         };
         let started = match seen {
-            Some(seen) => Claiming::start_at(*key, claim, seen, &*inner.entropy),
-            None => Claiming::start(*key, claim, &*inner.entropy),
+            Some(seen) => ClaimExchange::start_at(*key, claim, seen, &*inner.entropy),
+            None => ClaimExchange::start(*key, claim, &*inner.entropy),
         };
         let (claiming, next) = started?;
-        self.converse(claiming, next, request).await
+        self.run_exchange(claiming, next, request).await
     }
 
     /// Runs a claim's conversations until there is something for the caller to do.
-    async fn converse(
+    async fn run_exchange(
         &self,
-        mut claiming: Claiming,
-        mut next: Next<Claimed>,
+        mut claiming: ClaimExchange,
+        mut next: Next<ClaimResult>,
         request: &dyn Request,
-    ) -> Result<Heard, ClaimError> {
+    ) -> Result<ClaimProgress, ClaimError> {
         let inner = &self.inner;
         let deadline = inner.deadline();
         // Kept until the caller has what it was told: dropped before, or after, nothing is owned by
@@ -326,85 +333,94 @@ impl Call {
         let Some(mut turn) = turn.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
         else {
             let error = StoreError::unavailable("the claims before it were not answered in time");
-            let known = claiming.knows_a_record();
+            let known = claiming.has_seen_record();
             return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
         };
         loop {
-            let (reply, heard) = oneshot::channel();
+            let (reply, progress) = oneshot::channel();
             // Dropping this future from here on drops `heard`; the task goes on, and what it then
             // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
-            let talking = inner.backlog.talking();
-            let said = Said { claiming, next, deadline, turn };
-            inner.runtime.spawn(talk(Arc::clone(inner), said, reply, talking));
-            let Ok(talked) = heard.await else { return Err(ClaimError::Shutdown) };
+            let exchange = inner.backlog.begin_exchange();
+            let said = ExchangeStart { claiming, next, deadline, turn };
+            inner.runtime.spawn(run_claim(Arc::clone(inner), said, reply, exchange));
+            let Ok(talked) = progress.await else { return Err(ClaimError::Shutdown) };
             let (back, claimed, again) = talked?;
             turn = again;
             let claim = match claimed {
-                Settled::Owned(handover) => Claim::Execute(handover.accept()),
-                Settled::Told(Claimed::Rehash(scheme)) => {
+                ExchangeEnd::Owned(handover) => Claim::Execute(handover.accept()),
+                ExchangeEnd::Decided(ClaimResult::Rehash(scheme)) => {
                     let fingerprint =
                         request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
                     claiming = back;
                     next = claiming.rehashed(scheme, fingerprint, &*inner.entropy)?;
                     continue;
                 }
-                Settled::Told(Claimed::Ask(fence)) => {
+                ExchangeEnd::Decided(ClaimResult::Ask(fence)) => {
                     Claim::Ask(Question { call: self.clone(), claiming: back, fence })
                 }
-                Settled::Told(Claimed::Replay(replay)) => Claim::Replay(replay),
-                Settled::Told(Claimed::InFlight { elapsed, remaining }) => {
-                    return Ok(Heard::Pending(Pending::InFlight { elapsed, remaining }));
+                ExchangeEnd::Decided(ClaimResult::Replay(replay)) => Claim::Replay(replay),
+                ExchangeEnd::Decided(ClaimResult::InFlight { elapsed, remaining }) => {
+                    return Ok(ClaimProgress::Pending(Pending::InFlight { elapsed, remaining }));
                 }
-                Settled::Told(Claimed::Mismatch) => Claim::Mismatch,
-                Settled::Told(Claimed::Unknown { ask_in }) => match (back.seen(), ask_in) {
-                    (Snapshot { now, stored: Some(stored) }, _) if is_live(back.seen()) => {
-                        let until = after(stored.lease_until.since(*now));
-                        let ask_at = ask_in.map(after);
-                        return Ok(Heard::Pending(Pending::Asked { until, ask_at }));
+                ExchangeEnd::Decided(ClaimResult::Mismatch) => Claim::Mismatch,
+                ExchangeEnd::Decided(ClaimResult::Unknown { ask_in }) => {
+                    match (back.seen(), ask_in) {
+                        (Snapshot { now, stored: Some(stored) }, _) if is_live(back.seen()) => {
+                            let until = after(stored.lease_until.since(*now));
+                            let ask_at = ask_in.map(after);
+                            return Ok(ClaimProgress::Pending(Pending::Asked { until, ask_at }));
+                        }
+                        (Snapshot { stored: Some(stored), .. }, Some(ask_in))
+                            if !ask_in.is_zero() =>
+                        {
+                            let (ask_at, write_id) = (after(ask_in), stored.write_id);
+                            return Ok(ClaimProgress::Pending(Pending::Due { ask_at, write_id }));
+                        }
+                        _ => Claim::Unknown { ask_in },
                     }
-                    (Snapshot { stored: Some(stored), .. }, Some(ask_in)) if !ask_in.is_zero() => {
-                        let (ask_at, write_id) = (after(ask_in), stored.write_id);
-                        return Ok(Heard::Pending(Pending::Due { ask_at, write_id }));
-                    }
-                    _ => Claim::Unknown { ask_in },
-                },
-                Settled::Told(Claimed::Contended | Claimed::Execute(_)) => {
+                }
+                ExchangeEnd::Decided(ClaimResult::Contended | ClaimResult::Execute(_)) => {
                     return Err(ClaimError::Contended);
                 }
             };
-            return Ok(Heard::Told(claim));
+            return Ok(ClaimProgress::Decided(claim));
         }
     }
 }
 
 /// What a conversation came to.
-enum Settled {
+enum ExchangeEnd {
     Owned(Handover),
-    Told(Claimed),
+    Decided(ClaimResult),
 }
 
-type Talked = Result<(Claiming, Settled, OwnedSemaphorePermit), ClaimError>;
+type ExchangeReply = Result<(ClaimExchange, ExchangeEnd, OwnedSemaphorePermit), ClaimError>;
 
 /// What a conversation begins with.
-struct Said {
-    claiming: Claiming,
-    next: Next<Claimed>,
+struct ExchangeStart {
+    claiming: ClaimExchange,
+    next: Next<ClaimResult>,
     deadline: Instant,
     turn: OwnedSemaphorePermit,
 }
 
 /// One conversation, to its end, whether or not anybody still listens.
-async fn talk(inner: Arc<Inner>, said: Said, reply: oneshot::Sender<Talked>, _talking: Talking) {
-    let Said { mut claiming, next, deadline, turn } = said;
+async fn run_claim(
+    inner: Arc<Inner>,
+    said: ExchangeStart,
+    reply: oneshot::Sender<ExchangeReply>,
+    _talking: ActiveExchange,
+) {
+    let ExchangeStart { mut claiming, next, deadline, turn } = said;
     let result = carry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
     let talked = match result {
-        Ok(Claimed::Execute(ownership)) => {
+        Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
-            Ok((claiming, Settled::Owned(Handover(Some(lease))), turn))
+            Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), turn))
         }
-        Ok(claimed) => Ok((claiming, Settled::Told(claimed), turn)),
+        Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), turn)),
         Err(Stuck::Store { swap, error, may_land }) => {
-            let known = claiming.knows_a_record();
+            let known = claiming.has_seen_record();
             if may_land {
                 inner.land_and_release(claiming, swap);
             } else {
@@ -448,8 +464,8 @@ impl Drop for Handover {
 #[derive(Debug)]
 #[must_use]
 pub struct Question {
-    call: Call,
-    claiming: Claiming,
+    call: ClaimCall,
+    claiming: ClaimExchange,
     fence: FencingToken,
 }
 
@@ -494,13 +510,13 @@ impl Question {
         let Self { call, mut claiming, .. } = self;
         let inner = Arc::clone(&call.inner);
         let request = &Keyed { request, key: inner.fingerprint_key.as_ref() };
-        let next = claiming.answered(verdict, &*call.inner.entropy)?;
-        let heard = call.converse(claiming, next, request).await?;
+        let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
+        let progress = call.run_exchange(claiming, next, request).await?;
         // Those who waited for the answer look what is there now.
-        if matches!(heard, Heard::Told(Claim::Replay(_) | Claim::Unknown { .. })) {
+        if matches!(progress, ClaimProgress::Decided(Claim::Replay(_) | Claim::Unknown { .. })) {
             call.inner.waiters.wake(&call.key, None);
         }
         // Apart, since it is rare and large.
-        Box::pin(call.claim(Some(heard), request)).await
+        Box::pin(call.claim(Some(progress), request)).await
     }
 }

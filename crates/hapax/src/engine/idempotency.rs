@@ -14,7 +14,7 @@ use super::claim::ClaimError;
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, SystemEntropy};
-use crate::exchange::{Executions, Resolved, Writing, Wrote};
+use crate::exchange::{Executions, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
 use crate::scope::{OperationId, Scope};
@@ -207,9 +207,9 @@ impl Idempotency {
         resolve: Resolve,
     ) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
-        let talking = inner.backlog.talking();
+        let exchange = inner.backlog.begin_exchange();
         let task = inner.runtime.clone().spawn(async move {
-            let _talking = talking;
+            let _talking = exchange;
             let load = inner.store.load(&key);
             let seen = match tokio::time::timeout(inner.patience, load).await {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
@@ -218,18 +218,18 @@ impl Idempotency {
             // The owner is alive in this process, whatever the clock says of its lease: released, the
             // key would execute a second time beside it.
             if seen.stored.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
-                return Ok(Resolved { wrote: Wrote::Refused, was: seen });
+                return Ok(Resolved { result: WriteResult::Refused, was: seen });
             }
-            let (mut writing, next) = Writing::resolve(key, seen, resolve, &*inner.entropy)?;
-            let wrote =
+            let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &*inner.entropy)?;
+            let written =
                 carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)
                     .await;
-            match wrote {
-                Ok(wrote) => {
-                    if let Wrote::Recorded(seen) = &wrote {
+            match written {
+                Ok(written) => {
+                    if let WriteResult::Recorded(seen) = &written {
                         inner.waiters.wake(&key, Some(seen.clone()));
                     }
-                    Ok(Resolved { wrote, was: writing.into_seen() })
+                    Ok(Resolved { result: written, was: writing.into_seen() })
                 }
                 Err(Stuck::Store { error, may_land: true, .. }) => {
                     Err(StoreError::ambiguous(error).into())

@@ -16,7 +16,7 @@ use super::carry;
 use super::idempotency::Inner;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
-use crate::exchange::{Ownership, Replay, Wrote};
+use crate::exchange::{Ownership, Replay, WriteResult};
 use crate::key::Key;
 use crate::machine::OwnerAction;
 use crate::record::{FencingToken, Outcome, Record, Terms};
@@ -337,9 +337,9 @@ impl Shared {
         motion: Motion,
     ) -> impl Future<Output = Result<(), FinishError>> + use<> {
         let shared = Arc::clone(self);
-        let talking = self.inner.backlog.talking();
+        let exchange = self.inner.backlog.begin_exchange();
         let task = self.inner.runtime.spawn(async move {
-            let _talking = talking;
+            let _talking = exchange;
             let mut held = shared.ownership.lock().await;
             let Some(ownership) = held.as_mut() else { return Err(FinishError::Gone) };
             match &motion {
@@ -354,17 +354,17 @@ impl Shared {
             let run =
                 carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
             match run.await {
-                Ok(Wrote::Recorded(seen)) => {
+                Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
                     if matches!(motion, Motion::Stilling(_)) {
                         shared.still.store(true, Ordering::Relaxed);
                     }
                     Ok(())
                 }
-                Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
-                    ownership.met(writing.seen());
-                    Err(shared.lose(match wrote {
-                        Wrote::Lost => FinishError::Lost,
+                Ok(written @ (WriteResult::Lost | WriteResult::Gone)) => {
+                    ownership.note_conflict(writing.seen());
+                    Err(shared.lose(match written {
+                        WriteResult::Lost => FinishError::Lost,
                         _ => FinishError::Gone,
                     }))
                 }
@@ -382,9 +382,9 @@ impl Shared {
         action: OwnerAction,
     ) -> Result<Option<Timestamp>, FinishError> {
         let runtime = self.inner.runtime.clone();
-        let talking = self.inner.backlog.talking();
+        let exchange = self.inner.backlog.begin_exchange();
         let task = runtime.spawn(async move {
-            let _talking = talking;
+            let _talking = exchange;
             let Some(ownership) = self.ownership.lock().await.take() else {
                 return Err(FinishError::Gone);
             };
@@ -399,17 +399,17 @@ impl Shared {
                         next,
                     );
                     match run.await {
-                        Ok(Wrote::Recorded(seen)) => {
+                        Ok(WriteResult::Recorded(seen)) => {
                             let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                             // It leaves the executions under way before others hear of the end.
                             drop(ownership);
                             inner.waiters.wake(&self.key, Some(seen));
                             return Ok(until);
                         }
-                        Ok(wrote @ (Wrote::Lost | Wrote::Gone)) => {
+                        Ok(written @ (WriteResult::Lost | WriteResult::Gone)) => {
                             drop(ownership);
-                            return Err(self.lose(match wrote {
-                                Wrote::Lost => FinishError::Lost,
+                            return Err(self.lose(match written {
+                                WriteResult::Lost => FinishError::Lost,
                                 _ => FinishError::Gone,
                             }));
                         }

@@ -217,10 +217,10 @@ impl Transacting {
         // Before anything is awaited: what the work still has is not committed.
         let closed = run.close();
         let inner = Arc::clone(&self.lease.shared.inner);
-        let talking = inner.backlog.talking();
+        let exchange = inner.backlog.begin_exchange();
         let (tell, told) = oneshot::channel();
         inner.runtime.spawn(async move {
-            let _talking = talking;
+            let _talking = exchange;
             // Dropped here, or on its way, if nobody hears it.
             drop(tell.send(Unheard(Some(self.end_here(closed, ending).await))));
         });
@@ -329,9 +329,9 @@ impl Drop for Unheard {
         let lease = again.into_lease();
         let inner = Arc::clone(&lease.shared.inner);
         // A drain does not miss it.
-        let talking = inner.backlog.talking();
+        let exchange = inner.backlog.begin_exchange();
         inner.runtime.spawn(async move {
-            let _talking = talking;
+            let _talking = exchange;
             // If it is not ours any more, or held back, that is as good.
             let _ = lease.release().await;
         });

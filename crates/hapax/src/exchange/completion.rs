@@ -13,7 +13,7 @@ use crate::store::{Snapshot, Stamped, Swap};
 /// While the transaction is in doubt its holder renews, with a bet on the cell as it was before:
 /// that swap waits for the transaction. If it is stored, the transaction was not committed and
 /// never will be, because it had written the row that the renewal replaced. If it is a conflict,
-/// [`Completion::told`] says what that means.
+/// [`Completion::status`] says what that means.
 #[derive(Clone, Debug)]
 pub struct Completion {
     swap: Swap,
@@ -22,11 +22,11 @@ pub struct Completion {
 
 /// What is there instead of what a completion expected.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum CommitStatus {
     /// This very outcome: it was committed.
     Committed(Snapshot),
     /// A record that is still the holder's. The transaction was not committed and never will be.
-    Held(Snapshot),
+    Owned(Snapshot),
     /// Another execution's. Likewise.
     Lost,
     /// The record of this life is gone. Nobody can tell.
@@ -63,21 +63,21 @@ impl Completion {
 
     /// What is there once the transaction has committed.
     #[must_use]
-    pub fn stored(&self, stamped: Stamped) -> Snapshot {
+    pub fn snapshot(&self, stamped: Stamped) -> Snapshot {
         let Swap { write_id, draft, .. } = self.swap.clone();
         Snapshot { now: stamped.now, stored: Some(stored_record(write_id, draft, stamped)) }
     }
 
     /// What `seen` says, which is there in place of what the swap, or a renewal after it, expected.
     #[must_use]
-    pub fn told(&self, seen: Snapshot) -> Told {
+    pub fn status(&self, seen: Snapshot) -> CommitStatus {
         match step(&seen, &self.event) {
-            Step::Recorded => Told::Committed(seen),
+            Step::Recorded => CommitStatus::Committed(seen),
             // Its own grant, and unfinished. What is done becomes neither in flight nor unknown
             // again under its grant, so it never was.
-            Step::Write(_) => Told::Held(seen),
-            Step::Lost => Told::Lost,
-            _ => Told::Gone,
+            Step::Write(_) => CommitStatus::Owned(seen),
+            Step::Lost => CommitStatus::Lost,
+            _ => CommitStatus::Gone,
         }
     }
 }

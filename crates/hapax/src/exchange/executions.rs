@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Claiming, Ownership};
+use super::{ClaimExchange, Ownership};
 use crate::machine::{LocalExecution, runs_here};
 use crate::record::{LeaseId, RecordState};
 use crate::scope::OperationId;
@@ -48,9 +48,9 @@ impl Executions {
     }
 
     /// Enters a claim, until what is returned is dropped.
-    pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<Entered> {
+    pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<ExecutionEntry> {
         self.lock().entry(key).or_default().push(LocalExecution { lease_id, executes: false });
-        Arc::new(Entered { executions: self.clone(), key, lease_id })
+        Arc::new(ExecutionEntry { executions: self.clone(), key, lease_id })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<LocalExecution>>> {
@@ -60,19 +60,19 @@ impl Executions {
 }
 
 /// One claim or execution in the registry; leaves it when dropped.
-pub(super) struct Entered {
+pub(super) struct ExecutionEntry {
     executions: Executions,
     key: OperationId,
     lease_id: LeaseId,
 }
 
-impl fmt::Debug for Entered {
+impl fmt::Debug for ExecutionEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Entered").field(&self.lease_id).finish()
     }
 }
 
-impl Entered {
+impl ExecutionEntry {
     pub(super) fn lease_id(&self) -> LeaseId {
         self.lease_id
     }
@@ -87,7 +87,7 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl Drop for ExecutionEntry {
     fn drop(&mut self) {
         let mut keys = self.executions.lock();
         if let Entry::Occupied(mut locals) = keys.entry(self.key) {
@@ -99,10 +99,10 @@ impl Drop for Entered {
     }
 }
 
-impl Claiming {
+impl ClaimExchange {
     /// Leaves the executions under way, as dropping it does: for a claim that ends without an
     /// answer to its last swap, which was not applied.
-    pub fn leave(&mut self) {
+    pub fn unregister(&mut self) {
         self.entered.clear();
     }
 }
@@ -116,10 +116,10 @@ impl Ownership {
         self
     }
 
-    /// Notes what stands in the way of a write that ended with [`Lost`](super::Wrote::Lost) or [`Gone`](super::Wrote::Gone):
+    /// Notes what stands in the way of a write that ended with [`Lost`](super::WriteResult::Lost) or [`Gone`](super::WriteResult::Gone):
     /// another owner's record, or one that was released, ends the execution for claims of the same
     /// process. A record that merely expired does not.
-    pub fn met(&mut self, seen: &Snapshot) {
+    pub fn note_conflict(&mut self, seen: &Snapshot) {
         let unfinished = |stored: &StoredRecord| {
             stored.record.lease_id == self.owner.lease_id
                 && stored.record.state != RecordState::Released

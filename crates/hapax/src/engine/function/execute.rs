@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use super::super::background::Talking;
+use super::super::background::ActiveExchange;
 use super::super::claim::{Claim, ClaimError, Question, Request};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
@@ -89,7 +89,7 @@ where
         let scope = self.scope(scope);
         let named = Named { request, function: name.as_deref(), key };
         // Counted from here to its end: a drain misses it at no moment in between.
-        let running = engine.inner.backlog.talking();
+        let running = engine.inner.backlog.begin_exchange();
         // Boxed: a caller's future holds none of their several kilobytes.
         let mut claim = Box::pin(engine.claim(&scope, key, &named, policy)).await;
         while let Ok(Claim::Ask(question)) = claim {
@@ -154,7 +154,7 @@ where
     fn detach<W, F>(
         &self,
         lease: Lease,
-        running: Talking,
+        running: ActiveExchange,
         work: W,
     ) -> oneshot::Receiver<Result<Answer<T>, RunError<T, E>>>
     where

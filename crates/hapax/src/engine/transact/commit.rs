@@ -13,7 +13,7 @@ use crate::clock::Timestamp;
 use crate::engine::carry::{self, Stuck};
 use crate::engine::idempotency::after;
 use crate::engine::lease::{FinishError, Shared};
-use crate::exchange::{Completion, Next, Ownership, Told, Wrote};
+use crate::exchange::{CommitStatus, Completion, Next, Ownership, WriteResult};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
@@ -91,7 +91,7 @@ pub(super) async fn commit(
                 }
                 _ => return Committed::Refused("no answer to the last statement".into()),
             };
-            let known = known(ownership, completion.told(seen), FinishError::Gone);
+            let known = known(ownership, completion.status(seen), FinishError::Gone);
             return shared.conclude(&mut held, known);
         }
     };
@@ -101,7 +101,7 @@ pub(super) async fn commit(
         async move { database.any_commit(tx).await }
     });
     let known = match timeout(limit, committing).await {
-        Ok(Ok(Ok(()))) => Known::Committed(completion.stored(stamped)),
+        Ok(Ok(Ok(()))) => Known::Committed(completion.snapshot(stamped)),
         Ok(Ok(Err(TxError::Conflict(_)))) => return Committed::Again,
         Ok(Ok(Err(TxError::Failed(source)))) => return Committed::Refused(source),
         // Of doubt: nothing of the work's runs between the swap and COMMIT.
@@ -123,15 +123,15 @@ enum Known {
     Nothing,
 }
 
-fn known(ownership: &mut Ownership, told: Told, gone: FinishError) -> Known {
+fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> Known {
     match told {
-        Told::Committed(seen) => Known::Committed(seen),
-        Told::Held(seen) => {
+        CommitStatus::Committed(seen) => Known::Committed(seen),
+        CommitStatus::Owned(seen) => {
             ownership.update(seen);
             Known::Held
         }
-        Told::Lost => Known::Not(FinishError::Lost),
-        Told::Gone => Known::Not(gone),
+        CommitStatus::Lost => Known::Not(FinishError::Lost),
+        CommitStatus::Gone => Known::Not(gone),
     }
 }
 
@@ -155,12 +155,12 @@ async fn settle(
         let until = deadline.min(inner.deadline());
         let run = carry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
         match run.await {
-            Ok(Wrote::Recorded(seen)) => {
+            Ok(WriteResult::Recorded(seen)) => {
                 ownership.update(seen);
                 return Known::Held;
             }
             Ok(_) => {
-                match known(ownership, completion.told(writing.into_seen()), FinishError::Gone) {
+                match known(ownership, completion.status(writing.into_seen()), FinishError::Gone) {
                     // It may have been committed, and forgotten since.
                     Known::Not(FinishError::Gone) => return Known::Nothing,
                     known => return known,

@@ -146,7 +146,7 @@ impl Idempotency {
     {
         let asked = Asked::of(request).map_err(TransactError::Request)?;
         // Counted from here on: a drain does not miss what this claim begins.
-        let _running = self.inner.backlog.talking();
+        let _running = self.inner.backlog.begin_exchange();
         let mut claim = self.claim(scope, key, &asked, policy).await;
         while let Ok(Claim::Ask(question)) = claim {
             claim = question.answer(Verdict::CannotSay, &asked).await;

@@ -36,7 +36,7 @@ impl Lease {
     {
         let inner = Arc::clone(&self.shared.inner);
         // Counted from here on: a drain does not miss it.
-        let running = inner.backlog.talking();
+        let running = inner.backlog.begin_exchange();
         let transacting = Transacting::new(self, within.any());
         let task = async move {
             let _running = running;

@@ -1,6 +1,6 @@
 //! What operators decide, and what they are told that it was.
 
-use hapax::exchange::{Next, Resolved, Writing, Wrote};
+use hapax::exchange::{Next, Resolved, WriteExchange, WriteResult};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Swapped;
 use hapax::{FencingToken, OperationId, RecordState, Scope, Store, SystemEntropy};
@@ -42,7 +42,7 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
     world.store.asked(sent + 2).await;
     world.store.set(Mode::Well);
     let resolved = resolving.await.unwrap();
-    assert!(matches!(resolved.wrote, Wrote::Recorded(_)));
+    assert!(matches!(resolved.result, WriteResult::Recorded(_)));
     assert_eq!(was(resolved), RecordState::Done(outcome("done")));
 }
 
@@ -53,16 +53,16 @@ async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
     let (key, fence) = (operation_id(&world), lease.fence());
     let seen = world.store.load(&key).await.unwrap();
     let resolve = whatever_it_is(fence);
-    let (mut writing, next) = Writing::resolve(key, seen, resolve, &SystemEntropy).unwrap();
+    let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &SystemEntropy).unwrap();
     let Next::Send(swap) = next else { panic!("{next:?}") };
     lease.complete(outcome("just now"), None).await.unwrap();
     let conflict = world.store.swap(swap).await.unwrap();
     assert!(matches!(conflict, Swapped::Conflict(_)));
-    let Next::Send(swap) = writing.heard(conflict, &SystemEntropy).unwrap() else { panic!() };
+    let Next::Send(swap) = writing.receive(conflict, &SystemEntropy).unwrap() else { panic!() };
     let stored = world.store.swap(swap).await.unwrap();
-    let Next::Ready(wrote) = writing.heard(stored, &SystemEntropy).unwrap() else { panic!() };
-    assert!(matches!(wrote, Wrote::Recorded(_)));
-    let replaced = was(Resolved { wrote, was: writing.into_seen() });
+    let Next::Ready(wrote) = writing.receive(stored, &SystemEntropy).unwrap() else { panic!() };
+    assert!(matches!(wrote, WriteResult::Recorded(_)));
+    let replaced = was(Resolved { result: wrote, was: writing.into_seen() });
     assert_eq!(replaced, RecordState::Done(outcome("just now")));
 }
 
@@ -73,7 +73,7 @@ async fn who_is_refused_is_told_for_what() {
     let lease = own(&process, &reexecute()).await;
     let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
     let resolved = process.resolve(operation_id(&world), resolve).await.unwrap();
-    assert_eq!(resolved.wrote, Wrote::Refused);
+    assert_eq!(resolved.result, WriteResult::Refused);
     assert_eq!(was(resolved), RecordState::InFlight);
     assert!(lease.complete(outcome("done"), None).await.is_ok());
 }
