@@ -1,12 +1,12 @@
 //! The engine: conversations with a store, carried on tasks of their own.
 
 mod background;
-mod carry;
 mod claim;
 #[cfg(feature = "function")]
 mod function;
 mod idempotency;
 mod lease;
+mod retry;
 mod transact;
 mod waiters;
 

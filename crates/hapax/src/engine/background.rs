@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, watch};
 
-use super::carry::{self, Exchange, Stuck};
 use super::idempotency::Inner;
+use super::retry::{self, Exchange, ExchangeError};
 use crate::exchange::{ClaimExchange, Next, Ownership, Replay, WriteExchange, WriteResult};
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::machine::OwnerAction;
@@ -194,8 +194,13 @@ impl Inner {
         let entry = self.backlog.enter(swap.id, 0, None);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let landed =
-                carry::carry_on(&*inner.store, &inner.backlog.permits, inner.patience, &swap).await;
+            let landed = retry::send_until_definite(
+                &*inner.store,
+                &inner.backlog.permits,
+                inner.patience,
+                &swap,
+            )
+            .await;
             if let Some(ownership) = landed.and_then(|swapped| claiming.receive_late(swapped)) {
                 inner.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
             }
@@ -230,7 +235,8 @@ impl Inner {
                     Next::Send(swap) => swap,
                 };
                 let permits = &self.backlog.permits;
-                let swapped = carry::carry_on(&*self.store, permits, self.patience, &swap).await?;
+                let swapped =
+                    retry::send_until_definite(&*self.store, permits, self.patience, &swap).await?;
                 match Exchange::receive(&mut writing, swapped, &*self.entropy) {
                     Ok(then) => next = then,
                     // Everything sent is accounted for: begin anew.
@@ -250,11 +256,11 @@ pub(super) fn held(
     ownership: Ownership,
     action: OwnerAction,
     writing: WriteExchange,
-    stuck: Stuck,
+    error: ExchangeError,
 ) -> Held {
-    let sent = match stuck {
-        Stuck::Store { swap, .. } => Some((writing, swap)),
-        Stuck::Entropy(_) => None,
+    let sent = match error {
+        ExchangeError::Store { swap, .. } => Some((writing, swap)),
+        ExchangeError::Entropy(_) => None,
     };
     Held { ownership, action, sent }
 }

@@ -8,9 +8,9 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::background::ActiveExchange;
-use super::carry::{self, Stuck};
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
+use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
 use crate::codec;
 use crate::entropy::EntropyError;
@@ -412,14 +412,14 @@ async fn run_claim(
     _talking: ActiveExchange,
 ) {
     let ExchangeStart { mut claiming, next, deadline, turn } = said;
-    let result = carry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
+    let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
     let talked = match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
             Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), turn))
         }
         Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), turn)),
-        Err(Stuck::Store { swap, error, may_land }) => {
+        Err(ExchangeError::Store { swap, error, may_land }) => {
             let known = claiming.has_seen_record();
             if may_land {
                 inner.land_and_release(claiming, swap);
@@ -428,7 +428,7 @@ async fn run_claim(
             }
             Err(if known { ClaimError::Interrupted(error) } else { ClaimError::Store(error) })
         }
-        Err(Stuck::Entropy(error)) => {
+        Err(ExchangeError::Entropy(error)) => {
             inner.release_owned(&claiming);
             Err(ClaimError::Entropy(error))
         }

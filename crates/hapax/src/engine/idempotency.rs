@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::background::Backlog;
-use super::carry::{self, Stuck};
 use super::claim::ClaimError;
+use super::retry::{self, ExchangeError};
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, SystemEntropy};
@@ -222,7 +222,7 @@ impl Idempotency {
             }
             let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &*inner.entropy)?;
             let written =
-                carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)
+                retry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)
                     .await;
             match written {
                 Ok(written) => {
@@ -231,11 +231,11 @@ impl Idempotency {
                     }
                     Ok(Resolved { result: written, was: writing.into_seen() })
                 }
-                Err(Stuck::Store { error, may_land: true, .. }) => {
+                Err(ExchangeError::Store { error, may_land: true, .. }) => {
                     Err(StoreError::ambiguous(error).into())
                 }
-                Err(Stuck::Store { error, .. }) => Err(error.into()),
-                Err(Stuck::Entropy(error)) => Err(error.into()),
+                Err(ExchangeError::Store { error, .. }) => Err(error.into()),
+                Err(ExchangeError::Entropy(error)) => Err(error.into()),
             }
         });
         task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))

@@ -12,8 +12,8 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::background::{Held, HeldOutcome, held};
-use super::carry;
 use super::idempotency::Inner;
+use super::retry;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
 use crate::exchange::{Ownership, Replay, WriteResult};
@@ -352,7 +352,7 @@ impl Shared {
                 return Err(FinishError::Pending);
             };
             let run =
-                carry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
+                retry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
@@ -391,7 +391,7 @@ impl Shared {
             let inner = &self.inner;
             let stuck = match ownership.write(action.clone(), &*inner.entropy) {
                 Ok((mut writing, next)) => {
-                    let run = carry::run(
+                    let run = retry::run(
                         &*inner.store,
                         &*inner.entropy,
                         inner.deadline(),

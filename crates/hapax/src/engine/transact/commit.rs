@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{InDatabase, TxTerms};
 use crate::clock::Timestamp;
-use crate::engine::carry::{self, Stuck};
 use crate::engine::idempotency::after;
 use crate::engine::lease::{FinishError, Shared};
+use crate::engine::retry::{self, ExchangeError};
 use crate::exchange::{CommitStatus, Completion, Next, Ownership, WriteResult};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
@@ -153,7 +153,7 @@ async fn settle(
     };
     loop {
         let until = deadline.min(inner.deadline());
-        let run = carry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
+        let run = retry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
         match run.await {
             Ok(WriteResult::Recorded(seen)) => {
                 ownership.update(seen);
@@ -167,7 +167,7 @@ async fn settle(
                 }
             }
             // Most likely the row is locked, by the transaction in doubt. The same again.
-            Err(Stuck::Store { swap, .. }) if Instant::now() + ASK < deadline => {
+            Err(ExchangeError::Store { swap, .. }) if Instant::now() + ASK < deadline => {
                 sleep(ASK).await;
                 next = Next::Send(*swap);
             }

@@ -48,7 +48,7 @@ impl Exchange for WriteExchange {
 
 /// An exchange that did not get through.
 #[derive(Debug)]
-pub(super) enum Stuck {
+pub(super) enum ExchangeError {
     /// The store did not answer this swap. It `may_land`: an earlier copy is not accounted for.
     Store { swap: Box<Swap>, error: StoreError, may_land: bool },
     /// No randomness for a further swap; everything sent is accounted for.
@@ -64,25 +64,25 @@ pub(super) async fn run<X: Exchange>(
     deadline: Instant,
     exchange: &mut X,
     mut next: Next<X::Out>,
-) -> Result<X::Out, Stuck> {
+) -> Result<X::Out, ExchangeError> {
     loop {
         let swap = match next {
             Next::Ready(out) => return Ok(out),
             Next::Send(swap) => swap,
         };
-        let swapped = match carry(store, deadline, &swap).await {
+        let swapped = match send_until_deadline(store, deadline, &swap).await {
             Ok(swapped) => swapped,
             Err((error, may_land)) => {
-                return Err(Stuck::Store { swap: Box::new(swap), error, may_land });
+                return Err(ExchangeError::Store { swap: Box::new(swap), error, may_land });
             }
         };
-        next = exchange.receive(swapped, entropy).map_err(Stuck::Entropy)?;
+        next = exchange.receive(swapped, entropy).map_err(ExchangeError::Entropy)?;
     }
 }
 
 /// Sends one swap until its answer is definite or the deadline is over. Errors say whether a copy
 /// may still land.
-async fn carry(
+async fn send_until_deadline(
     store: &dyn Store,
     deadline: Instant,
     swap: &Swap,
@@ -114,7 +114,7 @@ async fn carry(
 
 /// Sends one swap until its answer is definite, however long that takes. `None`: the cell is
 /// damaged, so that nothing can be swapped there.
-pub(super) async fn carry_on(
+pub(super) async fn send_until_definite(
     store: &dyn Store,
     permits: &tokio::sync::Semaphore,
     patience: Duration,
@@ -124,7 +124,7 @@ pub(super) async fn carry_on(
     loop {
         // Few at a time, so that a store that comes back is not trampled.
         let permit = permits.acquire().await;
-        let answer = carry(store, after(patience), swap).await;
+        let answer = send_until_deadline(store, after(patience), swap).await;
         drop(permit);
         match answer {
             Ok(swapped) => return Some(swapped),
