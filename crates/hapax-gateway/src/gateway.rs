@@ -262,7 +262,7 @@ impl Running {
         let drained = self.lasting.layer.drain(self.store_timeout).await;
         ended.cut_off = ended.cut_off.max(drained.cut_off);
         if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
-            ended.not_recorded = self.engine.stats().held_back;
+            ended.not_recorded = self.engine.stats().deferred;
         }
         self.work.enter(Phase::Closing);
         self.listener.join(CLOSE).await;
@@ -491,7 +491,7 @@ fn engine(
         Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
     let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
-        held_back_bytes: settled.memory.held_back,
+        deferred_bytes: settled.memory.deferred,
         ..hapax::Limits::default()
     };
     if let Some(told) = opened.told() {

@@ -9,7 +9,7 @@ pub(crate) struct Shares {
     /// Bodies on their way.
     pub(crate) bodies: usize,
     /// Outcomes for a store that is away.
-    pub(crate) held_back: usize,
+    pub(crate) deferred: usize,
     /// The store: its pages, its queue and its answers, or all of its records.
     pub(crate) store: usize,
     /// What is observed.
@@ -89,7 +89,7 @@ impl Shares {
     fn split(rest: usize, needed: usize) -> Self {
         let part = rest / PARTS;
         let observed = ((rest - needed) / PARTS).min(rest / (2 * PARTS));
-        Self { bodies: rest - 4 * part - observed, held_back: part, store: 3 * part, observed }
+        Self { bodies: rest - 4 * part - observed, deferred: part, store: 3 * part, observed }
     }
 }
 
@@ -125,8 +125,8 @@ mod tests {
         for memory in [400 * MIB, 512 * MIB, 8 << 30] {
             let limits = Limits { memory, ..Limits::default() };
             let taken = Limits::PROGRAM + limits.connections * Limits::PER_CONNECTION;
-            let Shares { bodies, held_back, store, observed } = limits.shares(LARGEST).unwrap();
-            assert_eq!(taken + bodies + held_back + store + observed, memory);
+            let Shares { bodies, deferred, store, observed } = limits.shares(LARGEST).unwrap();
+            assert_eq!(taken + bodies + deferred + store + observed, memory);
             assert!(bodies >= (memory - taken) * 7 / 16);
         }
     }
@@ -139,9 +139,9 @@ mod tests {
             let error = little.shares(largest).unwrap_err();
             let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
             let enough = Limits { memory: needed.0, ..little };
-            let Shares { bodies, held_back, store, .. } = enough.shares(largest).unwrap();
+            let Shares { bodies, deferred, store, .. } = enough.shares(largest).unwrap();
             assert!(bodies >= 16 * response && bodies >= 2 * MIB);
-            assert!(held_back >= response && store / 3 >= 2 * (response + HEADS));
+            assert!(deferred >= response && store / 3 >= 2 * (response + HEADS));
             for (on_server, cached) in [(false, true), (true, false), (true, true)] {
                 let parts = StoreShares::split(store, on_server, cached);
                 assert_eq!(parts.store + parts.cache + parts.told, store);

@@ -153,9 +153,9 @@ impl Metrics {
             (
                 "hapax_held_back",
                 "Outcomes held back until the store returns.",
-                gauges.engine.held_back,
+                gauges.engine.deferred,
             ),
-            ("hapax_held_back_bytes", "Bytes of them.", gauges.engine.held_back_bytes),
+            ("hapax_held_back_bytes", "Bytes of them.", gauges.engine.deferred_bytes),
             ("hapax_requests", "Requests that are being answered.", gauges.requests),
             ("hapax_store_up", "Whether the store answers.", usize::from(gauges.store_up)),
             (

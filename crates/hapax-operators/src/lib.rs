@@ -211,7 +211,7 @@ pub fn now(engine: &Idempotency) -> Value {
     serde_json::json!({
         "in_flight": stats.in_flight,
         "waiting": stats.waiting,
-        "held_back": stats.held_back,
-        "held_back_bytes": stats.held_back_bytes,
+        "held_back": stats.deferred,
+        "held_back_bytes": stats.deferred_bytes,
     })
 }

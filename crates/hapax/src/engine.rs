@@ -1,6 +1,6 @@
 //! The engine: conversations with a store, carried on tasks of their own.
 
-mod background;
+mod backlog;
 mod claim;
 #[cfg(feature = "function")]
 mod function;

@@ -101,7 +101,7 @@ pub struct Replay {
     /// The same as a moment on the store's clock.
     pub expires_at: Option<Timestamp>,
     /// Whether it is still on its way to the store: it would be forgotten if this process died.
-    pub held_back: bool,
+    pub deferred: bool,
 }
 
 /// What is being written, and why.
@@ -602,5 +602,5 @@ fn stored_record(write_id: WriteId, draft: Draft, stamped: Stamped) -> StoredRec
 fn replay(outcome: Outcome, now: Timestamp, stored: &StoredRecord) -> Replay {
     let expires_at = stored.keep_until;
     let expires_in = expires_at.map(|until| until.since(now));
-    Replay { outcome, fence: stored.fence, expires_in, expires_at, held_back: false }
+    Replay { outcome, fence: stored.fence, expires_in, expires_at, deferred: false }
 }

@@ -373,7 +373,7 @@ fn replayed(
     policy: &RoutePolicy,
     replay: &Replay,
 ) -> Result<Response<Body>, Problem> {
-    if replay.held_back && policy.options.completion_outage == CompletionOutage::Withhold {
+    if replay.deferred && policy.options.completion_outage == CompletionOutage::Withhold {
         return Err(pending());
     }
     let Whole { status, headers, body, trailers } = match Stored::from_outcome(&replay.outcome) {
@@ -400,7 +400,7 @@ fn replayed(
     if let Some(until) = replay.expires_at.filter(|_| policy.options.expires) {
         response.headers_mut().insert(IDEMPOTENCY_EXPIRES, header::date(until));
     }
-    if replay.held_back {
+    if replay.deferred {
         let pending = HeaderValue::from_static("pending");
         response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use super::background::ActiveExchange;
+use super::backlog::ActiveExchange;
 use super::idempotency::{Idempotency, Inner, after};
 use super::lease::Lease;
 use super::retry::{self, ExchangeError};
@@ -422,7 +422,7 @@ async fn run_claim(
         Err(ExchangeError::Store { swap, error, may_land }) => {
             let known = claiming.has_seen_record();
             if may_land {
-                inner.land_and_release(claiming, swap);
+                inner.release_when_landed(claiming, swap);
             } else {
                 inner.release_owned(&claiming);
             }

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::background::Backlog;
+use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::retry::{self, ExchangeError};
 use super::waiters::Waiters;
@@ -29,10 +29,10 @@ pub struct Limits {
     /// Copies waiting in all. Default 10,000.
     pub waiters: usize,
     /// Writes held back while the store is away; at that many, claims are refused. Default 10,000.
-    pub held_back: usize,
+    pub deferred: usize,
     /// Bytes of outcomes held back; at that many, claims are refused, and executions that end wait
     /// before they are told that theirs is. Default 64 MiB.
-    pub held_back_bytes: usize,
+    pub deferred_bytes: usize,
     /// Claims that talk to the store at one time; further ones wait for their turn, in order, within
     /// the time-out of the store. What each may be told is an outcome of any size, so that this
     /// bounds memory. At least 1. Default 1,024.
@@ -44,8 +44,8 @@ impl Default for Limits {
         Self {
             waiters_per_key: 100,
             waiters: 10_000,
-            held_back: 10_000,
-            held_back_bytes: 64 * 1024 * 1024,
+            deferred: 10_000,
+            deferred_bytes: 64 * 1024 * 1024,
             claims: 1024,
         }
     }
@@ -59,9 +59,9 @@ pub struct Stats {
     /// Copies waiting.
     pub waiting: usize,
     /// Writes held back.
-    pub held_back: usize,
+    pub deferred: usize,
     /// Bytes of outcomes held back.
-    pub held_back_bytes: usize,
+    pub deferred_bytes: usize,
 }
 
 /// The engine, over a store. Cheap to clone; clones share everything.
@@ -113,7 +113,7 @@ impl Inner {
 
     pub(super) fn overloaded(&self) -> bool {
         let size = self.backlog.size();
-        size.entries >= self.limits.held_back || size.bytes >= self.limits.held_back_bytes
+        size.entries >= self.limits.deferred || size.bytes >= self.limits.deferred_bytes
     }
 }
 
@@ -190,8 +190,8 @@ impl Idempotency {
         Stats {
             in_flight: self.inner.in_flight.load(Ordering::Relaxed),
             waiting: self.inner.waiters.waiting(),
-            held_back: size.entries,
-            held_back_bytes: size.bytes,
+            deferred: size.entries,
+            deferred_bytes: size.bytes,
         }
     }
 

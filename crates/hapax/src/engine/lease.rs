@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
-use super::background::{Held, HeldOutcome, held};
+use super::backlog::{DeferredOutcome, DeferredWrite, deferred_write};
 use super::idempotency::Inner;
 use super::retry;
 use crate::clock::Timestamp;
@@ -33,7 +33,7 @@ pub enum FinishError {
     #[error("the record of this execution is gone")]
     Gone,
     /// The store did not take it yet. It is held back in this process (this is said once there is
-    /// room for it, see [`Limits::held_back_bytes`](crate::Limits)) and written as soon as the
+    /// room for it, see [`Limits::deferred_bytes`](crate::Limits)) and written as soon as the
     /// store returns (or given up with an error in the log, should its record be damaged); copies
     /// that reach this process are answered from it.
     #[error("the store did not take the outcome yet: it is held back")]
@@ -207,7 +207,7 @@ impl Lease {
         if let Some(ownership) = ownership {
             shared
                 .inner
-                .hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
+                .defer(DeferredWrite { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 }
@@ -414,40 +414,44 @@ impl Shared {
                             }));
                         }
                         // Contended, the rest being for operators: begin anew.
-                        Ok(_) => Held { ownership, action, sent: None },
-                        Err(stuck) => held(ownership, action, writing, stuck),
+                        Ok(_) => DeferredWrite { ownership, action, sent: None },
+                        Err(stuck) => deferred_write(ownership, action, writing, stuck),
                     }
                 }
-                Err(_) => Held { ownership, action, sent: None },
+                Err(_) => DeferredWrite { ownership, action, sent: None },
             };
             let outcome = match &stuck.action {
                 OwnerAction::Complete { outcome, .. } => {
-                    self.held_outcome(&stuck.ownership, outcome)
+                    self.deferred_outcome(&stuck.ownership, outcome)
                 }
                 _ => None,
             };
             let counted = stuck.bytes() > 0;
-            inner.hold_back(stuck, outcome);
+            inner.defer(stuck, outcome);
             // Whoever ends an execution keeps what it holds until there is room for one more: this
             // is what bounds outcomes held back, however many executions were under way.
             if counted {
-                inner.backlog.room(inner.limits.held_back_bytes).await;
+                inner.backlog.room(inner.limits.deferred_bytes).await;
             }
             Err(FinishError::Pending)
         });
         task.await.unwrap_or(Err(FinishError::Pending))
     }
 
-    fn held_outcome(&self, ownership: &Ownership, outcome: &Outcome) -> Option<HeldOutcome> {
+    fn deferred_outcome(
+        &self,
+        ownership: &Ownership,
+        outcome: &Outcome,
+    ) -> Option<DeferredOutcome> {
         let Record { scheme, fingerprint, .. } = ownership.record()?;
         let replay = Replay {
             outcome: outcome.clone(),
             fence: self.fence,
             expires_in: None,
             expires_at: None,
-            held_back: true,
+            deferred: true,
         };
-        Some(HeldOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
+        Some(DeferredOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
     }
 
     pub(super) fn lose(&self, how: FinishError) -> FinishError {

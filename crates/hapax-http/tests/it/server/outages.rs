@@ -223,7 +223,7 @@ async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
 async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
     let world = World::new();
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax::Store>;
-    let limits = hapax::Limits { held_back: 1, ..hapax::Limits::default() };
+    let limits = hapax::Limits { deferred: 1, ..hapax::Limits::default() };
     let engine = hapax::Idempotency::builder(store).limits(limits).build();
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     let layer = IdempotencyLayer::new(engine.clone(), policy);

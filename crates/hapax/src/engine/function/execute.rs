@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use super::super::background::ActiveExchange;
+use super::super::backlog::ActiveExchange;
 use super::super::claim::{Claim, ClaimError, Question, Request};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
@@ -144,7 +144,7 @@ where
     fn replay(&self, replay: &Replay) -> Result<Answer<T>, RunError<T, E>> {
         let result = replayed(&replay.outcome, self.declared.errors.as_ref())?;
         match result {
-            result if replay.held_back => Err(RunError::Pending { result }),
+            result if replay.deferred => Err(RunError::Pending { result }),
             Ok(value) => Ok(Answer { value, replayed: true, fence: replay.fence }),
             Err(error) => Err(RunError::Failed { error, class: ErrorClass::Final, replayed: true }),
         }

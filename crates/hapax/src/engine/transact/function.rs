@@ -188,7 +188,7 @@ where
         return Err(TransactError::OtherFormat { format });
     }
     match value::read::<Result<T, E>>(replay.outcome.bytes()) {
-        Ok(_) if replay.held_back => Err(TransactError::Pending),
+        Ok(_) if replay.deferred => Err(TransactError::Pending),
         Ok(Ok(value)) => Ok(Answer { value, replayed: true, fence: replay.fence }),
         Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
         Err(error) => Err(TransactError::Unreadable(error)),

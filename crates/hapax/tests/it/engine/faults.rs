@@ -112,7 +112,7 @@ async fn a_claim_whose_replies_are_lost_is_refused_and_then_released() {
     world.store.set(Mode::LosesReplies);
     let claimed = process.claim(&hapax::Scope::shared(), &key(), &Text("a"), &block).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Ambiguous(_)))), "{claimed:?}");
-    assert_eq!(process.stats().held_back, 1);
+    assert_eq!(process.stats().deferred, 1);
     world.store.set(Mode::Well);
     process.drain().await;
     // Under `block` a claim left behind would be refused for ever.
@@ -159,7 +159,7 @@ async fn a_store_that_is_away_refuses_claims_at_once() {
     let scope = hapax::Scope::shared();
     let claimed = process.claim(&scope, &key(), &Text("a"), &reexecute()).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Unavailable(_)))));
-    assert_eq!(process.stats().held_back, 0, "nothing can land");
+    assert_eq!(process.stats().deferred, 0, "nothing can land");
     assert_eq!(world.store.swaps(), 1);
 }
 
@@ -174,12 +174,12 @@ async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_lat
     let scope = hapax::Scope::shared();
     let other = process.claim(&scope, &key(), &Text("b"), &reexecute()).await;
     assert!(matches!(other, Ok(Claim::Mismatch)));
-    assert_eq!(process.stats().held_back_bytes, 4);
+    assert_eq!(process.stats().deferred_bytes, 4);
 
     world.store.set(Mode::Well);
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("done"));
-    assert_eq!(process.stats().held_back_bytes, 0);
+    assert_eq!(process.stats().deferred_bytes, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,8 +189,8 @@ async fn a_replay_says_whether_it_is_in_the_store() {
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
-    let held_back = async || match claim(&process, "a", &reexecute()).await {
-        Claim::Replay(replay) => replay.held_back,
+    let deferred = async || match claim(&process, "a", &reexecute()).await {
+        Claim::Replay(replay) => replay.deferred,
         other => panic!("{other:?}"),
     };
     assert!(held_back().await);
@@ -236,7 +236,7 @@ async fn what_is_seen_of_an_unknown_outcome_counts_while_it_is_held_back() {
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.abandon(Some(outcome("500"))).await, Err(FinishError::Pending));
-    assert_eq!(process.stats().held_back_bytes, 3);
+    assert_eq!(process.stats().deferred_bytes, 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,7 +249,7 @@ async fn what_is_too_large_is_not_held_back_for_ever() {
     assert_eq!(handle.save(checkpoint).await, Err(FinishError::TooLarge));
     let large = hapax::Outcome::new("text", vec![0; hapax::codec::MAX_OUTCOME + 1]);
     assert_eq!(lease.complete(large, None).await, Err(FinishError::TooLarge));
-    assert_eq!(process.stats().held_back, 0);
+    assert_eq!(process.stats().deferred, 0);
     // It happened: it does not run again.
     let copy = claim(&process, "a", &policy(OnUnknown::Block)).await;
     assert!(matches!(copy, Claim::Unknown { .. }), "{copy:?}");
@@ -286,7 +286,7 @@ async fn a_completion_goes_on_when_its_caller_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn claims_are_refused_while_too_much_is_held_back() {
     let world = World::new();
-    let process = world.limited(Limits { held_back: 1, ..Limits::default() });
+    let process = world.limited(Limits { deferred: 1, ..Limits::default() });
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));

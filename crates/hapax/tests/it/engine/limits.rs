@@ -78,20 +78,20 @@ async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
         process.claim(&scope, &key, &Text("a"), &policy)
     );
     assert!(matches!(refused, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{refused:?}");
-    assert_eq!(process.stats().held_back, 1, "only the first may land");
+    assert_eq!(process.stats().deferred, 1, "only the first may land");
 }
 
 #[tokio::test(start_paused = true)]
 async fn executions_end_as_there_is_room_for_their_outcomes() {
     let world = World::new();
-    let process = world.limited(Limits { held_back_bytes: 4, ..Limits::default() });
+    let process = world.limited(Limits { deferred_bytes: 4, ..Limits::default() });
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     let mut ending = tokio::spawn(lease.complete(outcome("large"), None));
     let hour = Duration::from_secs(3600);
     assert!(timeout(hour, &mut ending).await.is_err(), "it was held back without room");
     // It is as safe as any: counted, replayed from here, and written later.
-    assert_eq!(process.stats().held_back_bytes, 5);
+    assert_eq!(process.stats().deferred_bytes, 5);
     assert_eq!(replayed(&process).await, outcome("large"));
     world.store.set(Mode::Well);
     assert_eq!(ending.await.unwrap(), Err(FinishError::Pending));

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 16;
 /// Everything held back, counted; outcomes among it can be replayed from here.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    outcomes: Mutex<HashMap<OperationId, Arc<HeldOutcome>>>,
+    outcomes: Mutex<HashMap<OperationId, Arc<DeferredOutcome>>>,
     size: watch::Sender<Size>,
     permits: Semaphore,
 }
@@ -34,7 +34,7 @@ pub(super) struct Size {
 
 /// An outcome that is not yet in the store.
 #[derive(Clone, Debug)]
-pub(super) struct HeldOutcome {
+pub(super) struct DeferredOutcome {
     pub(super) scheme: Scheme,
     pub(super) fingerprint: Fingerprint,
     pub(super) replay: Replay,
@@ -53,7 +53,7 @@ impl Backlog {
         *self.size.borrow()
     }
 
-    pub(super) fn outcome(&self, key: &OperationId) -> Option<Arc<HeldOutcome>> {
+    pub(super) fn outcome(&self, key: &OperationId) -> Option<Arc<DeferredOutcome>> {
         self.lock().get(key).cloned()
     }
 
@@ -79,7 +79,7 @@ impl Backlog {
         ActiveExchange(Arc::clone(self))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<HeldOutcome>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<DeferredOutcome>>> {
         // Nothing panics while it is held; and a map stays whole if something did.
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,8 +88,8 @@ impl Backlog {
         self: &Arc<Self>,
         key: OperationId,
         bytes: usize,
-        outcome: Option<HeldOutcome>,
-    ) -> Entry {
+        outcome: Option<DeferredOutcome>,
+    ) -> BacklogEntry {
         let outcome = outcome.map(Arc::new);
         if let Some(outcome) = &outcome {
             self.lock().insert(key, Arc::clone(outcome));
@@ -98,7 +98,7 @@ impl Backlog {
             size.entries += 1;
             size.bytes += bytes;
         });
-        Entry { backlog: Arc::clone(self), key, bytes, outcome }
+        BacklogEntry { backlog: Arc::clone(self), key, bytes, outcome }
     }
 }
 
@@ -117,19 +117,19 @@ impl Drop for ActiveExchange {
 
 /// One thing held back; counted until it is dropped.
 #[derive(Debug)]
-struct Entry {
+struct BacklogEntry {
     backlog: Arc<Backlog>,
     key: OperationId,
     bytes: usize,
-    outcome: Option<Arc<HeldOutcome>>,
+    outcome: Option<Arc<DeferredOutcome>>,
 }
 
-impl Drop for Entry {
+impl Drop for BacklogEntry {
     fn drop(&mut self) {
         if let Some(outcome) = &self.outcome {
             let mut outcomes = self.backlog.lock();
             // A later execution of the same key may have put its own there.
-            if outcomes.get(&self.key).is_some_and(|held| Arc::ptr_eq(held, outcome)) {
+            if outcomes.get(&self.key).is_some_and(|held| Arc::ptr_eq(deferred_write, outcome)) {
                 outcomes.remove(&self.key);
             }
         }
@@ -142,14 +142,14 @@ impl Drop for Entry {
 
 /// A holder's write that is still to be made.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct DeferredWrite {
     pub(super) ownership: Ownership,
     pub(super) action: OwnerAction,
     /// The exchange under way and its unanswered swap, if one was sent.
     pub(super) sent: Option<(WriteExchange, Box<Swap>)>,
 }
 
-impl Held {
+impl DeferredWrite {
     /// What it keeps in memory beyond its own size.
     pub(super) fn bytes(&self) -> usize {
         match &self.action {
@@ -164,7 +164,7 @@ impl Held {
 impl Inner {
     /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
     /// to answer copies from meanwhile.
-    pub(super) fn hold_back(self: &Arc<Self>, held: Held, outcome: Option<HeldOutcome>) {
+    pub(super) fn defer(self: &Arc<Self>, held: DeferredWrite, outcome: Option<DeferredOutcome>) {
         // Entered before the task runs: from here on nobody sees it missing.
         let entry = self.backlog.enter(*held.ownership.id(), held.bytes(), outcome);
         let inner = Arc::clone(self);
@@ -172,7 +172,7 @@ impl Inner {
             let key = entry.key;
             // The holding goes with it: the execution has left those under way before waiters
             // hear of it.
-            let written = inner.write_until_known(held).await;
+            let written = inner.write_until_known(deferred_write).await;
             // Stored first, forgotten here second: a copy finds it in one place or the other.
             drop(entry);
             let seen = match written {
@@ -190,7 +190,11 @@ impl Inner {
 
     /// A claim that was given up while its last swap was unanswered: it may land later, so it is
     /// sent on until it is known, and what it owns is released.
-    pub(super) fn land_and_release(self: &Arc<Self>, mut claiming: ClaimExchange, swap: Box<Swap>) {
+    pub(super) fn release_when_landed(
+        self: &Arc<Self>,
+        mut claiming: ClaimExchange,
+        swap: Box<Swap>,
+    ) {
         let entry = self.backlog.enter(swap.id, 0, None);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
@@ -202,7 +206,10 @@ impl Inner {
             )
             .await;
             if let Some(ownership) = landed.and_then(|swapped| claiming.receive_late(swapped)) {
-                inner.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
+                inner.defer(
+                    DeferredWrite { ownership, action: OwnerAction::Release, sent: None },
+                    None,
+                );
             }
             drop(entry);
         });
@@ -212,12 +219,12 @@ impl Inner {
     /// landed late, on a key that was purged meanwhile.
     pub(super) fn release_owned(self: &Arc<Self>, claiming: &ClaimExchange) {
         if let Some(ownership) = claiming.owned() {
-            self.hold_back(Held { ownership, action: OwnerAction::Release, sent: None }, None);
+            self.defer(DeferredWrite { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 
-    async fn write_until_known(&self, held: Held) -> Option<WriteResult> {
-        let Held { ownership, action, mut sent } = held;
+    async fn write_until_known(&self, held: DeferredWrite) -> Option<WriteResult> {
+        let DeferredWrite { ownership, action, mut sent } = held;
         loop {
             let (mut writing, mut next) = match sent.take() {
                 Some((writing, swap)) => (writing, Next::Send(*swap)),
@@ -252,15 +259,15 @@ impl Inner {
 }
 
 /// What a holder's stuck write leaves to be carried on.
-pub(super) fn held(
+pub(super) fn deferred_write(
     ownership: Ownership,
     action: OwnerAction,
     writing: WriteExchange,
     error: ExchangeError,
-) -> Held {
+) -> DeferredWrite {
     let sent = match error {
         ExchangeError::Store { swap, .. } => Some((writing, swap)),
         ExchangeError::Entropy(_) => None,
     };
-    Held { ownership, action, sent }
+    DeferredWrite { ownership, action, sent }
 }
