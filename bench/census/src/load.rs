@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, Request, Scheme, Scope, OperationId,
+    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, OperationRequest, Scheme, Scope, OperationId,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -30,7 +30,7 @@ struct Asked<'a> {
     scheme: Scheme,
 }
 
-impl Request for Asked<'_> {
+impl OperationRequest for Asked<'_> {
     fn scheme(&self) -> Scheme {
         self.scheme.clone()
     }

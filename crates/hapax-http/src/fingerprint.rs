@@ -278,7 +278,7 @@ fn pointers(list: Option<&str>) -> Option<JsonPointers> {
 /// A request as it is claimed: what counts of it, and by which scheme. Its `Debug` form shows
 /// nothing that was sent but the method and the body's length.
 #[derive(Clone)]
-pub struct Asked<'a> {
+pub struct HttpRequest<'a> {
     /// The scheme in force.
     pub scheme: &'a HttpScheme,
     /// The method.
@@ -291,7 +291,7 @@ pub struct Asked<'a> {
     pub body: &'a [u8],
 }
 
-impl fmt::Debug for Asked<'_> {
+impl fmt::Debug for HttpRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Asked")
             .field("scheme", &self.scheme.name())
@@ -301,7 +301,7 @@ impl fmt::Debug for Asked<'_> {
     }
 }
 
-impl hapax::Request for Asked<'_> {
+impl hapax::OperationRequest for HttpRequest<'_> {
     fn scheme(&self) -> Scheme {
         self.scheme.name().clone()
     }

@@ -278,15 +278,15 @@ impl Store for Watched {
 #[cfg(test)]
 mod tests {
     use hapax::{
-        Claim, Fingerprint, Idempotency, Key, MemoryCapacity, MemoryStore, Policy, Request, Scheme,
-        Scope, Secret, SystemClock, Terms,
+        Claim, Fingerprint, Idempotency, Key, MemoryCapacity, MemoryStore, OperationRequest,
+        Policy, Scheme, Scope, Secret, SystemClock, Terms,
     };
 
     use super::*;
 
     struct Asked;
 
-    impl Request for Asked {
+    impl OperationRequest for Asked {
         fn scheme(&self) -> Scheme {
             Scheme::new("http/test").unwrap()
         }

@@ -10,7 +10,7 @@ mod retry;
 mod transact;
 mod waiters;
 
-pub use claim::{Claim, ClaimError, Question, Request};
+pub use claim::{Claim, ClaimError, OperationRequest, Question};
 #[cfg(feature = "function")]
 pub use function::{
     Answer, Doubt, ErrorClass, Function, FunctionBuilder, FunctionError, Reconciled, RunError,

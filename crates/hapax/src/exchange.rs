@@ -22,7 +22,7 @@ use self::executions::ExecutionEntry;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::machine::{Asked, Event, Hook, Owner, OwnerAction, Resolve, Step, Verdict, step};
+use crate::machine::{ClaimEvent, Event, Hook, Owner, OwnerAction, Resolve, Step, Verdict, step};
 use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
 use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
@@ -305,7 +305,7 @@ impl ClaimExchange {
     fn decide(&mut self, entropy: &dyn Entropy) -> Result<Next<ClaimResult>, EntropyError> {
         let lease_id = LeaseId::fresh(entropy)?;
         let local = self.claim.executions.of(&self.key);
-        let asked = Asked {
+        let asked = ClaimEvent {
             lease_id,
             own_lease_ids: &self.own_lease_ids,
             scheme: &self.claim.scheme,

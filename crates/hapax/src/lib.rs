@@ -26,12 +26,12 @@
 //! # async fn place(_: &Order) -> String { "order 17".into() }
 //! use std::sync::Arc;
 //! use hapax::{
-//!     Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, Request, Scheme, Scope,
+//!     Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, OperationRequest, Scheme, Scope,
 //! };
 //!
 //! struct Asked(&'static str);
 //!
-//! impl Request for Asked {
+//! impl OperationRequest for Asked {
 //!     fn scheme(&self) -> Scheme {
 //!         Scheme::new("order/1").expect("it is short")
 //!     }
@@ -117,7 +117,7 @@ pub use engine::{
 #[cfg(feature = "tokio")]
 pub use engine::{
     Claim, ClaimError, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle, Limits,
-    Question, Request, Stats,
+    OperationRequest, Question, Stats,
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{

@@ -34,7 +34,7 @@ use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
     /// To execute, or to hear what came of it.
-    Claim(Asked<'a>),
+    Claim(ClaimEvent<'a>),
     /// The holder of a grant acts.
     Owner(Owner, OwnerAction),
     /// A hook answered the question that the write `asked` announced.
@@ -54,7 +54,7 @@ pub enum Event<'a> {
 
 /// A claim.
 #[derive(Clone, Debug)]
-pub struct Asked<'a> {
+pub struct ClaimEvent<'a> {
     /// The grant to take it with.
     pub lease_id: LeaseId,
     /// Grants this very claim used before: finding one means that it owns the key.
@@ -243,7 +243,7 @@ struct Doubt<'a> {
 pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     let standing = standing(seen);
     match event {
-        Event::Claim(asked) => claim(seen, &standing, asked),
+        Event::Claim(event) => claim(seen, &standing, event),
         Event::Owner(owner, action) => by_owner(&standing, *owner, action),
         Event::Reconciled { announced, lease_id, terms, verdict } => {
             by_hook(&standing, *announced, *lease_id, *terms, verdict)
@@ -286,20 +286,20 @@ pub(crate) fn runs_here(
     }
 }
 
-fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
+fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> Step {
     let now = seen.now;
-    let runs_here = runs_here(seen, asked.local, asked.own_lease_ids);
+    let runs_here = runs_here(seen, event.local, event.own_lease_ids);
     let stored = match standing {
         Standing::Absent if runs_here => match &seen.stored {
             Some(stored) => stored,
             None => {
-                let remaining = asked.terms.lease;
+                let remaining = event.terms.lease;
                 return Step::InFlight { elapsed: Duration::ZERO, remaining };
             }
         },
-        Standing::Absent => return Step::Execute(first(asked, 1)),
+        Standing::Absent => return Step::Execute(first(event, 1)),
         Standing::Released(stored) => {
-            let mut draft = first(asked, stored.record.attempt.saturating_add(1));
+            let mut draft = first(event, stored.record.attempt.saturating_add(1));
             // It stays to be seen by whose decision the key is executed again.
             draft.record.notes.decision.clone_from(&stored.record.notes.decision);
             return Step::Execute(draft);
@@ -309,15 +309,15 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
         | Standing::Unknown(stored, _)
         | Standing::Done(stored, _) => *stored,
     };
-    if stored.record.scheme != *asked.scheme {
+    if stored.record.scheme != *event.scheme {
         return Step::Rehash(stored.record.scheme.clone());
     }
-    if stored.record.fingerprint != *asked.fingerprint {
+    if stored.record.fingerprint != *event.fingerprint {
         return Step::Mismatch;
     }
     let in_flight = matches!(stored.record.state, RecordState::InFlight);
-    if in_flight && asked.own_lease_ids.contains(&stored.record.lease_id) {
-        return Step::Own(renewed(&stored.record, asked.terms.lease));
+    if in_flight && event.own_lease_ids.contains(&stored.record.lease_id) {
+        return Step::Own(renewed(&stored.record, event.terms.lease));
     }
     let busy = Step::InFlight {
         elapsed: now.since(stored.fence.issued_at()),
@@ -328,15 +328,15 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, asked: &Asked<'_>) -> Step {
         _ if runs_here => busy,
         Standing::Live(_) => busy,
         Standing::Lapsed(_) => {
-            let from = asked.hook.map(|hook| stored.lease_until.after(hook.after));
-            by_policy(now, stored, &None, from, asked)
+            let from = event.hook.map(|hook| stored.lease_until.after(hook.after));
+            by_policy(now, stored, &None, from, event)
         }
         Standing::Unknown(_, doubt) => {
             // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
             let from = if doubt.asking { stored.lease_until } else { now };
-            by_policy(now, stored, doubt.seen, Some(from), asked)
+            by_policy(now, stored, doubt.seen, Some(from), event)
         }
-        Standing::Absent | Standing::Released(_) => Step::Execute(first(asked, 1)),
+        Standing::Absent | Standing::Released(_) => Step::Execute(first(event, 1)),
     }
 }
 
@@ -345,13 +345,13 @@ fn by_policy(
     stored: &StoredRecord,
     seen: &Option<Outcome>,
     ask_from: Option<Timestamp>,
-    asked: &Asked<'_>,
+    event: &ClaimEvent<'_>,
 ) -> Step {
-    match stored.record.terms.on_unknown.max(asked.terms.on_unknown) {
+    match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { ask_in: None },
-        OnUnknown::Reexecute => Step::Execute(takeover(stored, asked.lease_id, asked.terms)),
-        OnUnknown::Reconcile => match (asked.hook, ask_from) {
-            (Some(hook), Some(from)) if from <= now && asked.may_ask => Step::Ask(Draft {
+        OnUnknown::Reexecute => Step::Execute(takeover(stored, event.lease_id, event.terms)),
+        OnUnknown::Reconcile => match (event.hook, ask_from) {
+            (Some(hook), Some(from)) if from <= now && event.may_ask => Step::Ask(Draft {
                 record: Record {
                     state: RecordState::Unknown { seen: seen.clone(), asking: true },
                     ..stored.record.clone()
@@ -362,7 +362,7 @@ fn by_policy(
                 keep: keep_unfinished(&stored.record.terms)
                     .map(|keep| keep.saturating_add(hook.timeout)),
             }),
-            (_, from) => Step::Unknown { ask_in: asked.hook.and(from).map(|from| from.since(now)) },
+            (_, from) => Step::Unknown { ask_in: event.hook.and(from).map(|from| from.since(now)) },
         },
     }
 }
@@ -463,22 +463,22 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
 }
 
 /// The first execution of a life.
-fn first(asked: &Asked<'_>, attempt: u32) -> Draft {
+fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     Draft {
         record: Record {
-            scheme: asked.scheme.clone(),
-            fingerprint: *asked.fingerprint,
-            lease_id: asked.lease_id,
-            generation: asked.lease_id,
+            scheme: event.scheme.clone(),
+            fingerprint: *event.fingerprint,
+            lease_id: event.lease_id,
+            generation: event.lease_id,
             attempt,
-            terms: asked.terms,
+            terms: event.terms,
             checkpoint: None,
-            notes: Notes { description: asked.description.cloned(), decision: None },
+            notes: Notes { description: event.description.cloned(), decision: None },
             state: RecordState::InFlight,
         },
         stamp: Stamp::NextFence,
-        lease: asked.terms.lease,
-        keep: keep_unfinished(&asked.terms),
+        lease: event.terms.lease,
+        keep: keep_unfinished(&event.terms),
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Claim, Fingerprint, Idempotency, Inspect, Key, OnUnknown, Policy, Request, Scheme, Scope,
-    Store, SystemEntropy, Terms,
+    Claim, Fingerprint, Idempotency, Inspect, Key, OnUnknown, OperationRequest, Policy, Scheme,
+    Scope, Store, SystemEntropy, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
@@ -20,7 +20,7 @@ use crate::world::{Answer, ok, receive, refused, store};
 /// A call under this scheme.
 struct Asked(&'static str);
 
-impl Request for Asked {
+impl OperationRequest for Asked {
     fn scheme(&self) -> Scheme {
         Scheme::new(self.0).unwrap()
     }

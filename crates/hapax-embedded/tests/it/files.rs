@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::machine::{Asked, Event, Step, step};
+use hapax::machine::{ClaimEvent, Event, Step, step};
 use hapax::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
 use hapax_embedded::{EmbeddedStore, LockOwner, OpenError, Options, SecretSource};
 use hapax_testkit::ManualClock;
@@ -247,7 +247,7 @@ async fn takes_over(
 ) -> Option<hapax::store::Swap> {
     let (snapshot, stored) = seen(store, 1).await;
     let record = &claimed.draft.record;
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: LeaseId::from_bytes([9; 16]),
         own_lease_ids: &[],
         scheme: &record.scheme,

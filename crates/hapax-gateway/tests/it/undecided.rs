@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::{
     Claim, Clock, Fingerprint, Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown,
-    Policy, Request, Scheme, Scope, Store, SystemClock, Terms, Timestamp,
+    OperationRequest, Policy, Scheme, Scope, Store, SystemClock, Terms, Timestamp,
 };
 use hapax_gateway::{Gateway, Opened};
 use hapax_testkit::ManualClock;
@@ -15,7 +15,7 @@ use crate::world::{Upstream, config, get, post, text};
 /// A request of a process that died.
 struct Payment;
 
-impl Request for Payment {
+impl OperationRequest for Payment {
     fn scheme(&self) -> Scheme {
         Scheme::new("http/test").unwrap()
     }

@@ -7,12 +7,12 @@
 //! 3. The query is left out, since keys of APIs are sent in it.
 
 use bytes::Bytes;
-use hapax::{Fingerprint, Idempotency, Key, Request, Scheme};
+use hapax::{Fingerprint, Idempotency, Key, OperationRequest, Scheme};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
-use crate::fingerprint::Asked;
+use crate::fingerprint::HttpRequest;
 
 /// The longest path that is shown, in bytes.
 const MAX_TARGET: usize = 1024;
@@ -58,8 +58,8 @@ const CREDENTIALS: [&str; 13] = [
 ];
 
 /// A request, and what it is claimed with.
-pub(super) struct Described<'a> {
-    pub(super) asked: &'a Asked<'a>,
+pub(super) struct DescribedHttpRequest<'a> {
+    pub(super) asked: &'a HttpRequest<'a>,
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
     pub(super) parts: &'a Parts,
@@ -69,7 +69,7 @@ pub(super) struct Described<'a> {
     pub(super) route: &'a str,
 }
 
-impl Request for Described<'_> {
+impl OperationRequest for DescribedHttpRequest<'_> {
     fn scheme(&self) -> Scheme {
         self.asked.scheme()
     }
@@ -102,7 +102,7 @@ impl Request for Described<'_> {
     }
 }
 
-impl Described<'_> {
+impl DescribedHttpRequest<'_> {
     /// Returns a header of the scope as operators see it.
     fn caller(&self, name: &HeaderName, value: &HeaderValue) -> Option<Value> {
         let shown =

@@ -21,7 +21,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::answered::{Answered, AnsweredBy};
-use super::describe::Described;
+use super::describe::DescribedHttpRequest;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
@@ -33,7 +33,7 @@ use super::service::{Ticket, draining};
 use super::work::{Named, NotBegun, Received, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
-use crate::fingerprint::Asked;
+use crate::fingerprint::HttpRequest;
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
     is_ours, is_told, retain,
@@ -80,7 +80,7 @@ where
             }
             let place = take_place(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
-            let asked = Asked {
+            let asked = HttpRequest {
                 scheme: &policy.options.fingerprint,
                 method: &parts.method,
                 uri: target.as_ref().unwrap_or(&parts.uri),
@@ -90,8 +90,14 @@ where
             let engine = &layer.engine;
             let names = policy.scope.names();
             let route = &*policy.options.name;
-            let described =
-                Described { asked: &asked, engine, key: &key, parts: &parts, scope: names, route };
+            let described = DescribedHttpRequest {
+                asked: &asked,
+                engine,
+                key: &key,
+                parts: &parts,
+                scope: names,
+                route,
+            };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Ask(question)) = claim {
                 layer.observe(&policy, Event::Asked);
@@ -241,7 +247,7 @@ async fn ask(
     key: &Key,
     parts: &Parts,
     question: Question,
-    asked: &Asked<'_>,
+    asked: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {

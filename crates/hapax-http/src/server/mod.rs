@@ -27,7 +27,7 @@
 //! request and are no `Send` futures, while an execution here is a task of its own that outlives
 //! its client's connection. There, put the gateway in front; or claim in the handler, by
 //! [`Idempotency::claim`](hapax::Idempotency::claim) with [`header::key`](crate::header::key) and
-//! a [`fingerprint::Asked`](crate::fingerprint::Asked), keep answers as
+//! a [`fingerprint::Asked`](crate::fingerprint::HttpRequest), keep answers as
 //! [`stored::Stored`](crate::stored::Stored), and run the work under
 //! [`Lease::keep_alive`](hapax::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
 //! that hangs up does not cancel it.

@@ -1,5 +1,5 @@
-use hapax::{Fingerprint, JsonPointers, Request, Scheme};
-use hapax_http::fingerprint::{Asked, BodyForm, HttpScheme, JsonParts};
+use hapax::{Fingerprint, JsonPointers, OperationRequest, Scheme};
+use hapax_http::fingerprint::{BodyForm, HttpRequest, HttpScheme, JsonParts};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use proptest::prelude::*;
@@ -234,7 +234,8 @@ fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
     let (old, new) = (scheme(BodyForm::Raw, &["x-a"]), HttpScheme::default());
     let (method, uri) = (Method::POST, Uri::from_static("/"));
     let headers = HeaderMap::new();
-    let asked = |scheme| Asked { scheme, method: &method, uri: &uri, headers: &headers, body: b"" };
+    let asked =
+        |scheme| HttpRequest { scheme, method: &method, uri: &uri, headers: &headers, body: b"" };
     let by_old = asked(&old).fingerprint(old.name());
     assert_eq!(asked(&new).fingerprint(old.name()), by_old);
     assert_ne!(asked(&new).fingerprint(new.name()), by_old);

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, Claim, ErrorClass, Fingerprint, Function, Idempotency, Key, OnUnknown, Policy, Request,
-    RunError, Scheme, Scope,
+    Answer, Claim, ErrorClass, Fingerprint, Function, Idempotency, Key, OnUnknown,
+    OperationRequest, Policy, RunError, Scheme, Scope,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -192,7 +192,7 @@ async fn a_dropped_caller_loses_nothing(engines: &[Idempotency; 2]) {
 /// A request that can be claimed without a function, as by a process that dies in the middle.
 struct Same;
 
-impl Request for Same {
+impl OperationRequest for Same {
     fn scheme(&self) -> Scheme {
         Scheme::new("same/1").unwrap()
     }

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use hapax::{
-    Claim, ClaimError, Fingerprint, Idempotency, Key, OnUnknown, Policy, Request, Scheme, Scope,
-    Store,
+    Claim, ClaimError, Fingerprint, Idempotency, Key, OnUnknown, OperationRequest, Policy, Scheme,
+    Scope, Store,
 };
 
 /// A store with an identity, which a test empties.
@@ -137,7 +137,7 @@ async fn claim(
 /// A request that is the same each time.
 struct Same;
 
-impl Request for Same {
+impl OperationRequest for Same {
     fn scheme(&self) -> Scheme {
         Scheme::new("same/1").unwrap()
     }

@@ -24,7 +24,7 @@ use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
 /// What is asked, as far as it must be told from another request under the same key.
-pub trait Request: Send + Sync {
+pub trait OperationRequest: Send + Sync {
     /// The scheme in force here and now.
     fn scheme(&self) -> Scheme;
 
@@ -42,12 +42,12 @@ pub trait Request: Send + Sync {
 
 /// A request as records have it: with a key its fingerprints are keyed, unless the record's scheme says
 /// that it was written without one.
-struct Keyed<'a> {
-    request: &'a dyn Request,
+struct KeyedRequest<'a> {
+    request: &'a dyn OperationRequest,
     key: Option<&'a [u8; 32]>,
 }
 
-impl Request for Keyed<'_> {
+impl OperationRequest for KeyedRequest<'_> {
     fn scheme(&self) -> Scheme {
         let scheme = self.request.scheme();
         if self.key.is_some() { scheme.keyed() } else { scheme }
@@ -139,12 +139,12 @@ impl Idempotency {
         &self,
         scope: &Scope,
         key: &Key,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
         let key = self.operation_id(scope, key);
         let described = self.inner.secret.is_some().then(|| request.description()).flatten();
-        let request = &Keyed { request, key: self.inner.fingerprint_key.as_ref() };
+        let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let Policy { terms, hook, .. } = *policy;
@@ -217,7 +217,7 @@ impl ClaimCall {
     async fn claim(
         &self,
         mut progress: Option<ClaimProgress>,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
         let (mut waiter, mut claim) = (None, self.claim.clone());
         loop {
@@ -283,7 +283,7 @@ impl ClaimCall {
         &self,
         claim: exchange::ClaimRequest,
         seen: Option<Snapshot>,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
     ) -> Result<ClaimProgress, ClaimError> {
         let Self { inner, key, .. } = self;
         if let Some(held) = inner.backlog.outcome(key) {
@@ -322,7 +322,7 @@ impl ClaimCall {
         &self,
         mut claiming: ClaimExchange,
         mut next: Next<ClaimResult>,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
     ) -> Result<ClaimProgress, ClaimError> {
         let inner = &self.inner;
         let deadline = inner.deadline();
@@ -505,11 +505,11 @@ impl Question {
     pub async fn answer(
         self,
         verdict: Verdict,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
         let Self { call, mut claiming, .. } = self;
         let inner = Arc::clone(&call.inner);
-        let request = &Keyed { request, key: inner.fingerprint_key.as_ref() };
+        let request = &KeyedRequest { request, key: inner.fingerprint_key.as_ref() };
         let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
         let progress = call.run_exchange(claiming, next, request).await?;
         // Those who waited for the answer look what is there now.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hapax::{
     Claim, Clock, Fingerprint, Idempotency, Key, Lease, Limits, MemoryCapacity, MemoryStore,
-    OnUnknown, Outcome, Policy, Request, Scheme, Scope, Timestamp,
+    OnUnknown, OperationRequest, Outcome, Policy, Scheme, Scope, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -35,7 +35,7 @@ impl Clock for TestClock {
 /// A request that is told from others by its text.
 struct Text(&'static str);
 
-impl Request for Text {
+impl OperationRequest for Text {
     fn scheme(&self) -> Scheme {
         Scheme::new("text/2").unwrap()
     }

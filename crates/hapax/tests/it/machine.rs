@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::machine::{
-    Asked, Event, Hook, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step, Verdict,
-    step,
+    ClaimEvent, Event, Hook, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
+    Verdict, step,
 };
 use hapax::store::{Snapshot, StoredRecord};
 use hapax::{
@@ -125,7 +125,7 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
 
 fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &str) {
     let scheme = Scheme::new("test/1").unwrap();
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -197,7 +197,7 @@ fn a_claim_of_another_request() {
 #[test]
 fn a_claim_by_another_scheme_is_hashed_again() {
     let scheme = Scheme::new("test/2").unwrap();
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -222,7 +222,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
 #[test]
 fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
     let scheme = Scheme::new("test/1").unwrap();
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[OWN],
         scheme: &scheme,
@@ -244,7 +244,7 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
 fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     let scheme = Scheme::new("test/1").unwrap();
     let fingerprint = fingerprint("same");
-    let asked = |own_lease_ids, local| Asked {
+    let asked = |own_lease_ids, local| ClaimEvent {
         lease_id: NEW,
         own_lease_ids,
         scheme: &scheme,
@@ -430,7 +430,7 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
         (cell(UNKNOWN, 0, Block), HOOK, true, None),
         (cell(RecordState::InFlight, -90, Block), HOOK, true, None),
     ] {
-        let asked = Asked {
+        let asked = ClaimEvent {
             lease_id: NEW,
             own_lease_ids: &[],
             local: &[],
@@ -472,7 +472,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     let stored = cell(RecordState::InFlight, 0, OnUnknown::Reexecute);
     let seen = Snapshot { now: at(0), stored: Some(stored) };
     let scheme = Scheme::new("test/1").unwrap();
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -520,7 +520,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
     released.record.notes.decision.clone_from(&note);
     released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
     let described = Bytes::from_static(b"POST /payments");
-    let asked = Asked {
+    let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &released.record.scheme.clone(),

@@ -203,7 +203,7 @@ async fn wire_07_a_changed_configuration_makes_no_false_422() {
 /// A request of a version with another scheme.
 struct Newer;
 
-impl hapax::Request for Newer {
+impl hapax::OperationRequest for Newer {
     fn scheme(&self) -> Scheme {
         Scheme::new("http/9;body=semantic").unwrap()
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, LeaseId, OnUnknown, OperationId, Outcome, Policy,
-    Record, RecordState, Request, Scheme, Scope, Store, StoreError, Terms, WriteId,
+    Claim, Fingerprint, Idempotency, Key, Lease, LeaseId, OnUnknown, OperationId, OperationRequest,
+    Outcome, Policy, Record, RecordState, Scheme, Scope, Store, StoreError, Terms, WriteId,
 };
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -94,7 +94,7 @@ pub(crate) async fn load(store: &dyn Store, of: u64) -> Option<StoredRecord> {
 /// A request that is the same each time.
 pub(crate) struct Same;
 
-impl Request for Same {
+impl OperationRequest for Same {
     fn scheme(&self) -> Scheme {
         Scheme::new("same/1").unwrap()
     }

@@ -6,7 +6,7 @@ mod postgres;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, Request};
+use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, OperationRequest, Outcome, Policy};
 use hapax::{Scheme, Scope, Secret};
 use hapax_redis::{Options, RedisCache};
 use hapax_testkit::faults::Proxy;
@@ -15,7 +15,7 @@ use hapax_tiered::Tiered;
 
 struct Same;
 
-impl Request for Same {
+impl OperationRequest for Same {
     fn scheme(&self) -> Scheme {
         Scheme::new("same/1").unwrap()
     }

@@ -16,13 +16,13 @@ use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use super::super::backlog::ActiveExchange;
-use super::super::claim::{Claim, ClaimError, Question, Request};
+use super::super::claim::{Claim, ClaimError, OperationRequest, Question};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
 use super::declared::{Declared, Doubt, Function};
 use super::error::{ErrorClass, RunError};
 use super::outcome::{Ending, judge, replayed};
-use super::request::{Asked, Named};
+use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
 use crate::key::Key;
 use crate::machine::Verdict;
@@ -51,7 +51,7 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let asked = Asked::of(request).map_err(RunError::Request)?;
+        let asked = FunctionRequest::of(request).map_err(RunError::Request)?;
         self.call(scope, key, &asked, asked.bytes.clone(), work).await
     }
 
@@ -63,7 +63,7 @@ where
         &self,
         scope: &Scope,
         key: &Key,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
         work: W,
     ) -> Result<Answer<T>, RunError<T, E>>
     where
@@ -77,7 +77,7 @@ where
         &self,
         scope: &Scope,
         key: &Key,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
         bytes: Bytes,
         work: W,
     ) -> Result<Answer<T>, RunError<T, E>>
@@ -87,7 +87,7 @@ where
     {
         let Declared { engine, policy, name, .. } = &*self.declared;
         let scope = self.scope(scope);
-        let named = Named { request, function: name.as_deref(), key };
+        let named = DescribedRequest { request, function: name.as_deref(), key };
         // Counted from here to its end: a drain misses it at no moment in between.
         let running = engine.inner.backlog.begin_exchange();
         // Boxed: a caller's future holds none of their several kilobytes.
@@ -118,7 +118,7 @@ where
         key: &Key,
         bytes: &Bytes,
         question: Question,
-        request: &dyn Request,
+        request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
         let Some((hook, ask)) = &self.declared.hook else {
             return question.answer(Verdict::CannotSay, request).await;

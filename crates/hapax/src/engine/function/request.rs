@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::super::claim::Request;
+use super::super::claim::OperationRequest;
 use crate::fingerprint::{Fingerprint, Scheme};
 use crate::key::Key;
 use crate::value::{self, ValueError};
@@ -12,12 +12,12 @@ use crate::value::{self, ValueError};
 const SCHEME: &str = "function/1";
 
 /// A request, in the bytes of `crate::value`.
-pub(in crate::engine) struct Asked {
+pub(in crate::engine) struct FunctionRequest {
     pub(in crate::engine) bytes: Bytes,
     fingerprint: Fingerprint,
 }
 
-impl Asked {
+impl FunctionRequest {
     pub(in crate::engine) fn of<R: Serialize + ?Sized>(request: &R) -> Result<Self, ValueError> {
         let bytes = value::write(request, usize::MAX)?;
         let canonical = value::canonical(&bytes)?;
@@ -26,7 +26,7 @@ impl Asked {
     }
 }
 
-impl Request for Asked {
+impl OperationRequest for FunctionRequest {
     fn scheme(&self) -> Scheme {
         Scheme::known(SCHEME)
     }
@@ -37,13 +37,13 @@ impl Request for Asked {
 }
 
 /// A request to a function, with what operators see of it.
-pub(in crate::engine) struct Named<'a> {
-    pub(in crate::engine) request: &'a dyn Request,
+pub(in crate::engine) struct DescribedRequest<'a> {
+    pub(in crate::engine) request: &'a dyn OperationRequest,
     pub(in crate::engine) function: Option<&'a str>,
     pub(in crate::engine) key: &'a Key,
 }
 
-impl Request for Named<'_> {
+impl OperationRequest for DescribedRequest<'_> {
     fn scheme(&self) -> Scheme {
         self.request.scheme()
     }

@@ -11,7 +11,7 @@ use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
 use crate::engine::function::Answer;
-use crate::engine::function::request::Asked;
+use crate::engine::function::request::FunctionRequest;
 use crate::engine::idempotency::Idempotency;
 use crate::engine::lease::{FinishError, LeaseHandle};
 use crate::exchange::Replay;
@@ -144,7 +144,7 @@ impl Idempotency {
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, Fault<E>>> + Send + 'static,
     {
-        let asked = Asked::of(request).map_err(TransactError::Request)?;
+        let asked = FunctionRequest::of(request).map_err(TransactError::Request)?;
         // Counted from here on: a drain does not miss what this claim begins.
         let _running = self.inner.backlog.begin_exchange();
         let mut claim = self.claim(scope, key, &asked, policy).await;

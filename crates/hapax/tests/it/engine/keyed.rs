@@ -2,8 +2,8 @@
 
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Claim, ClaimError, Fingerprint, Idempotency, LeaseId, OperationId, Outcome, Record,
-    RecordState, Request, Scheme, Scope, Secret, Store, SystemEntropy, WriteId,
+    Claim, ClaimError, Fingerprint, Idempotency, LeaseId, OperationId, OperationRequest, Outcome,
+    Record, RecordState, Scheme, Scope, Secret, Store, SystemEntropy, WriteId,
 };
 
 use super::{Text, World, claim, key, outcome, reexecute};

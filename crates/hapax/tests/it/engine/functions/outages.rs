@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    ClaimError, ErrorClass, Fingerprint, OnUnknown, Outcome, Policy, Request, RunError, Scheme,
-    Scope,
+    ClaimError, ErrorClass, Fingerprint, OnUnknown, OperationRequest, Outcome, Policy, RunError,
+    Scheme, Scope,
 };
 use tokio::sync::Notify;
 
@@ -175,7 +175,7 @@ async fn a_runtime_that_shuts_down_in_the_middle_leaves_it_in_doubt() {
 /// A request by its number alone.
 struct Numbered(u64);
 
-impl Request for Numbered {
+impl OperationRequest for Numbered {
     fn scheme(&self) -> Scheme {
         Scheme::new("numbered/1").unwrap()
     }
