@@ -18,15 +18,15 @@ use hapax::{Idempotency, OperationId, Store};
 use hapax_embedded::{EmbeddedStore, LockOwner, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
-    Audit, Became, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
-    NO_CALLERS,
+    Audit, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
+    NO_CALLERS, OperatorVerdict,
 };
 use indicatif::ProgressBar;
 
 use crate::exit::Failure;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::Where;
-use args::{KeysCommand, Outcome, Place, Target};
+use args::{KeysCommand, Place, Target, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 use gateway::Remote;
 use render::{Decided, Purged};
@@ -67,7 +67,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 any_kind: sure.any_kind,
                 reason: sure.reason.clone(),
                 who: Some(who::user()),
-                outcome: Became::DidNotHappen,
+                outcome: OperatorVerdict::DidNotHappen,
                 status: None,
                 headers: Vec::new(),
                 body: None,
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
             print(&if json { render::json(&decided)? } else { decided.released(sure.forget) });
         }
         KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
-            let happened = matches!(outcome, Outcome::Happened);
+            let happened = matches!(outcome, VerdictArg::Happened);
             let body = body.map(|body| read(&body)).transpose()?;
             let (body, body_base64) = render::body(body);
             let decision = Decision {
@@ -87,7 +87,11 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 any_kind: sure.any_kind,
                 reason: sure.reason.clone(),
                 who: Some(who::user()),
-                outcome: if happened { Became::Happened } else { Became::DidNotHappen },
+                outcome: if happened {
+                    OperatorVerdict::Happened
+                } else {
+                    OperatorVerdict::DidNotHappen
+                },
                 status,
                 headers,
                 body,

@@ -160,7 +160,7 @@ impl fmt::Debug for Policy {
 #[derive(Clone)]
 pub struct Hook(Arc<HookFn>);
 
-type HookFn = dyn Fn(&ReconcileRequest<'_>) -> Truth + Send + Sync;
+type HookFn = dyn Fn(&ReconcileRequest<'_>) -> HookVerdict + Send + Sync;
 
 /// A question to a hook.
 #[derive(Clone, Copy, Debug)]
@@ -177,7 +177,7 @@ pub struct ReconcileRequest<'a> {
 
 /// What became of an execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Truth {
+pub enum HookVerdict {
     /// It happened, and was answered with this status and text.
     Happened(u16, &'static str),
     /// It did not happen and never will.
@@ -188,20 +188,20 @@ pub enum Truth {
 
 impl Hook {
     /// Of this function of a decoded key and a fence.
-    pub fn new(hook: impl Fn(&str, u64) -> Truth + Send + Sync + 'static) -> Self {
+    pub fn new(hook: impl Fn(&str, u64) -> HookVerdict + Send + Sync + 'static) -> Self {
         Self::of_request(move |asked| hook(asked.key, asked.fence))
     }
 
     /// A hook that sees the whole request.
     pub fn of_request(
-        hook: impl Fn(&ReconcileRequest<'_>) -> Truth + Send + Sync + 'static,
+        hook: impl Fn(&ReconcileRequest<'_>) -> HookVerdict + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(hook))
     }
 
     /// Asks.
     #[must_use]
-    pub fn ask(&self, asked: &ReconcileRequest<'_>) -> Truth {
+    pub fn ask(&self, asked: &ReconcileRequest<'_>) -> HookVerdict {
         (self.0)(asked)
     }
 }

@@ -32,7 +32,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 pub(crate) use head::Refusal;
-use scan::{Scanner, Verdict};
+use scan::{ScanResult, Scanner};
 pub(crate) use stall::{Stall, Stalling};
 
 /// The largest request head, in bytes.
@@ -143,8 +143,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             return Ok(false);
         }
         match self.scanner.judge(&self.inbox) {
-            Verdict::Pass(count) => self.cleared = count,
-            Verdict::Head(count) => {
+            ScanResult::Pass(count) => self.cleared = count,
+            ScanResult::Head(count) => {
                 self.passed += 1;
                 self.cleared = count;
                 // Of one with a body the rest must come, and it is no switch.
@@ -152,15 +152,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
                     self.asked = Some(self.passed);
                 }
             }
-            Verdict::More => return Ok(false),
-            Verdict::Refuse(refusal) => {
+            ScanResult::More => return Ok(false),
+            ScanResult::Reject(refusal) => {
                 // Set before hyper sees the stand-in, so before the service asks.
                 let _ = self.heads.refused.set((self.passed, refusal));
                 self.refused = true;
                 self.inbox = BytesMut::from(STAND_IN);
                 self.cleared = STAND_IN.len();
             }
-            Verdict::BrokenChunk => {
+            ScanResult::BrokenChunk => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "broken chunked coding"));
             }
         }

@@ -16,7 +16,7 @@ use hapax_operators::Undecided;
 
 use crate::store::{Calls, Opened};
 use counts::ByRoute;
-pub(crate) use counts::{Counts, Seen, Verdict, Would};
+pub(crate) use counts::{Counts, ReconcileAnswer, Seen, Would};
 
 /// Upper bounds of the time an execution takes, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];

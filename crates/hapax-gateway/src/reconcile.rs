@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
-use crate::metrics::{Counts, Verdict};
+use crate::metrics::{Counts, ReconcileAnswer};
 use crate::proxy::headers::X_FORWARDED_HOST;
 use crate::upstream::{Dialling, Failure, Origin, Upstream};
 pub(crate) use probe::{finding, warn_of};
@@ -46,7 +46,7 @@ const READ_AT_ONCE: usize = 4;
 
 /// What a reconcile URL answered.
 #[derive(Debug)]
-enum Said {
+enum ReconcileReply {
     Happened(Response<Bytes>, Option<HeaderMap>),
     /// 404 with the marker: it did not, and never will under the fence that was asked about.
     DidNotHappen,
@@ -60,15 +60,15 @@ enum Said {
     Silent,
 }
 
-impl Said {
-    const fn verdict(&self) -> Verdict {
+impl ReconcileReply {
+    const fn verdict(&self) -> ReconcileAnswer {
         match self {
-            Self::Happened(..) => Verdict::Happened,
-            Self::DidNotHappen => Verdict::DidNotHappen,
-            Self::NotFound => Verdict::NotFound,
-            Self::Other(_) => Verdict::Other,
-            Self::Unusable(_) => Verdict::Unusable,
-            Self::Failed(_) | Self::Silent => Verdict::NoAnswer,
+            Self::Happened(..) => ReconcileAnswer::Happened,
+            Self::DidNotHappen => ReconcileAnswer::DidNotHappen,
+            Self::NotFound => ReconcileAnswer::NotFound,
+            Self::Other(_) => ReconcileAnswer::Other,
+            Self::Unusable(_) => ReconcileAnswer::Unusable,
+            Self::Failed(_) | Self::Silent => ReconcileAnswer::NoAnswer,
         }
     }
 
@@ -153,7 +153,7 @@ impl Asker {
         request
     }
 
-    async fn ask(&self, doubt: &Doubt) -> Said {
+    async fn ask(&self, doubt: &Doubt) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
         for name in &self.shown {
@@ -170,30 +170,32 @@ impl Asker {
     }
 
     /// Sends a request, and reads the answer within [`ANSWER`].
-    async fn send(&self, request: Request<Body>) -> Said {
+    async fn send(&self, request: Request<Body>) -> ReconcileReply {
         let answer = async {
             match self.upstream.send(request).await {
                 Ok(response) if response.status().is_success() => self.happened(response).await,
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                     match is_marked(response.headers()) {
-                        true => Said::DidNotHappen,
-                        false => Said::NotFound,
+                        true => ReconcileReply::DidNotHappen,
+                        false => ReconcileReply::NotFound,
                     }
                 }
-                Ok(response) => Said::Other(response.status()),
-                Err(error) => Said::Failed(error),
+                Ok(response) => ReconcileReply::Other(response.status()),
+                Err(error) => ReconcileReply::Failed(error),
             }
         };
-        timeout(ANSWER, answer).await.unwrap_or(Said::Silent)
+        timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::Silent)
     }
 
-    async fn happened(&self, response: Response<Body>) -> Said {
+    async fn happened(&self, response: Response<Body>) -> ReconcileReply {
         let (mut parts, body) = response.into_parts();
         let Some(status) = status(parts.status, &parts.headers) else {
-            return Said::Unusable("answered with an invalid `Idempotency-Status`");
+            return ReconcileReply::Unusable("answered with an invalid `Idempotency-Status`");
         };
         let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
-            return Said::Unusable("broke off its answer, or its body is too large to keep");
+            return ReconcileReply::Unusable(
+                "broke off its answer, or its body is too large to keep",
+            );
         };
         parts.status = status;
         // The named status may be one that has no body. Any other length is checked by the layer.
@@ -201,7 +203,7 @@ impl Asker {
         if bodiless(status) {
             parts.headers.remove(CONTENT_LENGTH);
         }
-        Said::Happened(Response::from_parts(parts, body), trailers)
+        ReconcileReply::Happened(Response::from_parts(parts, body), trailers)
     }
 }
 
@@ -221,8 +223,10 @@ impl Reconcile for Asking {
             let said = asker.ask(&doubt).await;
             counts.reconciled(said.verdict());
             match said {
-                Said::Happened(response, trailers) => Reconciled::Happened(response, trailers),
-                Said::DidNotHappen => Reconciled::DidNotHappen,
+                ReconcileReply::Happened(response, trailers) => {
+                    Reconciled::Happened(response, trailers)
+                }
+                ReconcileReply::DidNotHappen => Reconciled::DidNotHappen,
                 said => {
                     if asker.may_warn() {
                         let (url, answer) = (asker.url(), said.describe());

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::Shared;
 use crate::audit::Decider;
-use crate::keys::{Became, Decision, KeyState, KeysError, List};
+use crate::keys::{Decision, KeyState, KeysError, List, OperatorVerdict};
 
 type Api = State<Arc<Shared>>;
 
@@ -245,7 +245,7 @@ async fn release(
         any_kind,
         reason,
         who,
-        outcome: Became::DidNotHappen,
+        outcome: OperatorVerdict::DidNotHappen,
         status: None,
         headers: Vec::new(),
         body: None,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::keys::rfc3339;
-use crate::{Became, Decision, KeysError, Was};
+use crate::{Decision, KeysError, OperatorVerdict, Was};
 
 /// The name of the file where the store has none of its own.
 const IN_WORKING_DIRECTORY: &str = "./hapax.audit.jsonl";
@@ -80,7 +80,7 @@ pub struct Decided {
     /// The address or the machine that it came from.
     pub from: String,
     /// What became of the operation.
-    pub outcome: Became,
+    pub outcome: OperatorVerdict,
     /// The reason.
     pub why: String,
 }
@@ -113,7 +113,7 @@ struct Line<'a> {
     id: &'a str,
     fence: u64,
     before: Option<&'a Was>,
-    outcome: Became,
+    outcome: OperatorVerdict,
     status: Option<u16>,
     body_sha256: Option<String>,
     force: bool,
@@ -309,7 +309,7 @@ impl Case {
             outcome: decision.outcome,
             why: why.to_owned(),
         };
-        let happened = decision.outcome == Became::Happened;
+        let happened = decision.outcome == OperatorVerdict::Happened;
         Ok(Self {
             id: id.to_string(),
             decided,

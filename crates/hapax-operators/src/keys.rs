@@ -67,7 +67,7 @@ pub struct Decision {
     #[serde(default)]
     pub who: Option<String>,
     /// What became of it.
-    pub outcome: Became,
+    pub outcome: OperatorVerdict,
     /// With which status it is answered from now on, 200 to 599. Default 200.
     #[serde(default)]
     pub status: Option<u16>,
@@ -101,7 +101,7 @@ impl Decision {
 /// What became of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Became {
+pub enum OperatorVerdict {
     /// It happened, and this is the answer.
     Happened,
     /// It did not happen: the next request executes.
@@ -134,7 +134,7 @@ pub enum KeysError {
         /// The status it is answered with; `None` if it is no HTTP response.
         status: Option<u16>,
         /// What was said of it.
-        wanted: Became,
+        wanted: OperatorVerdict,
     },
     /// Another execution or decision came in between.
     #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
@@ -335,7 +335,7 @@ impl Keys {
     async fn decidable(
         &self,
         id: &OperationId,
-        wanted: Became,
+        wanted: OperatorVerdict,
         any_kind: bool,
     ) -> Result<Was, KeysError> {
         let _turn = self.turn().await;
@@ -345,9 +345,11 @@ impl Keys {
         if !scheme.starts_with("http/") {
             let scheme = scheme.to_owned();
             match wanted {
-                Became::Happened => return Err(KeysError::NotHttp { scheme }),
-                Became::DidNotHappen if !any_kind => return Err(KeysError::OtherKind { scheme }),
-                Became::DidNotHappen => {}
+                OperatorVerdict::Happened => return Err(KeysError::NotHttp { scheme }),
+                OperatorVerdict::DidNotHappen if !any_kind => {
+                    return Err(KeysError::OtherKind { scheme });
+                }
+                OperatorVerdict::DidNotHappen => {}
             }
         }
         Ok(Was::of(&stored, seen.now))
@@ -392,7 +394,11 @@ impl Keys {
     }
 }
 
-fn judged(resolved: Resolved, expected: FencingToken, wanted: Became) -> Result<Was, KeysError> {
+fn judged(
+    resolved: Resolved,
+    expected: FencingToken,
+    wanted: OperatorVerdict,
+) -> Result<Was, KeysError> {
     let Resolved { result: wrote, was } = resolved;
     let (now, stored) = (was.now, was.stored.ok_or(KeysError::NotFound)?);
     let was = Was::of(&stored, now);
@@ -406,7 +412,12 @@ fn judged(resolved: Resolved, expected: FencingToken, wanted: Became) -> Result<
 }
 
 /// What the record was, under which fence, instead of what was decided about.
-fn why_not(was: Was, fence: FencingToken, expected: FencingToken, wanted: Became) -> KeysError {
+fn why_not(
+    was: Was,
+    fence: FencingToken,
+    expected: FencingToken,
+    wanted: OperatorVerdict,
+) -> KeysError {
     let Was { state, ended, status } = was;
     let is_it = fence == expected;
     match (state, ended) {
@@ -418,14 +429,14 @@ fn why_not(was: Was, fence: FencingToken, expected: FencingToken, wanted: Became
     }
 }
 
-fn done(at: &str, status: Option<u16>, wanted: Became) -> String {
+fn done(at: &str, status: Option<u16>, wanted: OperatorVerdict) -> String {
     let answer = status.map_or_else(String::new, |status| format!(" with status {status}"));
     let done = format!("the key is done since {at}{answer}, and retries get that answer");
     match wanted {
-        Became::DidNotHappen => {
+        OperatorVerdict::DidNotHappen => {
             format!("{done}; forget it, and the next request with this key executes again")
         }
-        Became::Happened => format!("{done}; it cannot be given another one"),
+        OperatorVerdict::Happened => format!("{done}; it cannot be given another one"),
     }
 }
 
@@ -437,7 +448,7 @@ fn may_be_given(name: &HeaderName) -> bool {
 }
 
 fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
-    if decision.outcome == Became::DidNotHappen {
+    if decision.outcome == OperatorVerdict::DidNotHappen {
         let Decision { status, headers, body, body_base64, .. } = &decision;
         if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
             return Err(KeysError::Invalid("what did not happen has no response"));

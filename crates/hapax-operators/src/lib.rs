@@ -60,8 +60,8 @@ pub use api::{NO_CALLERS, Peer, answer, error};
 pub use audit::{Audit, Channel, Decided, Decider};
 pub use census::{Census, Undecided};
 pub use keys::{
-    Became, CallerView, Decision, Described, KeyState, KeyView, Keys, KeysError, List, Listed,
-    ResponseView, Was, rfc3339,
+    CallerView, Decision, Described, KeyState, KeyView, Keys, KeysError, List, Listed,
+    OperatorVerdict, ResponseView, Was, rfc3339,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 

@@ -79,7 +79,7 @@ pub(crate) struct Order {
 
 /// What became of an operation, as far as the books say.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Became {
+pub(crate) enum ChargeLookup {
     /// It was charged.
     Charged(Charge),
     /// It was not, and will not be under the fence that was asked about.
@@ -161,14 +161,14 @@ impl Ledger {
     }
 
     /// What became of `operation`. If nothing did, `fence` is refused before that is said.
-    pub(crate) fn became_of(&mut self, operation: &str, fence: u64) -> io::Result<Became> {
+    pub(crate) fn look_up(&mut self, operation: &str, fence: u64) -> io::Result<ChargeLookup> {
         if let Some(charge) = self.charges.get(operation).cloned() {
             self.append(Entry::Asked { operation: operation.to_owned(), refused: None })?;
-            return Ok(Became::Charged(charge));
+            return Ok(ChargeLookup::Charged(charge));
         }
         self.append(Entry::Asked { operation: operation.to_owned(), refused: Some(fence) })?;
         self.file.sync_data()?;
-        Ok(Became::Nothing)
+        Ok(ChargeLookup::Nothing)
     }
 
     /// Notes that a request for `order` took long.
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(ledger.charge(order("a", None)).unwrap().unwrap().id, 1);
         assert_eq!(ledger.charge(order("a", None)).unwrap().unwrap().id, 2);
         assert_eq!(charges(&path), 2);
-        let Became::Charged(first) = ledger.became_of("a", 9).unwrap() else { panic!() };
+        let ChargeLookup::Charged(first) = ledger.look_up("a", 9).unwrap() else { panic!() };
         assert_eq!((first.id, ledger.times_asked("a")), (1, 1));
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger");
         let mut ledger = Ledger::open(&path).unwrap();
-        assert_eq!(ledger.became_of("a", 10).unwrap(), Became::Nothing);
+        assert_eq!(ledger.look_up("a", 10).unwrap(), ChargeLookup::Nothing);
         drop(ledger);
         let mut ledger = Ledger::open(&path).unwrap();
         assert_eq!(ledger.charge(order("a", Some(10))).unwrap(), None);

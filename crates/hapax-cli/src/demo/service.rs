@@ -32,7 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-use super::ledger::{Became, Ledger, Order};
+use super::ledger::{ChargeLookup, Ledger, Order};
 use super::plan::{Dice, Fault, Plan};
 use super::times;
 
@@ -170,7 +170,7 @@ impl Service {
                 }
             }
             (&Method::GET, "/charges/by-operation") => match fence {
-                Some(fence) => self.became_of(operation, fence).await.map(Reply::Answer),
+                Some(fence) => self.look_up(operation, fence).await.map(Reply::Answer),
                 None => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "fence"))),
             },
             _ => Ok(Reply::Answer(problem(StatusCode::NOT_FOUND, "no such path"))),
@@ -231,7 +231,7 @@ impl Service {
         Ok(Reply::Answer(charged(StatusCode::CREATED, charge.id, charge.order)))
     }
 
-    async fn became_of(
+    async fn look_up(
         self: Arc<Self>,
         operation: String,
         fence: u64,
@@ -247,13 +247,13 @@ impl Service {
                 if withheld && books.times_asked(&operation) == 0 {
                     return books.withhold(&operation).map(|()| None);
                 }
-                books.became_of(&operation, fence).map(Some)
+                books.look_up(&operation, fence).map(Some)
             })
             .await?;
         Ok(match became {
             None => problem(StatusCode::SERVICE_UNAVAILABLE, "cannot say yet"),
-            Some(Became::Nothing) => did_not_happen(),
-            Some(Became::Charged(charge)) => {
+            Some(ChargeLookup::Nothing) => did_not_happen(),
+            Some(ChargeLookup::Charged(charge)) => {
                 let mut answer = charged(StatusCode::OK, charge.id, charge.order);
                 // What the charge was, or should have been, answered with.
                 answer.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));

@@ -84,7 +84,7 @@ pub(super) enum KeysCommand {
         sure: Sure,
         /// What became of it
         #[arg(long, value_enum)]
-        outcome: Outcome,
+        outcome: VerdictArg,
         /// With which status retries are answered [default: 200]
         #[arg(long, value_name = "N")]
         status: Option<u16>,
@@ -248,7 +248,7 @@ impl From<StateArg> for KeyState {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum Outcome {
+pub(super) enum VerdictArg {
     Happened,
     DidNotHappen,
 }

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hapax_operators::{
-    Became, CallerView, Decided as Note, Described, KeyState, KeyView, Listed, ResponseView, Was,
+    CallerView, Decided as Note, Described, KeyState, KeyView, Listed, OperatorVerdict,
+    ResponseView, Was,
 };
 use serde::Serialize;
 
@@ -105,8 +106,8 @@ fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
     if let Some(decided) = &view.decision {
         let Note { at, who, from, outcome, why, .. } = decided;
         let outcome = match outcome {
-            Became::Happened => "happened",
-            Became::DidNotHappen => "did not happen",
+            OperatorVerdict::Happened => "happened",
+            OperatorVerdict::DidNotHappen => "did not happen",
         };
         writeln!(out, "{:<12} {outcome}, says {who} from {from} at {at}: {why}", "decision")?;
     }
@@ -135,7 +136,7 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
 #[derive(Debug, Serialize)]
 pub(super) struct Decided {
     pub(super) id: String,
-    pub(super) outcome: Became,
+    pub(super) outcome: OperatorVerdict,
     pub(super) was: Was,
 }
 
@@ -152,10 +153,10 @@ impl Decided {
     pub(super) fn resolved(&self) -> String {
         let although = although(&self.was);
         match self.outcome {
-            Became::Happened => {
+            OperatorVerdict::Happened => {
                 format!("resolved{although}: it happened, and retries get this response\n")
             }
-            Became::DidNotHappen => format!(
+            OperatorVerdict::DidNotHappen => format!(
                 "resolved{although}: it did not happen, and the next request with this key executes\n"
             ),
         }
@@ -194,11 +195,11 @@ fn although(was: &Was) -> String {
 }
 
 /// What to say so that it is done all the same, after the reason why a decision was refused.
-pub(super) fn all_the_same(code: &str, wanted: Became) -> &'static str {
+pub(super) fn all_the_same(code: &str, wanted: OperatorVerdict) -> &'static str {
     match (code, wanted) {
         ("in-flight", _) => " (--force)",
         ("other-kind", _) => " (--any-kind)",
-        ("done", Became::DidNotHappen) => " (--forget)",
+        ("done", OperatorVerdict::DidNotHappen) => " (--forget)",
         _ => "",
     }
 }

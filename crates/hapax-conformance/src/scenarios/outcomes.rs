@@ -14,7 +14,7 @@ use http_body_util::channel::Channel;
 
 use super::execution::held;
 use super::protocols::pieces;
-use crate::{Arena, Call, Gate, Handler, Hook, Policy, Runs, Stage, Truth, handler, reply};
+use crate::{Arena, Call, Gate, Handler, Hook, HookVerdict, Policy, Runs, Stage, handler, reply};
 
 /// Answers with the status that the path ends in, and counts.
 pub(super) fn by_path(runs: &Runs) -> Handler {
@@ -78,7 +78,7 @@ pub async fn w14_statuses_by_default(arena: Arena) {
 
 /// Under `block` and `reconcile`: a service may answer 503 after its effect.
 pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: Arena) {
-    let hook = Some(Hook::new(|_, _| Truth::CannotSay));
+    let hook = Some(Hook::new(|_, _| HookVerdict::CannotSay));
     for (on_unknown, hook) in [(OnUnknown::Block, None), (OnUnknown::Reconcile, hook)] {
         let runs = Runs::new();
         let policy = Policy { on_unknown, hook, ..Policy::default() };
@@ -280,7 +280,10 @@ pub async fn w15_block_never_runs_again_by_itself(arena: Arena) {
 
 type Asked = Arc<Mutex<Vec<(String, u64)>>>;
 
-async fn reconciled(arena: &Arena, truth: Truth) -> (Stage, Runs, Arc<Mutex<Vec<u64>>>, Asked) {
+async fn reconciled(
+    arena: &Arena,
+    truth: HookVerdict,
+) -> (Stage, Runs, Arc<Mutex<Vec<u64>>>, Asked) {
     let (runs, fences, asked) = (Runs::new(), Arc::default(), Asked::default());
     let noted = Arc::clone(&asked);
     let hook = Hook::new(move |key, fence| {
@@ -295,7 +298,7 @@ async fn reconciled(arena: &Arena, truth: Truth) -> (Stage, Runs, Arc<Mutex<Vec<
 }
 
 pub async fn w15_what_happened_becomes_the_answer(arena: Arena) {
-    let truth = Truth::Happened(201, "charged");
+    let truth = HookVerdict::Happened(201, "charged");
     let (stage, runs, fences, asked) = reconciled(&arena, truth).await;
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
@@ -305,7 +308,7 @@ pub async fn w15_what_happened_becomes_the_answer(arena: Arena) {
 }
 
 pub async fn w15_what_did_not_happen_runs_again(arena: Arena) {
-    let (stage, runs, fences, asked) = reconciled(&arena, Truth::DidNotHappen).await;
+    let (stage, runs, fences, asked) = reconciled(&arena, HookVerdict::DidNotHappen).await;
     stage.send(stage.post("\"a key\"")).await.is_first(201, "2");
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "2");
     assert_eq!((runs.count(), asked.lock().unwrap().len()), (2, 1));
@@ -314,7 +317,7 @@ pub async fn w15_what_did_not_happen_runs_again(arena: Arena) {
 }
 
 pub async fn w15_what_nobody_can_say_yet_is_409(arena: Arena) {
-    let (stage, runs, _, asked) = reconciled(&arena, Truth::CannotSay).await;
+    let (stage, runs, _, asked) = reconciled(&arena, HookVerdict::CannotSay).await;
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
     assert_eq!((runs.count(), asked.lock().unwrap().len()), (1, 2));
@@ -340,7 +343,7 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
     let hook = Hook::of_request(move |asked| {
         assert_eq!((asked.key, asked.attempt), ("k", 1));
         let receipt = charged.lock().unwrap().get(asked.operation).copied();
-        receipt.map_or(Truth::DidNotHappen, |receipt| Truth::Happened(201, receipt))
+        receipt.map_or(HookVerdict::DidNotHappen, |receipt| HookVerdict::Happened(201, receipt))
     });
     let (on_unknown, hook) = (OnUnknown::Reconcile, Some(hook));
     let policy = Policy { on_unknown, hook, ..Policy::default() };
@@ -356,7 +359,7 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
 }
 
 pub async fn w27_outcome_unknown_says_when_to_come_again(arena: Arena) {
-    let (stage, ..) = reconciled(&arena, Truth::CannotSay).await;
+    let (stage, ..) = reconciled(&arena, HookVerdict::CannotSay).await;
     let answer = stage.send(stage.post("\"a key\"")).await;
     answer.is_refused(409, "outcome-unknown");
     assert_eq!(answer.header("retry-after"), "1");

@@ -5,7 +5,7 @@ use super::head::{Framing, Refusal, framing};
 
 /// What is to be done with the bytes at hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum ScanResult {
     /// The first so many may pass; at least one.
     Pass(usize),
     /// The first so many are a whole request head, and may pass.
@@ -13,7 +13,7 @@ pub(crate) enum Verdict {
     /// A head is not yet complete.
     More,
     /// They begin a request that must not be served.
-    Refuse(Refusal),
+    Reject(Refusal),
     /// The body breaks the chunked coding.
     BrokenChunk,
 }
@@ -69,32 +69,32 @@ impl Scanner {
     }
 
     /// Judges `bytes`, which begin where the last verdict's bytes ended and are not empty.
-    pub(crate) fn judge(&mut self, bytes: &[u8]) -> Verdict {
+    pub(crate) fn judge(&mut self, bytes: &[u8]) -> ScanResult {
         match self.place {
             Place::Head { seen } => self.head(bytes, seen),
             Place::Length(left) => {
                 let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                 self.place = after(left - here as u64);
-                Verdict::Pass(here)
+                ScanResult::Pass(here)
             }
             Place::Chunk(chunk) => self.chunks(bytes, chunk),
         }
     }
 
-    fn head(&mut self, bytes: &[u8], seen: usize) -> Verdict {
+    fn head(&mut self, bytes: &[u8], seen: usize) -> ScanResult {
         // Empty lines before a request line are skipped by every server (RFC 9112 2.2).
         if bytes.starts_with(b"\r\n") {
             self.place = Place::Head { seen: 0 };
-            return Verdict::Pass(2);
+            return ScanResult::Pass(2);
         }
         let mut from = seen;
         while let Some(at) = bytes[from..].iter().position(|byte| *byte == b'\n') {
             let end = from + at + 1;
             if !bytes[..end].ends_with(b"\r\n") {
-                return Verdict::Refuse(Refusal::BareLineFeed);
+                return ScanResult::Reject(Refusal::BareLineFeed);
             }
             if end > MAX_HEAD {
-                return Verdict::Refuse(Refusal::TooLarge);
+                return ScanResult::Reject(Refusal::TooLarge);
             }
             if bytes[..end].ends_with(b"\r\n\r\n") {
                 return match framing(&bytes[..end]) {
@@ -104,21 +104,21 @@ impl Scanner {
                             Framing::Length(length) => Place::Length(length),
                             Framing::Chunked => Place::Chunk(Chunk::Start),
                         };
-                        Verdict::Head(end)
+                        ScanResult::Head(end)
                     }
-                    Err(refusal) => Verdict::Refuse(refusal),
+                    Err(refusal) => ScanResult::Reject(refusal),
                 };
             }
             from = end;
         }
         if bytes.len() > MAX_HEAD {
-            return Verdict::Refuse(Refusal::TooLarge);
+            return ScanResult::Reject(Refusal::TooLarge);
         }
         self.place = Place::Head { seen: bytes.len() };
-        Verdict::More
+        ScanResult::More
     }
 
-    fn chunks(&mut self, bytes: &[u8], mut chunk: Chunk) -> Verdict {
+    fn chunks(&mut self, bytes: &[u8], mut chunk: Chunk) -> ScanResult {
         let mut at = 0;
         while at < bytes.len() {
             if let Chunk::Data(left) = chunk {
@@ -128,16 +128,16 @@ impl Scanner {
                 chunk = if left == 0 { Chunk::DataReturn } else { Chunk::Data(left) };
                 continue;
             }
-            let Some(next) = next(chunk, bytes[at]) else { return Verdict::BrokenChunk };
+            let Some(next) = next(chunk, bytes[at]) else { return ScanResult::BrokenChunk };
             at += 1;
             if matches!(next, Chunk::End) {
                 self.place = Place::Head { seen: 0 };
-                return Verdict::Pass(at);
+                return ScanResult::Pass(at);
             }
             chunk = next;
         }
         self.place = Place::Chunk(chunk);
-        Verdict::Pass(at)
+        ScanResult::Pass(at)
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
     const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
 
     /// Judges `stream` as it arrives in pieces that end at `cuts`; where heads began, and how it ended.
-    fn follow(stream: &[u8], cuts: &[usize]) -> (Vec<usize>, Option<Verdict>) {
+    fn follow(stream: &[u8], cuts: &[usize]) -> (Vec<usize>, Option<ScanResult>) {
         let mut scanner = Scanner::new();
         let mut heads = Vec::new();
         let mut done = 0;
@@ -201,12 +201,12 @@ mod tests {
         for end in ends {
             while done < end {
                 match scanner.judge(&stream[done..end]) {
-                    Verdict::Pass(n) => done += n,
-                    Verdict::Head(n) => {
+                    ScanResult::Pass(n) => done += n,
+                    ScanResult::Head(n) => {
                         heads.push(done);
                         done += n;
                     }
-                    Verdict::More => break,
+                    ScanResult::More => break,
                     other => return (heads, Some(other)),
                 }
             }
@@ -260,20 +260,20 @@ mod tests {
     #[test]
     fn a_bare_line_feed_is_refused_before_the_head_ends() {
         let seen = follow(b"GET / HTTP/1.1\nhost: a", &[]);
-        assert_eq!(seen, (vec![], Some(Verdict::Refuse(Refusal::BareLineFeed))));
+        assert_eq!(seen, (vec![], Some(ScanResult::Reject(Refusal::BareLineFeed))));
     }
 
     #[test]
     fn an_endless_head_is_refused() {
         let bytes = [b"GET /".as_slice(), &vec![b'a'; MAX_HEAD]].concat();
-        assert_eq!(follow(&bytes, &[]), (vec![], Some(Verdict::Refuse(Refusal::TooLarge))));
+        assert_eq!(follow(&bytes, &[]), (vec![], Some(ScanResult::Reject(Refusal::TooLarge))));
     }
 
     #[test]
     fn broken_chunks_are_seen() {
         for tail in ["x\r\n", "1\nab", "1\r\nab\r\n", "11111111111111111\r\n", "1;\n", "0\r\n\n"] {
             let bytes = [HEAD, tail.as_bytes()].concat();
-            assert_eq!(follow(&bytes, &[]), (vec![0], Some(Verdict::BrokenChunk)), "{tail:?}");
+            assert_eq!(follow(&bytes, &[]), (vec![0], Some(ScanResult::BrokenChunk)), "{tail:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Counts {
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
-    reconciled: [AtomicU64; Verdict::ALL.len()],
+    reconciled: [AtomicU64; ReconcileAnswer::ALL.len()],
     would: [AtomicU64; Would::ALL.len()],
     would_refuse: [AtomicU64; Code::ALL.len()],
 }
@@ -64,7 +64,7 @@ impl Would {
 
 /// What a reconcile URL answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum ReconcileAnswer {
     Happened,
     DidNotHappen,
     /// 404 without the marker.
@@ -76,7 +76,7 @@ pub(crate) enum Verdict {
     NoAnswer,
 }
 
-impl Verdict {
+impl ReconcileAnswer {
     const ALL: [(Self, &str); 6] = [
         (Self::Happened, "happened"),
         (Self::DidNotHappen, "did-not-happen"),
@@ -89,8 +89,9 @@ impl Verdict {
 
 impl Counts {
     /// A reconcile URL answered.
-    pub(crate) fn reconciled(&self, verdict: Verdict) {
-        let index = Verdict::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
+    pub(crate) fn reconciled(&self, verdict: ReconcileAnswer) {
+        let index =
+            ReconcileAnswer::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
         add(&self.reconciled[index]);
     }
 
@@ -145,7 +146,7 @@ impl ByRoute {
             let count = sum(&|it| it.would[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
-        let reconciled = Verdict::ALL.iter().enumerate().map(|(index, (_, word))| {
+        let reconciled = ReconcileAnswer::ALL.iter().enumerate().map(|(index, (_, word))| {
             let count = sum(&|it| it.reconciled[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
@@ -196,10 +197,10 @@ impl ByRoute {
         }
         let name = "hapax_reconcile_total";
         family(name, "Answers of the reconcile URL.", &|it| {
-            let count = |((_, word), count): (&(Verdict, &str), &AtomicU64)| {
+            let count = |((_, word), count): (&(ReconcileAnswer, &str), &AtomicU64)| {
                 (format!("answer=\"{word}\""), count.load(Relaxed))
             };
-            Verdict::ALL.iter().zip(&it.reconciled).map(count).collect()
+            ReconcileAnswer::ALL.iter().zip(&it.reconciled).map(count).collect()
         })?;
         let name = "hapax_would_total";
         let help = "Requests on observed routes, by what protection would have made of them.";
@@ -330,7 +331,7 @@ mod tests {
         let by_route = ByRoute::default();
         by_route.of("").refused(Code::InFlight);
         by_route.of("/a\"b").would(Would::Replay);
-        by_route.of("pay").reconciled(Verdict::NotFound);
+        by_route.of("pay").reconciled(ReconcileAnswer::NotFound);
         by_route.of("/a\"b").would_refuse(Code::KeyReused);
         by_route.of("/a\"b").took.observe(&TOOK_MS, 30);
         let mut text = String::new();

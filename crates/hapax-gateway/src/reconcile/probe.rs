@@ -8,7 +8,7 @@ use hapax::{Entropy, EntropyError, SystemEntropy};
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATION_ID};
 use http::header::HeaderValue;
 
-use super::{Asker, DID_NOT_HAPPEN, Said};
+use super::{Asker, DID_NOT_HAPPEN, ReconcileReply};
 use crate::store::{Finding, Severity};
 
 impl Asker {
@@ -16,12 +16,14 @@ impl Asker {
     /// what is wrong with it.
     async fn probe(&self) -> Option<String> {
         let said = match self.ask_of_nothing().await {
-            Ok(Said::DidNotHappen) => return None,
+            Ok(ReconcileReply::DidNotHappen) => return None,
             Ok(said) => said,
             Err(error) => return Some(error.to_string()),
         };
         let effect = match said {
-            Said::Happened(..) => "its answer would be replayed to callers of any operation",
+            ReconcileReply::Happened(..) => {
+                "its answer would be replayed to callers of any operation"
+            }
             _ => "retries of unknown outcomes would get 409 outcome-unknown",
         };
         Some(format!(
@@ -30,7 +32,7 @@ impl Asker {
         ))
     }
 
-    async fn ask_of_nothing(&self) -> Result<Said, EntropyError> {
+    async fn ask_of_nothing(&self) -> Result<ReconcileReply, EntropyError> {
         let mut request = self.request();
         let headers = request.headers_mut();
         // The route's key header is the last of those that are shown.

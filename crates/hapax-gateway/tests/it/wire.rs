@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::store::BoxFuture;
 use hapax_conformance::{
-    Call, Callers, Fixture, Group, Handler, Hook, Instance, Link, Policy, Protocol,
-    ReconcileRequest, Runs, Server, Starting, Truth, handler, play_all, reply, serve,
+    Call, Callers, Fixture, Group, Handler, Hook, HookVerdict, Instance, Link, Policy, Protocol,
+    ReconcileRequest, Runs, Server, Starting, handler, play_all, reply, serve,
 };
 use hapax_gateway::{
     Config, Cors, Gateway, Origins, PolicyConfig, Protocol as Spoken, Running, StoreUrl,
@@ -132,15 +132,15 @@ fn answers(hook: Hook) -> Handler {
             })
         });
         async move {
-            match truth.unwrap_or(Truth::DidNotHappen) {
-                Truth::Happened(status, text) => {
+            match truth.unwrap_or(HookVerdict::DidNotHappen) {
+                HookVerdict::Happened(status, text) => {
                     let mut response = reply(200, text);
                     let status = status.to_string().parse().unwrap();
                     response.headers_mut().insert("idempotency-status", status);
                     response
                 }
-                Truth::DidNotHappen => marked(),
-                Truth::CannotSay => reply(503, ""),
+                HookVerdict::DidNotHappen => marked(),
+                HookVerdict::CannotSay => reply(503, ""),
             }
         }
     })

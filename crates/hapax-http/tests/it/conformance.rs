@@ -13,8 +13,8 @@ use hapax::{
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Group, Handler, Instance, Link, Policy, Protocol, ReconcileRequest, Starting,
-    Truth, perform, play_all, reply,
+    Callers, Fixture, Group, Handler, HookVerdict, Instance, Link, Policy, Protocol,
+    ReconcileRequest, Starting, perform, play_all, reply,
 };
 use hapax_embedded::{EmbeddedStore, OpenError, Options};
 use hapax_http::problem::DocsUrl;
@@ -178,13 +178,13 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
             });
             async move {
                 match truth {
-                    Truth::Happened(status, text) => {
+                    HookVerdict::Happened(status, text) => {
                         let mut response = http::Response::new(text.into());
                         *response.status_mut() = reply(status, "").status();
                         Reconciled::Happened(response, None)
                     }
-                    Truth::DidNotHappen => Reconciled::DidNotHappen,
-                    Truth::CannotSay => Reconciled::CannotSay,
+                    HookVerdict::DidNotHappen => Reconciled::DidNotHappen,
+                    HookVerdict::CannotSay => Reconciled::CannotSay,
                 }
             }
         }) as Arc<dyn Reconcile>);

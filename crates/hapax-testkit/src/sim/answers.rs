@@ -3,7 +3,7 @@
 use hapax::OnUnknown;
 use hapax::exchange::WriteResult;
 
-use super::truth::{Judged, Ledger, Meaning, Phase, Said, Truth, ensure};
+use super::truth::{Judged, Ledger, Meaning, Phase, SimVerdict, Truth, ensure};
 
 /// What a claimer was told, in numbers.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Asker {
     /// How long after a lapse its hook may be asked, if it has one.
     pub(super) hook_after: Option<u64>,
     /// Its own answer was written, as it says.
-    pub(super) answered: Option<Said>,
+    pub(super) answered: Option<SimVerdict>,
     /// The process that asks, and for which key.
     pub(super) process: u8,
     pub(super) key: u8,
@@ -36,7 +36,7 @@ impl Ledger {
         let unfinished = matches!(seen.phase, Phase::Held | Phase::Unsure);
         let here = unfinished && self.runs_in(seen, asker.process);
         match (told, asker.answered) {
-            (Told::Replay { outcome, .. }, Some(Said::Happened(said))) => {
+            (Told::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
                 ensure(outcome == said, "S3", "another outcome than the hook's")
             }
             (Told::Replay { outcome, fence, expires_in }, _) => {
@@ -70,7 +70,7 @@ impl Ledger {
                     "refused its own request, or a free key",
                 )
             }
-            (Told::Unknown, Some(Said::Nothing)) => Ok(()),
+            (Told::Unknown, Some(SimVerdict::CannotSay)) => Ok(()),
             (Told::Unknown, _) => judge_unknown(seen, same, asker),
         }
     }

@@ -3,7 +3,7 @@
 use super::plan::KEYS;
 use super::plan::MS;
 use super::tally::{Event as Count, Fault};
-use super::truth::{Effect, Said};
+use super::truth::{Effect, SimVerdict};
 use super::world::{Happening, Talk, World, note};
 
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl World {
     pub(super) fn verdict(&mut self, conv: u32, said: u32) {
         let state = &self.convs[conv as usize];
         if !state.over && self.operation_of(state.process) == state.operation {
-            let said: Said = Self::said(said);
+            let said: SimVerdict = Self::said(said);
             self.answer(conv, said);
         }
     }

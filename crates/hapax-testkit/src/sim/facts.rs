@@ -150,10 +150,10 @@ pub(super) enum Effect {
 
 /// What a verdict said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Said {
+pub(super) enum SimVerdict {
     Happened(u16),
-    DidNot,
-    Nothing,
+    DidNotHappen,
+    CannotSay,
 }
 
 /// What a swap is for, as its sender sees it.
@@ -173,7 +173,7 @@ pub(super) enum Meaning {
         timeout: u64,
     },
     Answer {
-        said: Said,
+        said: SimVerdict,
         asked: u32,
     },
     Renew {

@@ -9,7 +9,7 @@ use super::answers::{Asker, Told};
 use super::bug::{self, Bug};
 use super::plan;
 use super::tally::{Event as Count, Fault};
-use super::truth::{Meaning, Phase, Said, Truth, Violation, ensure};
+use super::truth::{Meaning, Phase, SimVerdict, Truth, Violation, ensure};
 use super::world::{Activity, Conv, Talk, World, WriteTalk, note};
 
 impl World {
@@ -88,7 +88,7 @@ impl World {
         next: Next<ClaimResult>,
         truth: &Truth,
         stored: bool,
-        said: Option<Said>,
+        said: Option<SimVerdict>,
     ) {
         match next {
             Next::Send(swap) => {
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    fn claim_means(&self, conv: u32, swap: &Swap, said: Option<Said>) -> Meaning {
+    fn claim_means(&self, conv: u32, swap: &Swap, said: Option<SimVerdict>) -> Meaning {
         let Talk::Claim(claim) = &self.convs[conv as usize].talk else { return Meaning::Own };
         let record = &swap.draft.record;
         let asked = claim.asked.map(|(version, _)| version);
@@ -115,7 +115,7 @@ impl World {
                 Meaning::Ask { after, timeout }
             }
             _ => Meaning::Answer {
-                said: said.unwrap_or(Said::Nothing),
+                said: said.unwrap_or(SimVerdict::CannotSay),
                 asked: asked.unwrap_or_default(),
             },
         }
@@ -212,11 +212,11 @@ impl World {
     }
 
     /// Tells a claimer what the hook said.
-    pub(super) fn answer(&mut self, conv: u32, said: Said) {
+    pub(super) fn answer(&mut self, conv: u32, said: SimVerdict) {
         let verdict = match said {
-            Said::Happened(outcome) => Verdict::Happened(plan::outcome(outcome)),
-            Said::DidNot => Verdict::DidNotHappen,
-            Said::Nothing => Verdict::CannotSay,
+            SimVerdict::Happened(outcome) => Verdict::Happened(plan::outcome(outcome)),
+            SimVerdict::DidNotHappen => Verdict::DidNotHappen,
+            SimVerdict::CannotSay => Verdict::CannotSay,
         };
         let key = usize::from(self.convs[conv as usize].key);
         let clock = self.store.clock(self.now);

@@ -6,7 +6,7 @@ use hapax::store::{StoredRecord, Swap};
 use hapax::{LeaseId, OnUnknown, RecordState, Timestamp};
 
 pub(super) use super::facts::{
-    Effect, Judged, Meaning, NEVER, Phase, Said, Tenure, Truth, Violation, Writer, ensure,
+    Effect, Judged, Meaning, NEVER, Phase, SimVerdict, Tenure, Truth, Violation, Writer, ensure,
 };
 use super::plan;
 
@@ -130,8 +130,10 @@ impl Ledger {
                 )?;
                 (now.asking, now.lease_until) = (false, clock);
                 match said {
-                    Said::Happened(outcome) => self.finish(&mut now, outcome, None),
-                    Said::DidNot | Said::Nothing => now.keep_until = keep(&now, 0),
+                    SimVerdict::Happened(outcome) => self.finish(&mut now, outcome, None),
+                    SimVerdict::DidNotHappen | SimVerdict::CannotSay => {
+                        now.keep_until = keep(&now, 0)
+                    }
                 }
             }
             Meaning::Operator { fence, force, forget, outcome } => {

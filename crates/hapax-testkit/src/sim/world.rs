@@ -14,7 +14,7 @@ pub(super) use super::parts::{
 use super::plan::{self, KEYS, MS, OPERATIONS, PAST_RETENTION, Plan, WORKERS};
 use super::store::ModelStore;
 use super::tally::{Event as Count, Fault, Tally};
-use super::truth::{Judged, Ledger, Said, Truth, Violation, ensure};
+use super::truth::{Judged, Ledger, SimVerdict, Truth, Violation, ensure};
 use crate::SeededEntropy;
 
 /// Says what happens, where somebody listens.
@@ -317,11 +317,11 @@ impl World {
         self.tally.event(event);
     }
 
-    pub(super) const fn said(said: u32) -> Said {
+    pub(super) const fn said(said: u32) -> SimVerdict {
         match said {
-            0 => Said::Nothing,
-            1 => Said::DidNot,
-            outcome => Said::Happened((outcome - 2) as u16),
+            0 => SimVerdict::CannotSay,
+            1 => SimVerdict::DidNotHappen,
+            outcome => SimVerdict::Happened((outcome - 2) as u16),
         }
     }
 }
