@@ -30,7 +30,7 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
             0 => RecordState::InFlight,
             1 => RecordState::Unknown {
                 seen: if u.arbitrary()? { Some(outcome(u)?) } else { None },
-                asking: u.arbitrary()?,
+                reconciling: u.arbitrary()?,
             },
             2 => RecordState::Done(outcome(u)?),
             _ => RecordState::Released,

@@ -160,11 +160,11 @@ impl fmt::Debug for Policy {
 #[derive(Clone)]
 pub struct Hook(Arc<HookFn>);
 
-type HookFn = dyn Fn(&ReconcileRequest<'_>) -> HookVerdict + Send + Sync;
+type HookFn = dyn Fn(&HookRequest<'_>) -> HookVerdict + Send + Sync;
 
 /// A question to a hook.
 #[derive(Clone, Copy, Debug)]
-pub struct ReconcileRequest<'a> {
+pub struct HookRequest<'a> {
     /// The key, decoded.
     pub key: &'a str,
     /// The fence of the execution whose outcome is unknown.
@@ -194,14 +194,14 @@ impl Hook {
 
     /// A hook that sees the whole request.
     pub fn of_request(
-        hook: impl Fn(&ReconcileRequest<'_>) -> HookVerdict + Send + Sync + 'static,
+        hook: impl Fn(&HookRequest<'_>) -> HookVerdict + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(hook))
     }
 
     /// Asks.
     #[must_use]
-    pub fn ask(&self, asked: &ReconcileRequest<'_>) -> HookVerdict {
+    pub fn ask(&self, asked: &HookRequest<'_>) -> HookVerdict {
         (self.0)(asked)
     }
 }

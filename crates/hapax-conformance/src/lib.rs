@@ -38,7 +38,7 @@ mod stage;
 
 pub use client::{Answer, Client, Connection, PATIENCE, Protocol};
 pub use fixture::{
-    Callers, Fixture, Hook, HookVerdict, Instance, Link, Policy, ReconcileRequest, Starting,
+    Callers, Fixture, Hook, HookRequest, HookVerdict, Instance, Link, Policy, Starting,
 };
 pub use groups::{Group, Scenario, play, play_all};
 pub use handler::{Call, Gate, Handler, Runs, Server, counting, handler, perform, reply, serve};

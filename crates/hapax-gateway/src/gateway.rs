@@ -165,7 +165,7 @@ impl Gateway {
         let (metrics, dialling) = (Arc::new(Metrics::new()), dialling(config, &certificates));
         let live = Lasting::new(engine, 0, 0, metrics, 1, dialling).live(config, settled, None)?;
         let mut findings = Vec::new();
-        for asker in live.askers() {
+        for asker in live.reconcile_clients() {
             findings.push(reconcile::finding(asker.clone()).await);
         }
         Ok(findings)

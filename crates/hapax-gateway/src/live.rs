@@ -27,7 +27,7 @@ use crate::metrics::{Counts, Metrics, Seen};
 use crate::observe::{self, Observed};
 use crate::proxy::Proxy;
 use crate::proxy::names::Names;
-use crate::reconcile::{Asker, Asking};
+use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::Table;
 use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
 
@@ -59,7 +59,7 @@ pub(crate) struct Live {
     /// Whom it asks whether a request is allowed, and as it was told.
     auth: Option<(ForwardAuth, Arc<Auth>)>,
     upstream: Upstream,
-    askers: Vec<(Question, Asker)>,
+    reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
     /// The headers that name callers, of all policies.
     callers: Vec<Vec<HeaderName>>,
 }
@@ -97,7 +97,7 @@ pub(crate) enum Service {
 pub(crate) struct Holds(pub(crate) Arc<RoutePolicy>);
 
 /// Whom to ask what became of an operation, with which headers, for how much, and for how long.
-type Question = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
+type ReconcileTarget = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
 
 impl Live {
     /// The route that a request falls under.
@@ -119,8 +119,8 @@ impl Live {
     }
 
     /// Whom it asks what became of operations.
-    pub(crate) fn askers(&self) -> impl Iterator<Item = &Asker> {
-        self.askers.iter().map(|(_, asker)| asker)
+    pub(crate) fn reconcile_clients(&self) -> impl Iterator<Item = &ReconcileClient> {
+        self.reconcile_clients.iter().map(|(_, reconciler)| reconciler)
     }
 
     /// The headers that name callers: first those of what falls under no route.
@@ -198,7 +198,8 @@ impl Lasting {
                     self.dialling.clone(),
                 ))
             });
-        let mut making = Making { lasting: self, before, upstream: &upstream, askers: Vec::new() };
+        let mut making =
+            Making { lasting: self, before, upstream: &upstream, reconcile_clients: Vec::new() };
         let rest = making.route("", Handling::Protect, &config.policy, &settled.policy)?;
         let mut callers = vec![settled.policy.callers.headers().to_vec()];
         let mut routes = Vec::with_capacity(config.routes.len());
@@ -209,7 +210,7 @@ impl Lasting {
                 callers.push(settled.callers.headers().to_vec());
             }
         }
-        let askers = making.askers;
+        let reconcile_clients = making.reconcile_clients;
         let auth = settled.auth.zip(config.auth.as_ref()).map(|(target, told)| {
             let same = before.and_then(|live| live.auth.as_ref()).filter(|(it, _)| it == told);
             same.cloned().unwrap_or_else(|| {
@@ -218,7 +219,7 @@ impl Lasting {
                 (told.clone(), Arc::new(auth))
             })
         });
-        Ok(Live { table, routes, rest, auth, upstream, askers, callers })
+        Ok(Live { table, routes, rest, auth, upstream, reconcile_clients, callers })
     }
 }
 
@@ -227,7 +228,7 @@ struct Making<'a> {
     lasting: &'a Lasting,
     before: Option<&'a Live>,
     upstream: &'a Upstream,
-    askers: Vec<(Question, Asker)>,
+    reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
 }
 
 impl Making<'_> {
@@ -252,12 +253,14 @@ impl Making<'_> {
         let service = match handling {
             Handling::Pass => Service::Passed(proxy),
             Handling::Protect => {
-                let asker =
-                    settled.reconcile.clone().map(|target| self.asker(target, told, settled));
+                let reconciler = settled
+                    .reconcile
+                    .clone()
+                    .map(|target| self.reconcile_client(target, told, settled));
                 let mut options = options(name, told, settled);
-                options.reconcile = asker.map(|asker| {
+                options.reconcile = reconciler.map(|reconciler| {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
-                    Arc::new(Asking { asker, route, counts }) as _
+                    Arc::new(RouteReconciler { reconciler, route, counts }) as _
                 });
                 let holds = Holds(Arc::new(RoutePolicy::new(scope, options)?));
                 let seen = Seen {
@@ -307,33 +310,36 @@ impl Making<'_> {
     }
 
     /// Routes that ask the same share who asks, also with those of the configuration before.
-    fn asker(
+    fn reconcile_client(
         &mut self,
         target: (Origin, PathAndQuery),
         told: &PolicyConfig,
         settled: &SettledPolicy,
-    ) -> Asker {
+    ) -> ReconcileClient {
         let timeout = told.upstream_timeout;
         let mut shown = settled.callers.headers().to_vec();
         shown.push(told.key_header.clone());
         let question = (target, shown, told.max_response_body, timeout);
-        let earlier = self.before.map_or(&[][..], |live| &live.askers);
-        let known = |askers: &[(Question, Asker)]| {
-            askers.iter().find(|(it, _)| *it == question).map(|(_, asker)| asker.clone())
+        let earlier = self.before.map_or(&[][..], |live| &live.reconcile_clients);
+        let known = |reconcile_clients: &[(ReconcileTarget, ReconcileClient)]| {
+            reconcile_clients
+                .iter()
+                .find(|(it, _)| *it == question)
+                .map(|(_, reconciler)| reconciler.clone())
         };
-        if let Some(asker) = known(&self.askers) {
-            return asker;
+        if let Some(reconciler) = known(&self.reconcile_clients) {
+            return reconciler;
         }
-        if let Some(asker) = known(earlier) {
-            self.askers.push((question, asker.clone()));
-            return asker;
+        if let Some(reconciler) = known(earlier) {
+            self.reconcile_clients.push((question, reconciler.clone()));
+            return reconciler;
         }
         let lasting = self.lasting;
         let (target, shown, max_body, timeout) = question.clone();
-        let asker = Asker::new(target, shown, max_body, timeout, &lasting.dialling);
-        self.lasting.upstreams.add(asker.upstream().clone());
-        self.askers.push((question, asker.clone()));
-        asker
+        let reconciler = ReconcileClient::new(target, shown, max_body, timeout, &lasting.dialling);
+        self.lasting.upstreams.add(reconciler.upstream().clone());
+        self.reconcile_clients.push((question, reconciler.clone()));
+        reconciler
     }
 }
 

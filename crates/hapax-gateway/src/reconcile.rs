@@ -12,7 +12,7 @@ use hapax_http::header::{
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
     operation_id,
 };
-use hapax_http::server::{Doubt, Reconcile, Reconciled};
+use hapax_http::server::{Reconcile, ReconcileRequest, Reconciled};
 use hapax_http::stored::bodiless;
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
@@ -96,7 +96,7 @@ impl ReconcileReply {
 
 /// Asks by `GET` what became of an operation, for any route.
 #[derive(Clone, Debug)]
-pub(crate) struct Asker {
+pub(crate) struct ReconcileClient {
     upstream: Upstream,
     path: PathAndQuery,
     /// The scope headers and the key header.
@@ -107,7 +107,7 @@ pub(crate) struct Asker {
     warned: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Asker {
+impl ReconcileClient {
     /// Asks at `path` of `origin` in HTTP/1.1, with the retry's headers `shown`. An answer has at most
     /// `max_body` bytes and no silence longer than `timeout`.
     pub(crate) fn new(
@@ -153,7 +153,7 @@ impl Asker {
         request
     }
 
-    async fn ask(&self, doubt: &Doubt) -> ReconcileReply {
+    async fn ask(&self, doubt: &ReconcileRequest) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
         for name in &self.shown {
@@ -207,20 +207,20 @@ impl Asker {
     }
 }
 
-/// An [`Asker`] on one route, which counts what it answers.
+/// An [`ReconcileClient`] on one route, which counts what it answers.
 #[derive(Clone, Debug)]
-pub(crate) struct Asking {
-    pub(crate) asker: Asker,
+pub(crate) struct RouteReconciler {
+    pub(crate) reconciler: ReconcileClient,
     /// The route's name.
     pub(crate) route: Arc<str>,
     pub(crate) counts: Arc<Counts>,
 }
 
-impl Reconcile for Asking {
-    fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled> {
-        let Self { asker, route, counts } = self.clone();
+impl Reconcile for RouteReconciler {
+    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled> {
+        let Self { reconciler, route, counts } = self.clone();
         Box::pin(async move {
-            let said = asker.ask(&doubt).await;
+            let said = reconciler.ask(&doubt).await;
             counts.reconciled(said.verdict());
             match said {
                 ReconcileReply::Happened(response, trailers) => {
@@ -228,8 +228,8 @@ impl Reconcile for Asking {
                 }
                 ReconcileReply::DidNotHappen => Reconciled::DidNotHappen,
                 said => {
-                    if asker.may_warn() {
-                        let (url, answer) = (asker.url(), said.describe());
+                    if reconciler.may_warn() {
+                        let (url, answer) = (reconciler.url(), said.describe());
                         tracing::warn!(
                             route = &*route,
                             url,

@@ -9,9 +9,10 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::{
-    Doubt, ErrorClass, Function, Idempotency, MemoryStore, NaturalKey, Reconciled, RunError, Scope,
+    ErrorClass, Function, Idempotency, MemoryStore, NaturalKey, ReconcileCall, Reconciled,
+    RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
 
@@ -73,9 +74,9 @@ fn declare(
 ) -> Result<Function<String, PayError>, Box<dyn Error>> {
     // A request that a dead process sent may still be on its way to the provider: after a lapse the
     // hook waits for longer than that can take.
-    let hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+    let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
     let provider = provider.clone();
-    let ask = move |doubt: Doubt| {
+    let ask = move |doubt: ReconcileCall| {
         let provider = provider.clone();
         async move {
             // To say that it did not happen is to promise that it never will. So the provider is told
@@ -86,7 +87,7 @@ fn declare(
             }
         }
     };
-    let pay = idempotency.function("pay").reconciled(hook, ask).classify(|error| match error {
+    let pay = idempotency.function("pay").reconcile_with(hook, ask).classify(|error| match error {
         PayError::Declined => ErrorClass::Final,
         PayError::NotReached => ErrorClass::Retryable,
         PayError::NoAnswer => ErrorClass::Unknown,

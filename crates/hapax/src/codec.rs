@@ -65,9 +65,9 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
     put_option(&mut out, notes.decision.as_ref(), MAX_DECISION, Field::Decision)?;
     match state {
         RecordState::InFlight => out.push(0),
-        RecordState::Unknown { seen, asking } => {
+        RecordState::Unknown { seen, reconciling } => {
             out.push(1);
-            out.push(u8::from(*asking));
+            out.push(u8::from(*reconciling));
             match seen {
                 None => out.push(0),
                 Some(outcome) => {
@@ -119,12 +119,12 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
     let state = match reader.array()? {
         [0] => RecordState::InFlight,
         [1] => {
-            let asking = reader.flag(Field::State)?;
+            let reconciling = reader.flag(Field::State)?;
             let seen = match reader.flag(Field::State)? {
                 true => Some(reader.outcome()?),
                 false => None,
             };
-            RecordState::Unknown { seen, asking }
+            RecordState::Unknown { seen, reconciling }
         }
         [2] => RecordState::Done(reader.outcome()?),
         [3] => RecordState::Released,

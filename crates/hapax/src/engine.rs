@@ -10,10 +10,11 @@ mod retry;
 mod transact;
 mod waiters;
 
-pub use claim::{Claim, ClaimError, OperationRequest, Question};
+pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 #[cfg(feature = "function")]
 pub use function::{
-    Answer, Doubt, ErrorClass, Function, FunctionBuilder, FunctionError, Reconciled, RunError,
+    Answer, ErrorClass, Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled,
+    RunError,
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};

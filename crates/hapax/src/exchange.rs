@@ -22,7 +22,9 @@ use self::executions::ExecutionEntry;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, Scheme};
-use crate::machine::{ClaimEvent, Event, Hook, Owner, OwnerAction, Resolve, Step, Verdict, step};
+use crate::machine::{
+    ClaimEvent, Event, HookTiming, Owner, OwnerAction, Resolve, Step, Verdict, step,
+};
 use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
 use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
@@ -51,9 +53,9 @@ pub struct ClaimRequest {
     /// Under which terms.
     pub terms: Terms,
     /// Whether there is a hook to ask, and when.
-    pub hook: Option<Hook>,
+    pub hook: Option<HookTiming>,
     /// Whether it may be asked now.
-    pub may_ask: bool,
+    pub may_reconcile: bool,
     /// The executions under way in the claimer's process.
     pub executions: Executions,
     /// The operation as operators see it.
@@ -81,10 +83,10 @@ pub enum ClaimResult {
     /// It may have happened, and must not run again.
     Unknown {
         /// When the hook may be asked, from now; `None` where no hook will be.
-        ask_in: Option<Duration>,
+        reconcile_in: Option<Duration>,
     },
     /// Ask the hook about this fence, and tell [`ClaimExchange::reconciled`].
-    Ask(FencingToken),
+    Reconcile(FencingToken),
     /// [`MAX_CONFLICTS`] in a row: nothing is known, nothing was claimed.
     Contended,
 }
@@ -108,8 +110,8 @@ pub struct Replay {
 #[derive(Clone, Copy, Debug)]
 enum Intent {
     Execute,
-    Ask,
-    Answer,
+    Announce,
+    Conclude,
 }
 
 /// A claim under way.
@@ -182,22 +184,22 @@ impl ClaimExchange {
                         self.unregister();
                         ClaimResult::Execute(ownership.executes())
                     }
-                    (Intent::Ask, _) => {
+                    (Intent::Announce, _) => {
                         let fence = stored.fence;
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
-                        ClaimResult::Ask(fence)
+                        ClaimResult::Reconcile(fence)
                     }
-                    (Intent::Answer, RecordState::Done(outcome)) => {
+                    (Intent::Conclude, RecordState::Done(outcome)) => {
                         // The claim executes nothing: a late copy of an earlier swap of it, which
                         // lands once the record is gone, is not an execution of this process.
                         self.unregister();
                         ClaimResult::Replay(replay(outcome.clone(), stamped.now, &stored))
                     }
-                    (Intent::Answer, _) => {
+                    (Intent::Conclude, _) => {
                         self.unregister();
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
                         // The hook could not say: it may be asked again at once.
-                        ClaimResult::Unknown { ask_in: Some(Duration::ZERO) }
+                        ClaimResult::Unknown { reconcile_in: Some(Duration::ZERO) }
                     }
                 }))
             }
@@ -231,7 +233,7 @@ impl ClaimExchange {
         self.decide(entropy)
     }
 
-    /// What the hook said to [`ClaimResult::Ask`]. If the record changed meanwhile, the answer does
+    /// What the hook said to [`ClaimResult::Reconcile`]. If the record changed meanwhile, the answer does
     /// not count, and the claim goes on with what is there now.
     ///
     /// # Errors
@@ -247,7 +249,7 @@ impl ClaimExchange {
         let lease_id = LeaseId::fresh(entropy)?;
         let terms = self.claim.terms;
         match step(&self.seen, &Event::Reconciled { announced, lease_id, terms, verdict }) {
-            Step::Write(draft) => self.send(Intent::Answer, draft, entropy),
+            Step::Write(draft) => self.send(Intent::Conclude, draft, entropy),
             Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
             _ => self.decide(entropy),
         }
@@ -312,7 +314,7 @@ impl ClaimExchange {
             fingerprint: &self.claim.fingerprint,
             terms: self.claim.terms,
             hook: self.claim.hook,
-            may_ask: self.claim.may_ask,
+            may_reconcile: self.claim.may_reconcile,
             local: &local,
             description: self.claim.description.as_ref(),
         };
@@ -320,7 +322,7 @@ impl ClaimExchange {
             Step::Execute(draft) | Step::Own(draft) => {
                 return self.send(Intent::Execute, draft, entropy);
             }
-            Step::Ask(draft) => return self.send(Intent::Ask, draft, entropy),
+            Step::Reconcile(draft) => return self.send(Intent::Announce, draft, entropy),
             Step::Replay(outcome) => match &self.seen.stored {
                 Some(stored) => ClaimResult::Replay(replay(outcome, self.seen.now, stored)),
                 None => ClaimResult::Contended,
@@ -328,7 +330,7 @@ impl ClaimExchange {
             Step::InFlight { elapsed, remaining } => ClaimResult::InFlight { elapsed, remaining },
             Step::Mismatch => ClaimResult::Mismatch,
             Step::Rehash(scheme) => ClaimResult::Rehash(scheme),
-            Step::Unknown { ask_in } => ClaimResult::Unknown { ask_in },
+            Step::Unknown { reconcile_in } => ClaimResult::Unknown { reconcile_in },
             // No claim leads to one of these.
             Step::Write(_)
             | Step::Recorded
@@ -574,7 +576,7 @@ impl WriteExchange {
             // No holder's or operator's event leads to one of these.
             Step::Execute(_)
             | Step::Own(_)
-            | Step::Ask(_)
+            | Step::Reconcile(_)
             | Step::Replay(_)
             | Step::InFlight { .. }
             | Step::Mismatch

@@ -112,12 +112,13 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "function")]
 pub use engine::{
-    Answer, Doubt, ErrorClass, Function, FunctionBuilder, FunctionError, Reconciled, RunError,
+    Answer, ErrorClass, Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled,
+    RunError,
 };
 #[cfg(feature = "tokio")]
 pub use engine::{
     Claim, ClaimError, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle, Limits,
-    OperationRequest, Question, Stats,
+    OperationRequest, Reconciliation, Stats,
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{

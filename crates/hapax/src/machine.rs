@@ -68,9 +68,9 @@ pub struct ClaimEvent<'a> {
     /// The operation as operators see it.
     pub description: Option<&'a Bytes>,
     /// Whether the claimer has a hook to ask, and when.
-    pub hook: Option<Hook>,
+    pub hook: Option<HookTiming>,
     /// Whether it may ask now. A claim that waited for another one's question does not ask again.
-    pub may_ask: bool,
+    pub may_reconcile: bool,
     /// Executions and claims of this key that are under way in the claimer's own process.
     pub local: &'a [LocalExecution],
 }
@@ -87,7 +87,7 @@ pub struct LocalExecution {
 
 /// When a hook may be asked about an operation whose outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hook {
+pub struct HookTiming {
     /// How long after a lapse: as long as a request that the dead owner sent may still run.
     pub after: Duration,
     /// How long an answer may take, before another claim may ask as well.
@@ -188,7 +188,7 @@ pub enum Step {
     /// Claim: an earlier copy of this claim was stored; write this, and execute.
     Own(Draft),
     /// Claim: write this; once stored, ask the hook.
-    Ask(Draft),
+    Reconcile(Draft),
     /// Claim: answer with this.
     Replay(Outcome),
     /// Claim: somebody else is executing.
@@ -205,7 +205,7 @@ pub enum Step {
     /// Claim: it may have happened, and it must not run again.
     Unknown {
         /// When the claimer's hook may be asked, from now; `None` where no hook will be.
-        ask_in: Option<Duration>,
+        reconcile_in: Option<Duration>,
     },
     /// Holder, answer, operator: write this.
     Write(Draft),
@@ -236,7 +236,7 @@ enum Standing<'a> {
 #[derive(Clone, Copy)]
 struct Doubt<'a> {
     seen: &'a Option<Outcome>,
-    asking: bool,
+    reconciling: bool,
 }
 
 /// Decides what becomes of a record. Pure: no clock, no randomness, no I/O.
@@ -261,8 +261,8 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
         RecordState::Released => Standing::Released(stored),
         RecordState::InFlight if seen.now < stored.lease_until => Standing::Live(stored),
         RecordState::InFlight => Standing::Lapsed(stored),
-        RecordState::Unknown { seen, asking } => {
-            Standing::Unknown(stored, Doubt { seen, asking: *asking })
+        RecordState::Unknown { seen, reconciling } => {
+            Standing::Unknown(stored, Doubt { seen, reconciling: *reconciling })
         }
         RecordState::Done(outcome) => Standing::Done(stored, outcome),
     }
@@ -333,7 +333,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
         }
         Standing::Unknown(_, doubt) => {
             // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
-            let from = if doubt.asking { stored.lease_until } else { now };
+            let from = if doubt.reconciling { stored.lease_until } else { now };
             by_policy(now, stored, doubt.seen, Some(from), event)
         }
         Standing::Absent | Standing::Released(_) => Step::Execute(first(event, 1)),
@@ -344,25 +344,29 @@ fn by_policy(
     now: Timestamp,
     stored: &StoredRecord,
     seen: &Option<Outcome>,
-    ask_from: Option<Timestamp>,
+    reconcile_from: Option<Timestamp>,
     event: &ClaimEvent<'_>,
 ) -> Step {
     match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
-        OnUnknown::Block => Step::Unknown { ask_in: None },
+        OnUnknown::Block => Step::Unknown { reconcile_in: None },
         OnUnknown::Reexecute => Step::Execute(takeover(stored, event.lease_id, event.terms)),
-        OnUnknown::Reconcile => match (event.hook, ask_from) {
-            (Some(hook), Some(from)) if from <= now && event.may_ask => Step::Ask(Draft {
-                record: Record {
-                    state: RecordState::Unknown { seen: seen.clone(), asking: true },
-                    ..stored.record.clone()
-                },
-                // The grant stays: the owner's own late outcome still counts.
-                stamp: Stamp::Keep,
-                lease: hook.timeout,
-                keep: keep_unfinished(&stored.record.terms)
-                    .map(|keep| keep.saturating_add(hook.timeout)),
-            }),
-            (_, from) => Step::Unknown { ask_in: event.hook.and(from).map(|from| from.since(now)) },
+        OnUnknown::Reconcile => match (event.hook, reconcile_from) {
+            (Some(hook), Some(from)) if from <= now && event.may_reconcile => {
+                Step::Reconcile(Draft {
+                    record: Record {
+                        state: RecordState::Unknown { seen: seen.clone(), reconciling: true },
+                        ..stored.record.clone()
+                    },
+                    // The grant stays: the owner's own late outcome still counts.
+                    stamp: Stamp::Keep,
+                    lease: hook.timeout,
+                    keep: keep_unfinished(&stored.record.terms)
+                        .map(|keep| keep.saturating_add(hook.timeout)),
+                })
+            }
+            (_, from) => {
+                Step::Unknown { reconcile_in: event.hook.and(from).map(|from| from.since(now)) }
+            }
         },
     }
 }
@@ -525,7 +529,10 @@ fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draf
 
 fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
     Draft {
-        record: Record { state: RecordState::Unknown { seen, asking: false }, ..record.clone() },
+        record: Record {
+            state: RecordState::Unknown { seen, reconciling: false },
+            ..record.clone()
+        },
         stamp: Stamp::Keep,
         lease: Duration::ZERO,
         keep: keep_unfinished(&record.terms),

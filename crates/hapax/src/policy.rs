@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::machine::Hook;
+use crate::machine::HookTiming;
 use crate::record::{OnUnknown, Terms};
 
 /// What a copy gets while the first request is in flight.
@@ -35,7 +35,7 @@ pub struct Policy {
     /// Copies of a request in flight.
     pub in_flight: InFlight,
     /// When a hook may be asked; needed for [`OnUnknown::Reconcile`].
-    pub hook: Option<Hook>,
+    pub hook: Option<HookTiming>,
 }
 
 impl Policy {

@@ -183,7 +183,7 @@ pub enum RecordState {
         /// What its owner saw, if it saw anything.
         seen: Option<Outcome>,
         /// Somebody is asking a hook; until when is the cell's `lease_until`.
-        asking: bool,
+        reconciling: bool,
     },
     /// It happened, and this is the answer.
     Done(Outcome),

@@ -46,7 +46,7 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
     assert_eq!(outcome.bytes(), "answer");
     let stored = load(&store, 2).await.unwrap();
     assert!(
-        matches!(stored.record.state, RecordState::Unknown { seen: None, asking: false }),
+        matches!(stored.record.state, RecordState::Unknown { seen: None, reconciling: false }),
         "{stored:?}"
     );
     assert_eq!((stored.fence, stored.keep_until), (fence, None));

@@ -254,7 +254,7 @@ async fn takes_over(
         fingerprint: &record.fingerprint,
         terms: record.terms,
         hook: None,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: None,
     };

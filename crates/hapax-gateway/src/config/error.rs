@@ -27,7 +27,7 @@ pub enum ConfigError {
     #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
     ReconcileUrl,
     #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
-    NeverAsked,
+    ReconcileUrlUnused,
     #[error("--auth-url must be a URL like http://127.0.0.1:4180/check")]
     AuthTarget,
     #[error("--auth-url is --listen ({0}): the gateway would ask itself")]

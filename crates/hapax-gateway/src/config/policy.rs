@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpScheme;
@@ -140,7 +140,7 @@ impl PolicyConfig {
     pub(super) fn settle(&self, config: &Config) -> Result<SettledPolicy, ConfigError> {
         let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
         if reconcile.is_some() && !self.is_asked(config) {
-            return Err(ConfigError::NeverAsked);
+            return Err(ConfigError::ReconcileUrlUnused);
         }
         if self.methods.is_empty() {
             return Err(ConfigError::NoMethods);
@@ -205,7 +205,7 @@ impl PolicyConfig {
     fn engine(&self, hook: bool) -> Result<Policy, ConfigError> {
         let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
         // What the dead owner sent may run for as long as an upstream may be silent.
-        let hook = hook.then_some(Hook { after: upstream_timeout, timeout: ANSWER + MARGIN });
+        let hook = hook.then_some(HookTiming { after: upstream_timeout, timeout: ANSWER + MARGIN });
         let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
         match policy.check() {
             Ok(()) => Ok(policy),

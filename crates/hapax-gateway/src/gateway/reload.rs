@@ -59,8 +59,8 @@ impl Reloading {
     /// Probes each reconcile URL, and warns of those that do not answer as they must. Each takes a
     /// few seconds at most, and holds up nothing.
     pub(super) fn probe(&self, current: &Current) {
-        for asker in current.now().askers() {
-            self.runtime.spawn(reconcile::warn_of(asker.clone()));
+        for reconciler in current.now().reconcile_clients() {
+            self.runtime.spawn(reconcile::warn_of(reconciler.clone()));
         }
     }
 

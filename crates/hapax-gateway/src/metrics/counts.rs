@@ -307,7 +307,7 @@ impl Observer for Seen {
             Event::Unprotected => add(&counts.unprotected),
             Event::NotRetained => add(&counts.not_retained),
             Event::InvalidOverride => add(&counts.invalid_override),
-            Event::Asked => add(&counts.asked),
+            Event::ReconcileStarted => add(&counts.asked),
             // A later layer may tell of more.
             _ => {}
         }

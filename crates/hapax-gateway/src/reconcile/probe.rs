@@ -8,10 +8,10 @@ use hapax::{Entropy, EntropyError, SystemEntropy};
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATION_ID};
 use http::header::HeaderValue;
 
-use super::{Asker, DID_NOT_HAPPEN, ReconcileReply};
+use super::{DID_NOT_HAPPEN, ReconcileClient, ReconcileReply};
 use crate::store::{Finding, Severity};
 
-impl Asker {
+impl ReconcileClient {
     /// Asks about an operation that never existed. Returns `None` where the answer is right, else
     /// what is wrong with it.
     async fn probe(&self) -> Option<String> {
@@ -52,22 +52,22 @@ impl Asker {
 }
 
 /// Probes a reconcile URL, and warns where its answer is not the right one.
-pub(crate) async fn warn_of(asker: Asker) {
-    match asker.probe().await {
+pub(crate) async fn warn_of(reconciler: ReconcileClient) {
+    match reconciler.probe().await {
         Some(found) => tracing::warn!(
-            url = asker.url(),
+            url = reconciler.url(),
             found,
             expected = format!("404 with `Idempotency-Outcome: {DID_NOT_HAPPEN}`"),
             "the reconcile URL failed its probe"
         ),
-        None => tracing::info!(url = asker.url(), "the reconcile URL passed its probe"),
+        None => tracing::info!(url = reconciler.url(), "the reconcile URL passed its probe"),
     }
 }
 
 /// Probes a reconcile URL, for `hapax doctor`.
-pub(crate) async fn finding(asker: Asker) -> Finding {
-    let url = asker.url();
-    let (severity, found, fix) = match asker.probe().await {
+pub(crate) async fn finding(reconciler: ReconcileClient) -> Finding {
+    let url = reconciler.url();
+    let (severity, found, fix) = match reconciler.probe().await {
         None => (Severity::Fine, format!("{url} answers 404 with the marker"), String::new()),
         Some(found) => (
             Severity::Broken,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::store::BoxFuture;
 use hapax_conformance::{
-    Call, Callers, Fixture, Group, Handler, Hook, HookVerdict, Instance, Link, Policy, Protocol,
-    ReconcileRequest, Runs, Server, Starting, handler, play_all, reply, serve,
+    Call, Callers, Fixture, Group, Handler, Hook, HookRequest, HookVerdict, Instance, Link, Policy,
+    Protocol, Runs, Server, Starting, handler, play_all, reply, serve,
 };
 use hapax_gateway::{
     Config, Cors, Gateway, Origins, PolicyConfig, Protocol as Spoken, Running, StoreUrl,
@@ -124,7 +124,7 @@ fn answers(hook: Hook) -> Handler {
         let key = hapax_http::header::decode(key, hapax_http::header::Grammar::Lenient).unwrap();
         // Fence 0 is the gateway's probe.
         let truth = (fence > 0).then(|| {
-            hook.ask(&ReconcileRequest {
+            hook.ask(&HookRequest {
                 key: key.as_str(),
                 fence,
                 attempt: call.attempt.unwrap(),

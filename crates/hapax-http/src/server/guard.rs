@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::exchange::Replay;
 use hapax::machine::Verdict;
-use hapax::{Claim, ClaimError, Key, Lease, Question, Scope, StoreError};
+use hapax::{Claim, ClaimError, Key, Lease, Reconciliation, Scope, StoreError};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
@@ -26,7 +26,8 @@ use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
 use super::policy::{
-    COME_BACK, CompletionOutage, Doubt, Reconciled, RouteOptions, RoutePolicy, StoreOutage,
+    COME_BACK, CompletionOutage, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    StoreOutage,
 };
 use super::quota::Place;
 use super::service::{Ticket, draining};
@@ -99,8 +100,8 @@ where
                 route,
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
-            while let Ok(Claim::Ask(question)) = claim {
-                layer.observe(&policy, Event::Asked);
+            while let Ok(Claim::Reconcile(question)) = claim {
+                layer.observe(&policy, Event::ReconcileStarted);
                 let fence = question.fence();
                 claim = ask(&policy, &key, &parts, question, &asked).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
@@ -246,14 +247,14 @@ async fn ask(
     policy: &RoutePolicy,
     key: &Key,
     parts: &Parts,
-    question: Question,
+    question: Reconciliation,
     asked: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
-        return question.answer(Verdict::CannotSay, asked).await;
+        return question.conclude(Verdict::CannotSay, asked).await;
     };
-    let doubt = Doubt {
+    let doubt = ReconcileRequest {
         fence: question.fence(),
         id: question.id(),
         attempt: question.attempt(),
@@ -273,7 +274,7 @@ async fn ask(
             Verdict::CannotSay
         }
     };
-    question.answer(verdict, asked).await
+    question.conclude(verdict, asked).await
 }
 
 /// What the hook's answer makes of the key. One that is not as long as it says is no answer.
@@ -328,15 +329,15 @@ fn settle(
             Code::KeyReused,
             "A request that differs in method, target or content came with this key before.",
         ),
-        Ok(Claim::Unknown { ask_in }) => {
+        Ok(Claim::Unknown { reconcile_in }) => {
             let problem = unknown();
             // Without it an operator has to decide, and coming again does not help.
-            match ask_in {
-                Some(ask_in) => problem.retry_after(ask_in),
+            match reconcile_in {
+                Some(reconcile_in) => problem.retry_after(reconcile_in),
                 None => problem,
             }
         }
-        Ok(Claim::Ask(_)) => unknown(),
+        Ok(Claim::Reconcile(_)) => unknown(),
         Err(error) => match outage(layer, policy, &error) {
             Some(problem) => problem,
             None => return Settled::Unprotected,

@@ -85,8 +85,8 @@ pub use gate::Drained;
 pub use layer::IdempotencyLayer;
 pub use observe::{Event, Observer, Recorded};
 pub use policy::{
-    ClassifyFn, CompletionOutage, Doubt, KeyRule, Reconcile, Reconciled, RouteError, RouteOptions,
-    RoutePolicy, StoreOutage, TargetFn,
+    ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, Reconciled, RouteError,
+    RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
 pub use scope::{MissingScope, ScopeRefused, ScopeSource};
 pub use service::IdempotencyService;

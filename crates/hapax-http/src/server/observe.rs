@@ -40,7 +40,7 @@ pub enum Event {
     /// A handler's override header had an invalid value and was ignored.
     InvalidOverride,
     /// A hook was asked about an unknown outcome.
-    Asked,
+    ReconcileStarted,
 }
 
 /// Whether the store has an outcome.

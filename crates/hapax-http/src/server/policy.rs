@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::store::BoxFuture;
 use hapax::{FencingToken, Key, OnUnknown, OperationId, Policy, PolicyError};
 use http::request::Parts;
@@ -179,7 +179,7 @@ impl RoutePolicy {
         }
         match (&options.reconcile, options.policy.hook) {
             (Some(_), None) => return Err(RouteError::NoHookTimes),
-            (None, Some(Hook { .. })) => return Err(RouteError::NoReconcile),
+            (None, Some(HookTiming { .. })) => return Err(RouteError::NoReconcile),
             _ => {}
         }
         if options.max_response_body > RouteOptions::MAX_RESPONSE_BODY {
@@ -260,7 +260,7 @@ pub enum RouteError {
 
 /// An execution that nobody knows the outcome of. Its `Debug` form shows nothing that was sent.
 #[derive(Clone)]
-pub struct Doubt {
+pub struct ReconcileRequest {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
     pub fence: FencingToken,
@@ -275,7 +275,7 @@ pub struct Doubt {
     pub request: Parts,
 }
 
-impl fmt::Debug for Doubt {
+impl fmt::Debug for ReconcileRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Doubt")
             .field("fence", &self.fence)
@@ -309,20 +309,20 @@ impl fmt::Debug for Reconciled {
     }
 }
 
-/// Who is asked what became of an execution. Asynchronous functions of a [`Doubt`] are.
+/// Who is asked what became of an execution. Asynchronous functions of a [`ReconcileRequest`] are.
 ///
 /// An answer that takes longer than `policy.hook.timeout`, or a panic, is *cannot say*.
 pub trait Reconcile: Send + Sync + 'static {
     /// Finds out.
-    fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled>;
+    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled>;
 }
 
 impl<F, A> Reconcile for F
 where
-    F: Fn(Doubt) -> A + Send + Sync + 'static,
+    F: Fn(ReconcileRequest) -> A + Send + Sync + 'static,
     A: Future<Output = Reconciled> + Send + 'static,
 {
-    fn reconcile(&self, doubt: Doubt) -> BoxFuture<'static, Reconciled> {
+    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled> {
         Box::pin(self(doubt))
     }
 }

@@ -6,20 +6,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, OperationId, Store, StoreError,
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Group, Handler, HookVerdict, Instance, Link, Policy, Protocol,
-    ReconcileRequest, Starting, perform, play_all, reply,
+    Callers, Fixture, Group, Handler, HookRequest, HookVerdict, Instance, Link, Policy, Protocol,
+    Starting, perform, play_all, reply,
 };
 use hapax_embedded::{EmbeddedStore, OpenError, Options};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
-    Doubt, IdempotencyLayer, Reconcile, Reconciled, RouteOptions, RoutePolicy, ScopeSource,
+    IdempotencyLayer, Reconcile, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    ScopeSource,
 };
 use http::HeaderValue;
 use http::header::{LINK, RETRY_AFTER};
@@ -168,9 +169,9 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
     options.policy.in_flight = policy.in_flight;
     if let Some(hook) = policy.hook {
         let timeout = Duration::from_secs(5);
-        options.policy.hook = Some(Hook { after: timeout, timeout });
-        options.reconcile = Some(Arc::new(move |doubt: Doubt| {
-            let truth = hook.ask(&ReconcileRequest {
+        options.policy.hook = Some(HookTiming { after: timeout, timeout });
+        options.reconcile = Some(Arc::new(move |doubt: ReconcileRequest| {
+            let truth = hook.ask(&HookRequest {
                 key: doubt.key.as_str(),
                 fence: number(doubt.fence),
                 attempt: doubt.attempt,

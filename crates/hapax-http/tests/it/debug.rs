@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use bytes::Bytes;
 use hapax::{FencingToken, Key, OperationId, Scope};
 use hapax_http::fingerprint::{HttpRequest, HttpScheme};
-use hapax_http::server::{Doubt, Reconciled};
+use hapax_http::server::{ReconcileRequest, Reconciled};
 use hapax_http::stored::{Cookies, Stored, Whole};
 use http::{HeaderMap, Request, Response};
 
@@ -43,7 +43,8 @@ fn request() -> http::request::Parts {
 fn a_doubt_and_its_end() {
     let key: Key = SECRET.parse().unwrap();
     let id = OperationId::derive(None, &Scope::shared(), &key);
-    let doubt = Doubt { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
+    let doubt =
+        ReconcileRequest { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
     assert_silent(&doubt);
     assert!(format!("{doubt:?}").contains("17"));
     assert_silent(&Reconciled::Happened(response(), None));

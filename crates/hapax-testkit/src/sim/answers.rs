@@ -181,13 +181,15 @@ fn judge_unknown(seen: &Truth, same: bool, asker: &Asker) -> Judged {
         _ => false,
     };
     ensure(same && doubt, "L1", "unknown, and there is no doubt")?;
-    let may_ask = asker.hook_after.is_some_and(|after| match seen.phase {
+    let may_reconcile = asker.hook_after.is_some_and(|after| match seen.phase {
         Phase::Held => seen.clock >= seen.lease_until.saturating_add(after),
-        _ => !seen.asking || seen.clock >= seen.lease_until,
+        _ => !seen.reconciling || seen.clock >= seen.lease_until,
     });
     match seen.strict.max(asker.policy) {
         OnUnknown::Block => Ok(()),
-        OnUnknown::Reconcile => ensure(!may_ask, "L1", "unknown, though a hook could be asked"),
+        OnUnknown::Reconcile => {
+            ensure(!may_reconcile, "L1", "unknown, though a hook could be asked")
+        }
         OnUnknown::Reexecute => ensure(false, "L1", "unknown, though it may run again"),
     }
 }

@@ -184,7 +184,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Sw
         Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
         }
-        Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Ask { .. }) => {
+        Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Announce { .. }) => {
             draft.record.lease_id = hapax::LeaseId::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}

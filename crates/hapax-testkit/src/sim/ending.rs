@@ -69,7 +69,7 @@ impl World {
             fingerprint: plan::fingerprint(truth.request, 0),
             terms,
             hook: None,
-            may_ask: true,
+            may_reconcile: true,
             executions: Default::default(),
             description: None,
         };

@@ -42,7 +42,7 @@ pub(super) struct Truth {
     pub(super) request: u8,
     /// Until when its owner holds it, or whoever asks about it.
     pub(super) lease_until: u64,
-    pub(super) asking: bool,
+    pub(super) reconciling: bool,
     pub(super) keep_until: u64,
     /// Lease and retention as agreed.
     pub(super) lease: u64,
@@ -78,7 +78,7 @@ impl Truth {
         strict: OnUnknown::Reexecute,
         request: 0,
         lease_until: 0,
-        asking: false,
+        reconciling: false,
         keep_until: NEVER,
         lease: 0,
         retention: 0,
@@ -168,11 +168,11 @@ pub(super) enum Meaning {
     },
     /// To extend a claim of one's own that landed.
     Own,
-    Ask {
+    Announce {
         after: u64,
         timeout: u64,
     },
-    Answer {
+    Conclude {
         said: SimVerdict,
         asked: u32,
     },

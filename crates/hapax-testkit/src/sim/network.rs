@@ -164,7 +164,7 @@ impl World {
                 letter.tenure = entered;
                 if let Talk::Claim(claim) = &mut state.talk {
                     claim.tenure = entered.or(claim.tenure);
-                    if matches!(meaning, Meaning::Ask { .. }) {
+                    if matches!(meaning, Meaning::Announce { .. }) {
                         claim.asked = Some((truth.version, truth.tenure));
                     }
                 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, Scheme, Terms};
 
 use crate::SeededEntropy;
@@ -103,9 +103,9 @@ impl Plan {
         Terms { lease, retention, on_unknown }
     }
 
-    pub(super) fn hook(&self, rng: &SeededEntropy, policy: OnUnknown) -> Option<Hook> {
+    pub(super) fn hook(&self, rng: &SeededEntropy, policy: OnUnknown) -> Option<HookTiming> {
         let without = policy != OnUnknown::Reconcile && rng.below(1_000) < self.hookless;
-        let hook = Hook {
+        let hook = HookTiming {
             after: Duration::from_micros(200 * MS),
             timeout: Duration::from_micros(300 * MS),
         };

@@ -110,11 +110,11 @@ impl World {
                 asked: asked.filter(|_| said.is_some()),
             },
             (RecordState::InFlight, _) => Meaning::Own,
-            (RecordState::Unknown { asking: true, .. }, _) => {
+            (RecordState::Unknown { reconciling: true, .. }, _) => {
                 let (after, timeout) = claim.hook.unwrap_or_default();
-                Meaning::Ask { after, timeout }
+                Meaning::Announce { after, timeout }
             }
-            _ => Meaning::Answer {
+            _ => Meaning::Conclude {
                 said: said.unwrap_or(SimVerdict::CannotSay),
                 asked: asked.unwrap_or_default(),
             },
@@ -126,7 +126,7 @@ impl World {
         let Talk::Claim(claim) = &mut state.talk else { return };
         let letter = &self.letters[state.letter as usize];
         let answered = match letter.meaning {
-            Meaning::Answer { said, .. } if stored => Some(said),
+            Meaning::Conclude { said, .. } if stored => Some(said),
             _ => None,
         };
         let asker = Asker {
@@ -148,7 +148,7 @@ impl World {
                 self.count(Count::Rehash);
                 return self.rehash(conv, scheme, truth);
             }
-            ClaimResult::Ask(fence) => {
+            ClaimResult::Reconcile(fence) => {
                 let about = claim.asked.map(|(_, tenure)| tenure);
                 self.count(Count::Ask);
                 let right = about.map(|tenure| self.ledger.tenures[tenure as usize].fence);
@@ -347,7 +347,7 @@ impl World {
         let letter = &self.letters[self.convs[conv as usize].letter as usize];
         let answer = matches!(
             letter.meaning,
-            Meaning::Answer { .. } | Meaning::Execute { asked: Some(_), .. }
+            Meaning::Conclude { .. } | Meaning::Execute { asked: Some(_), .. }
         );
         let Swapped::Conflict(seen) = swapped else { return false };
         let (true, Some(stored)) = (answer, &seen.stored) else { return false };

@@ -96,7 +96,7 @@ impl Ledger {
                 (now.phase, now.tenure, now.generation) = (Phase::Held, tenure, entered.generation);
                 (now.attempts, now.checkpoint) = (entered.attempt, entered.checkpoint);
                 (now.request, now.lease, now.retention) = (by.request, by.lease, by.retention);
-                (now.lease_until, now.asking) = (clock + by.lease, false);
+                (now.lease_until, now.reconciling) = (clock + by.lease, false);
                 now.keep_until = keep(&now, 0);
                 now.highest_fence = fence;
                 now.echo = by.again || (before.echo && !anew);
@@ -110,25 +110,25 @@ impl Ledger {
                 now.lease_until = clock + by.lease;
                 now.keep_until = keep(&now, by.lease.saturating_sub(now.retention));
             }
-            Meaning::Ask { after, timeout } => {
+            Meaning::Announce { after, timeout } => {
                 if !before.echo {
                     judge_question(&before, after, &by)?;
                 }
                 if before.phase == Phase::Held {
                     now.glimpse = None;
                 }
-                (now.phase, now.asking) = (Phase::Unsure, true);
+                (now.phase, now.reconciling) = (Phase::Unsure, true);
                 now.lease_until = clock + timeout;
                 now.keep_until = keep(&now, timeout);
             }
-            Meaning::Answer { said, asked } => {
+            Meaning::Conclude { said, asked } => {
                 let same = before.phase == Phase::Unsure && before.version == asked;
                 ensure(
                     same || before.echo,
                     "reconcile",
                     "an answer counted after the record had changed",
                 )?;
-                (now.asking, now.lease_until) = (false, clock);
+                (now.reconciling, now.lease_until) = (false, clock);
                 match said {
                     SimVerdict::Happened(outcome) => self.finish(&mut now, outcome, None),
                     SimVerdict::DidNotHappen | SimVerdict::CannotSay => {
@@ -148,7 +148,7 @@ impl Ledger {
                     "a live lease was resolved without force",
                 )?;
                 let over = before.phase == Phase::Done;
-                (now.asking, now.lease_until) = (false, clock);
+                (now.reconciling, now.lease_until) = (false, clock);
                 match outcome {
                     Some(outcome) => {
                         ensure(!over, "S3", "an operator replaced an outcome")?;
@@ -195,12 +195,12 @@ impl Ledger {
                     "S3",
                     "an outcome was overwritten by a late one",
                 )?;
-                (now.asking, now.lease_until) = (false, clock);
+                (now.reconciling, now.lease_until) = (false, clock);
                 self.finish(now, outcome, retention);
             }
             Meaning::Abandon { glimpse } => {
                 ensure(held, "S2", "a holder gave up what was no longer in flight")?;
-                (now.phase, now.asking, now.lease_until) = (Phase::Unsure, false, clock);
+                (now.phase, now.reconciling, now.lease_until) = (Phase::Unsure, false, clock);
                 now.glimpse = glimpse;
                 now.keep_until = keep(now, 0);
             }
@@ -225,9 +225,11 @@ impl Ledger {
             RecordState::Done(outcome) => {
                 truth.phase == Phase::Done && plan::number(outcome.bytes()) == truth.outcome
             }
-            RecordState::Unknown { seen, asking } => {
+            RecordState::Unknown { seen, reconciling } => {
                 let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
-                truth.phase == Phase::Unsure && glimpse == truth.glimpse && *asking == truth.asking
+                truth.phase == Phase::Unsure
+                    && glimpse == truth.glimpse
+                    && *reconciling == truth.reconciling
             }
         };
         let unfinished = matches!(truth.phase, Phase::Held | Phase::Unsure);
@@ -406,7 +408,7 @@ fn judge_question(before: &Truth, after: u64, by: &Writer) -> Judged {
             ensure(due, "reconcile", "a hook was asked while the owner may still be at work")
         }
         Phase::Unsure => {
-            let alone = !before.asking || before.was_lapsed();
+            let alone = !before.reconciling || before.was_lapsed();
             ensure(alone, "reconcile", "a hook was asked twice at a time")
         }
         _ => ensure(false, "reconcile", "a hook was asked about what was not in doubt"),

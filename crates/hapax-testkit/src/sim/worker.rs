@@ -73,7 +73,7 @@ impl World {
             fingerprint: plan::fingerprint(request, scheme),
             terms,
             hook,
-            may_ask: true,
+            may_reconcile: true,
             executions,
             description: None,
         };

@@ -97,7 +97,7 @@ where
         let claim = bench.swap(bench.key(), None, Draft { lease: LAPSES, ..bench.draft() });
         bench.stored(&claim).await;
         let state = match number % 4 {
-            0 => RecordState::Unknown { seen: None, asking: false },
+            0 => RecordState::Unknown { seen: None, reconciling: false },
             1 => RecordState::Done(Outcome::new("suite/1", vec![b'x'; 700])),
             2 => RecordState::Released,
             _ => RecordState::InFlight,

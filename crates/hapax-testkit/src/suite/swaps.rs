@@ -135,10 +135,10 @@ pub async fn every_state_comes_back_as_written<F: Fixture>(fixture: &F) {
         RecordState::Released,
         RecordState::Done(outcome.clone()),
         RecordState::Done(nothing.clone()),
-        RecordState::Unknown { seen: None, asking: false },
-        RecordState::Unknown { seen: None, asking: true },
-        RecordState::Unknown { seen: Some(outcome), asking: true },
-        RecordState::Unknown { seen: Some(nothing), asking: false },
+        RecordState::Unknown { seen: None, reconciling: false },
+        RecordState::Unknown { seen: None, reconciling: true },
+        RecordState::Unknown { seen: Some(outcome), reconciling: true },
+        RecordState::Unknown { seen: Some(nothing), reconciling: false },
     ];
     for state in states {
         for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {

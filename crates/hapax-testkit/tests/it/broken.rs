@@ -121,8 +121,8 @@ impl Broken {
             let short = outcome.bytes().slice(..outcome.bytes().len().min(65_536));
             record.state = RecordState::Done(hapax::Outcome::new(outcome.format(), short));
         }
-        if let RecordState::Unknown { asking, .. } = &mut record.state {
-            *asking &= self.bug != Bug::ForgetsWhetherAsking;
+        if let RecordState::Unknown { reconciling, .. } = &mut record.state {
+            *reconciling &= self.bug != Bug::ForgetsWhetherAsking;
         }
         if self.bug == Bug::ForgetsTheCheckpoint {
             record.checkpoint = None;

@@ -194,7 +194,7 @@ impl World {
                     fingerprint: Fingerprint::builder("doubt/1").finish(),
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
                     hook: None,
-                    may_ask: true,
+                    may_reconcile: true,
                     executions: Default::default(),
                     description: None,
                 };

@@ -83,10 +83,10 @@ pub enum Claim {
     Unknown {
         /// When a claim may ask the hook, from now; `None` where asking again cannot help, because an
         /// operator has to decide.
-        ask_in: Option<Duration>,
+        reconcile_in: Option<Duration>,
     },
     /// Ask the hook.
-    Ask(Question),
+    Reconcile(Reconciliation),
 }
 
 /// Why there is no claim. Nothing was executed, and what was claimed after all is released in the
@@ -151,13 +151,13 @@ impl Idempotency {
         let executions = self.inner.executions.clone();
         // A record that cannot be encoded would be no record at all.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
-        let may_ask = true;
+        let may_reconcile = true;
         let claim = exchange::ClaimRequest {
             scheme,
             fingerprint,
             terms,
             hook,
-            may_ask,
+            may_reconcile,
             executions,
             description,
         };
@@ -183,17 +183,21 @@ enum Pending {
     /// Somebody executes.
     InFlight { elapsed: Duration, remaining: Duration },
     /// Somebody asks a hook, until then.
-    Asked { until: Instant, ask_at: Option<Instant> },
+    Reconciling { until: Instant, reconcile_at: Option<Instant> },
     /// This claim may ask the hook from then on, unless the record has another tag by then.
-    Due { ask_at: Instant, write_id: WriteId },
+    Due { reconcile_at: Instant, write_id: WriteId },
 }
 
 impl From<Pending> for Claim {
     fn from(pending: Pending) -> Self {
         match pending {
             Pending::InFlight { elapsed, remaining } => Self::InFlight { elapsed, remaining },
-            Pending::Asked { ask_at, .. } => Self::Unknown { ask_in: ask_at.map(until) },
-            Pending::Due { ask_at, .. } => Self::Unknown { ask_in: Some(until(ask_at)) },
+            Pending::Reconciling { reconcile_at, .. } => {
+                Self::Unknown { reconcile_in: reconcile_at.map(until) }
+            }
+            Pending::Due { reconcile_at, .. } => {
+                Self::Unknown { reconcile_in: Some(until(reconcile_at)) }
+            }
         }
     }
 }
@@ -235,8 +239,8 @@ impl ClaimCall {
             };
             // Whoever has waited for an answer does not ask for another: all that wait would, one
             // after the other. If none came in time, somebody else has to.
-            claim.may_ask = match pending {
-                Some(Pending::Asked { until, .. }) => until <= Instant::now(),
+            claim.may_reconcile = match pending {
+                Some(Pending::Reconciling { until, .. }) => until <= Instant::now(),
                 _ => true,
             };
             progress = match (self.once(claim.clone(), seen, request).await, pending) {
@@ -261,8 +265,8 @@ impl ClaimCall {
         let deadline = self.deadline?;
         // From the moment that the hook may be asked on, that is the news.
         let (moment, known) = match pending {
-            Pending::Due { ask_at, write_id } => (deadline.min(ask_at), Some(write_id)),
-            Pending::InFlight { .. } | Pending::Asked { .. } => (deadline, None),
+            Pending::Due { reconcile_at, write_id } => (deadline.min(reconcile_at), Some(write_id)),
+            Pending::InFlight { .. } | Pending::Reconciling { .. } => (deadline, None),
         };
         let Some(waiter) = waiter else {
             // Register first, then look once more: what happened in between is not missed.
@@ -355,28 +359,34 @@ impl ClaimCall {
                     next = claiming.rehashed(scheme, fingerprint, &*inner.entropy)?;
                     continue;
                 }
-                ExchangeEnd::Decided(ClaimResult::Ask(fence)) => {
-                    Claim::Ask(Question { call: self.clone(), claiming: back, fence })
+                ExchangeEnd::Decided(ClaimResult::Reconcile(fence)) => {
+                    Claim::Reconcile(Reconciliation { call: self.clone(), claiming: back, fence })
                 }
                 ExchangeEnd::Decided(ClaimResult::Replay(replay)) => Claim::Replay(replay),
                 ExchangeEnd::Decided(ClaimResult::InFlight { elapsed, remaining }) => {
                     return Ok(ClaimProgress::Pending(Pending::InFlight { elapsed, remaining }));
                 }
                 ExchangeEnd::Decided(ClaimResult::Mismatch) => Claim::Mismatch,
-                ExchangeEnd::Decided(ClaimResult::Unknown { ask_in }) => {
-                    match (back.seen(), ask_in) {
+                ExchangeEnd::Decided(ClaimResult::Unknown { reconcile_in }) => {
+                    match (back.seen(), reconcile_in) {
                         (Snapshot { now, stored: Some(stored) }, _) if is_live(back.seen()) => {
                             let until = after(stored.lease_until.since(*now));
-                            let ask_at = ask_in.map(after);
-                            return Ok(ClaimProgress::Pending(Pending::Asked { until, ask_at }));
+                            let reconcile_at = reconcile_in.map(after);
+                            return Ok(ClaimProgress::Pending(Pending::Reconciling {
+                                until,
+                                reconcile_at,
+                            }));
                         }
-                        (Snapshot { stored: Some(stored), .. }, Some(ask_in))
-                            if !ask_in.is_zero() =>
+                        (Snapshot { stored: Some(stored), .. }, Some(reconcile_in))
+                            if !reconcile_in.is_zero() =>
                         {
-                            let (ask_at, write_id) = (after(ask_in), stored.write_id);
-                            return Ok(ClaimProgress::Pending(Pending::Due { ask_at, write_id }));
+                            let (reconcile_at, write_id) = (after(reconcile_in), stored.write_id);
+                            return Ok(ClaimProgress::Pending(Pending::Due {
+                                reconcile_at,
+                                write_id,
+                            }));
                         }
-                        _ => Claim::Unknown { ask_in },
+                        _ => Claim::Unknown { reconcile_in },
                     }
                 }
                 ExchangeEnd::Decided(ClaimResult::Contended | ClaimResult::Execute(_)) => {
@@ -463,13 +473,13 @@ impl Drop for Handover {
 /// Dropping it asks nothing and changes nothing: after the hook's time-out the next claim asks.
 #[derive(Debug)]
 #[must_use]
-pub struct Question {
+pub struct Reconciliation {
     call: ClaimCall,
     claiming: ClaimExchange,
     fence: FencingToken,
 }
 
-impl Question {
+impl Reconciliation {
     /// The fence of the execution in doubt.
     #[must_use]
     pub const fn fence(&self) -> FencingToken {
@@ -502,7 +512,7 @@ impl Question {
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.
-    pub async fn answer(
+    pub async fn conclude(
         self,
         verdict: Verdict,
         request: &dyn OperationRequest,

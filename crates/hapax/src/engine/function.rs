@@ -7,7 +7,7 @@ mod execute;
 mod outcome;
 pub(super) mod request;
 
-pub use declared::{Doubt, Function, FunctionBuilder, FunctionError, Reconciled};
+pub use declared::{Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled};
 pub use error::{ErrorClass, RunError};
 
 use serde::Serialize;

@@ -184,7 +184,7 @@ pub(super) fn is_live(seen: &Snapshot) -> bool {
     seen.stored.as_ref().is_some_and(|stored| {
         let busy = matches!(
             stored.record.state,
-            RecordState::InFlight | RecordState::Unknown { asking: true, .. }
+            RecordState::InFlight | RecordState::Unknown { reconciling: true, .. }
         );
         busy && seen.now < stored.lease_until
     })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::machine::{
-    ClaimEvent, Event, Hook, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
+    ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
     Verdict, step,
 };
 use hapax::store::{Snapshot, StoredRecord};
@@ -58,8 +58,8 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
     }
 }
 
-const UNKNOWN: RecordState = RecordState::Unknown { seen: None, asking: false };
-const ASKING: RecordState = RecordState::Unknown { seen: None, asking: true };
+const UNKNOWN: RecordState = RecordState::Unknown { seen: None, reconciling: false };
+const ASKING: RecordState = RecordState::Unknown { seen: None, reconciling: true };
 
 /// The rows: a name, and what the store holds.
 fn rows() -> Vec<(&'static str, Option<StoredRecord>)> {
@@ -96,7 +96,7 @@ fn word(step: &Step) -> String {
         }
         .into(),
         Step::Own(_) => "own".into(),
-        Step::Ask(_) => "ask".into(),
+        Step::Reconcile(_) => "ask".into(),
         Step::Replay(_) => "replay".into(),
         Step::InFlight { .. } => "busy".into(),
         Step::Mismatch => "mismatch".into(),
@@ -123,7 +123,7 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
     assert_eq!(found, expected, "{name}");
 }
 
-fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &str) {
+fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
     let scheme = Scheme::new("test/1").unwrap();
     let asked = ClaimEvent {
         lease_id: NEW,
@@ -132,15 +132,15 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<Hook>, expected: &st
         fingerprint: &fingerprint(text),
         terms: terms(on_unknown),
         hook,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: None,
     };
     check("claim", &Event::Claim(asked), expected);
 }
 
-const HOOK: Option<Hook> =
-    Some(Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) });
+const HOOK: Option<HookTiming> =
+    Some(HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) });
 
 #[test]
 fn a_claim_of_the_same_request() {
@@ -204,7 +204,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
         hook: None,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: None,
     };
@@ -229,7 +229,7 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Block),
         hook: None,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: None,
     };
@@ -251,7 +251,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         fingerprint: &fingerprint,
         terms: terms(OnUnknown::Reexecute),
         hook: HOOK,
-        may_ask: true,
+        may_reconcile: true,
         local,
         description: None,
     };
@@ -420,7 +420,7 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
     use OnUnknown::{Block, Reconcile};
     let secs = |seconds| Some(Duration::from_secs(seconds));
     let scheme = Scheme::new("test/1").unwrap();
-    for (stored, hook, may_ask, ask_in) in [
+    for (stored, hook, may_reconcile, reconcile_in) in [
         // It lapsed 59 s ago, and may be asked about 60 s after that.
         (cell(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
         (cell(ASKING, 1, Reconcile), HOOK, true, secs(1)),
@@ -438,11 +438,11 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
             fingerprint: &fingerprint("same"),
             terms: terms(Reconcile),
             hook,
-            may_ask,
+            may_reconcile,
             description: None,
         };
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { ask_in });
+        assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { reconcile_in });
     }
 }
 
@@ -479,7 +479,7 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Reexecute),
         hook: None,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: None,
     };
@@ -509,7 +509,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
     };
     let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
-    let unknown = RecordState::Unknown { seen: None, asking: false };
+    let unknown = RecordState::Unknown { seen: None, reconciling: false };
     let before = cell(unknown, 10, OnUnknown::Block);
     for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
         let step = step(&seen(before.clone()), &resolve(resolution));
@@ -527,7 +527,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         fingerprint: &fingerprint("same"),
         terms: terms(OnUnknown::Block),
         hook: None,
-        may_ask: true,
+        may_reconcile: true,
         local: &[],
         description: Some(&described),
     };

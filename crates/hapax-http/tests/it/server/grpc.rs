@@ -8,8 +8,8 @@ use crate::examples::in_tonic::shop::payments_server::{Payments, PaymentsServer}
 use crate::examples::in_tonic::shop::{ChargeReply, ChargeRequest};
 use bytes::Bytes;
 use hapax::OnUnknown;
-use hapax::machine::Hook;
-use hapax_http::server::{Doubt, Execution, Reconciled, RouteOptions};
+use hapax::machine::HookTiming;
+use hapax_http::server::{Execution, ReconcileRequest, Reconciled, RouteOptions};
 use tonic::metadata::MetadataValue;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -178,9 +178,9 @@ async fn after_a_doubt(response: http::Response<Bytes>) -> Result<String, Status
     let times = Duration::from_secs(5);
     let options = with_policy(|policy| {
         policy.terms.on_unknown = OnUnknown::Reconcile;
-        policy.hook = Some(Hook { after: times, timeout: times });
+        policy.hook = Some(HookTiming { after: times, timeout: times });
     });
-    let hook = move |_: Doubt| {
+    let hook = move |_: ReconcileRequest| {
         let response = response.clone();
         async move { Reconciled::Happened(response, None) }
     };

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::OnUnknown;
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax_http::Body;
-use hapax_http::server::{Doubt, Reconciled, RouteOptions};
+use hapax_http::server::{ReconcileRequest, Reconciled, RouteOptions};
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use http_body::{Frame, SizeHint};
 
@@ -176,9 +176,9 @@ async fn wire_15_what_happened_is_as_long_as_it_says() {
         let options = with_policy(|policy| {
             policy.terms.on_unknown = OnUnknown::Reconcile;
             let timeout = Duration::from_secs(5);
-            policy.hook = Some(Hook { after: timeout, timeout });
+            policy.hook = Some(HookTiming { after: timeout, timeout });
         });
-        let hook = move |_: Doubt| async move {
+        let hook = move |_: ReconcileRequest| async move {
             let response = Response::builder().header("content-length", length);
             Reconciled::Happened(response.body(Bytes::from_static(b"four")).unwrap(), None)
         };

@@ -100,7 +100,7 @@ fn wire_20_open_is_refused_with_block_and_reconcile() {
     // The default is `block`.
     let mut reconcile = RouteOptions::default();
     reconcile.policy.terms.on_unknown = OnUnknown::Reconcile;
-    reconcile.policy.hook = Some(hapax::machine::Hook {
+    reconcile.policy.hook = Some(hapax::machine::HookTiming {
         after: Duration::from_secs(1),
         timeout: Duration::from_secs(1),
     });

@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::{OnUnknown, PolicyError};
 use hapax_http::server::{
-    Doubt, Event, Execution, Reconcile, Reconciled, RouteError, RouteOptions, RoutePolicy,
-    ScopeSource,
+    Event, Execution, Reconcile, ReconcileRequest, Reconciled, RouteError, RouteOptions,
+    RoutePolicy, ScopeSource,
 };
 use http::Response;
 use tokio::time::{Instant, sleep};
 
 use super::world::{App, LEASE, Mood, Runs, World, begin, pay, respond, send, with_policy};
 
-const TIMES: Hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+const TIMES: HookTiming =
+    HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
 
 fn asking(hook: impl Reconcile) -> RouteOptions {
     let options = with_policy(|policy| {
@@ -41,7 +42,7 @@ async fn wire_15_happened_becomes_the_answer() {
     let world = World::new();
     let asked = Runs::default();
     let count = asked.clone();
-    let hook = move |doubt: Doubt| {
+    let hook = move |doubt: ReconcileRequest| {
         count.next();
         async move {
             assert_eq!(doubt.key.as_str(), "k");
@@ -64,7 +65,7 @@ async fn wire_15_happened_becomes_the_answer() {
         assert!(answer.body.starts_with(b"under "));
     }
     assert_eq!((runs.count(), asked.count()), (1, 1));
-    assert_eq!(world.events().iter().filter(|it| **it == Event::Asked).count(), 1);
+    assert_eq!(world.events().iter().filter(|it| **it == Event::ReconcileStarted).count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +190,7 @@ async fn wire_15_did_not_happen_gives_a_larger_fence() {
     let world = World::new();
     let doubted = Arc::new(std::sync::Mutex::new(None));
     let note = Arc::clone(&doubted);
-    let hook = move |doubt: Doubt| {
+    let hook = move |doubt: ReconcileRequest| {
         *note.lock().unwrap() = Some(doubt.fence);
         async { Reconciled::DidNotHappen }
     };

@@ -14,7 +14,7 @@ use super::super::idempotency::Idempotency;
 use super::error::ErrorClass;
 use super::outcome::{of_error, of_value};
 use crate::key::{CompositeKey, Key};
-use crate::machine::{Hook, Verdict};
+use crate::machine::{HookTiming, Verdict};
 use crate::policy::{InFlight, Policy, PolicyError};
 use crate::record::{FencingToken, OnUnknown, Outcome};
 use crate::scope::Scope;
@@ -75,12 +75,12 @@ pub(super) struct Declared<E> {
     pub(super) name: Option<Box<str>>,
     pub(super) policy: Policy,
     pub(super) errors: Option<Errors<E>>,
-    pub(super) hook: Option<Asked>,
+    pub(super) hook: Option<ReconcileHook>,
 }
 
 /// When a hook is asked, and the hook.
-type Asked = (Hook, Box<AskFn>);
-type AskFn = dyn Fn(Doubt) -> BoxFuture<'static, Verdict> + Send + Sync;
+type ReconcileHook = (HookTiming, Box<HookFn>);
+type HookFn = dyn Fn(ReconcileCall) -> BoxFuture<'static, Verdict> + Send + Sync;
 
 /// How errors are classified and kept. What it takes to write and read them is asked for only of
 /// those that are.
@@ -105,7 +105,7 @@ impl Idempotency {
     /// There is no default for what happens when an earlier call may have taken effect: the builder
     /// needs [`at_most_once`](FunctionBuilder::at_most_once),
     /// [`at_least_once`](FunctionBuilder::at_least_once) or
-    /// [`reconciled`](FunctionBuilder::reconciled), or [`build`](FunctionBuilder::build) fails.
+    /// [`reconciled`](FunctionBuilder::reconcile_with), or [`build`](FunctionBuilder::build) fails.
     pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
         FunctionBuilder {
             engine: self.clone(),
@@ -199,7 +199,7 @@ pub struct FunctionBuilder<T, E> {
     on_unknown: Option<OnUnknown>,
     patience: Option<Duration>,
     errors: Option<Errors<E>>,
-    hook: Option<Asked>,
+    hook: Option<ReconcileHook>,
     value: PhantomData<fn() -> T>,
 }
 
@@ -216,7 +216,7 @@ impl<T, E> FunctionBuilder<T, E> {
     /// Sets lease, retention, and what calls in flight get unless [`wait`](Self::wait) says it.
     /// Without this the default. `terms.on_unknown` of `policy` does not count: one of
     /// [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) and
-    /// [`reconciled`](Self::reconciled) states it.
+    /// [`reconciled`](Self::reconcile_with) states it.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
@@ -282,10 +282,10 @@ impl<T, E> FunctionBuilder<T, E> {
     /// [`at_most_once`](Self::at_most_once) as well, `ask` does not run.
     ///
     /// An answer that takes longer than `hook.timeout`, or a panic, is *cannot say*.
-    pub fn reconciled<A>(
+    pub fn reconcile_with<A>(
         mut self,
-        hook: Hook,
-        ask: impl Fn(Doubt) -> A + Send + Sync + 'static,
+        hook: HookTiming,
+        ask: impl Fn(ReconcileCall) -> A + Send + Sync + 'static,
     ) -> Self
     where
         T: Serialize,
@@ -333,7 +333,7 @@ impl<T, E> FunctionBuilder<T, E> {
         match self.hook {
             None if self.on_unknown.is_none() => return Err(FunctionError::NoGuarantee),
             Some(_) if policy.terms.on_unknown < OnUnknown::Reconcile => {
-                return Err(FunctionError::NeverAsked);
+                return Err(FunctionError::HookNeverCalled);
             }
             None if policy.hook.is_some() => return Err(FunctionError::NoReconcile),
             _ => {}
@@ -366,12 +366,12 @@ pub enum FunctionError {
     NoReconcile,
     /// What is unknown would be executed again without asking.
     #[error("`at_least_once()` and `reconciled(hook, ask)` contradict each other: remove one")]
-    NeverAsked,
+    HookNeverCalled,
 }
 
 /// An execution that nobody knows the outcome of. Its `Debug` form shows nothing of the request.
 #[derive(Clone)]
-pub struct Doubt {
+pub struct ReconcileCall {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
     pub fence: FencingToken,
@@ -385,7 +385,7 @@ pub struct Doubt {
     pub(super) request: Bytes,
 }
 
-impl Doubt {
+impl ReconcileCall {
     /// What was asked: the request of the call that asks now, which is the same.
     ///
     /// # Errors
@@ -396,7 +396,7 @@ impl Doubt {
     }
 }
 
-impl fmt::Debug for Doubt {
+impl fmt::Debug for ReconcileCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Doubt")
             .field("fence", &self.fence)

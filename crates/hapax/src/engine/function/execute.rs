@@ -16,10 +16,10 @@ use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use super::super::backlog::ActiveExchange;
-use super::super::claim::{Claim, ClaimError, OperationRequest, Question};
+use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
-use super::declared::{Declared, Doubt, Function};
+use super::declared::{Declared, Function, ReconcileCall};
 use super::error::{ErrorClass, RunError};
 use super::outcome::{Ending, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
@@ -92,7 +92,7 @@ where
         let running = engine.inner.backlog.begin_exchange();
         // Boxed: a caller's future holds none of their several kilobytes.
         let mut claim = Box::pin(engine.claim(&scope, key, &named, policy)).await;
-        while let Ok(Claim::Ask(question)) = claim {
+        while let Ok(Claim::Reconcile(question)) = claim {
             claim = Box::pin(self.ask(key, &bytes, question, request)).await;
         }
         match claim? {
@@ -108,7 +108,7 @@ where
                 Err(RunError::InFlight { retry_after })
             }
             Claim::Mismatch => Err(RunError::KeyReused),
-            Claim::Unknown { .. } | Claim::Ask(_) => Err(RunError::OutcomeUnknown),
+            Claim::Unknown { .. } | Claim::Reconcile(_) => Err(RunError::OutcomeUnknown),
         }
     }
 
@@ -117,13 +117,13 @@ where
         &self,
         key: &Key,
         bytes: &Bytes,
-        question: Question,
+        question: Reconciliation,
         request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
         let Some((hook, ask)) = &self.declared.hook else {
-            return question.answer(Verdict::CannotSay, request).await;
+            return question.conclude(Verdict::CannotSay, request).await;
         };
-        let doubt = Doubt {
+        let doubt = ReconcileCall {
             fence: question.fence(),
             key: key.clone(),
             downstream: question.downstream(),
@@ -138,7 +138,7 @@ where
                 Verdict::CannotSay
             }
         };
-        question.answer(verdict, request).await
+        question.conclude(verdict, request).await
     }
 
     fn replay(&self, replay: &Replay) -> Result<Answer<T>, RunError<T, E>> {

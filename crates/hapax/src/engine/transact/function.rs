@@ -148,8 +148,8 @@ impl Idempotency {
         // Counted from here on: a drain does not miss what this claim begins.
         let _running = self.inner.backlog.begin_exchange();
         let mut claim = self.claim(scope, key, &asked, policy).await;
-        while let Ok(Claim::Ask(question)) = claim {
-            claim = question.answer(Verdict::CannotSay, &asked).await;
+        while let Ok(Claim::Reconcile(question)) = claim {
+            claim = question.conclude(Verdict::CannotSay, &asked).await;
         }
         let lease = match claim? {
             // No await since the claim was granted: it cannot be dropped in between.
@@ -160,7 +160,9 @@ impl Idempotency {
                 return Err(TransactError::InFlight { retry_after });
             }
             Claim::Mismatch => return Err(TransactError::KeyReused),
-            Claim::Unknown { .. } | Claim::Ask(_) => return Err(TransactError::OutcomeUnknown),
+            Claim::Unknown { .. } | Claim::Reconcile(_) => {
+                return Err(TransactError::OutcomeUnknown);
+            }
         };
         let fence = lease.fence();
         let judge: Arc<dyn AnyTransactions> = Arc::clone(&within.database) as _;
@@ -211,7 +213,7 @@ fn ending<T: Serialize, E: Serialize>(
     })
 }
 
-fn answer<T, E>(
+fn conclude<T, E>(
     ran: Ran<Result<T, Fault<E>>>,
     fence: FencingToken,
 ) -> Result<Answer<T>, TransactError<E>> {

@@ -13,8 +13,8 @@ fn states() -> [(&'static str, RecordState); 5] {
     let outcome = Outcome::new("http/1", b"201 created".as_slice());
     [
         ("in-flight", RecordState::InFlight),
-        ("unknown", RecordState::Unknown { seen: None, asking: true }),
-        ("unknown-seen", RecordState::Unknown { seen: Some(outcome.clone()), asking: false }),
+        ("unknown", RecordState::Unknown { seen: None, reconciling: true }),
+        ("unknown-seen", RecordState::Unknown { seen: Some(outcome.clone()), reconciling: false }),
         ("done", RecordState::Done(outcome)),
         ("released", RecordState::Released),
     ]

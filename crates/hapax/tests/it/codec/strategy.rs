@@ -60,7 +60,7 @@ fn state() -> impl Strategy<Value = RecordState> {
         Just(RecordState::Released),
         outcome().prop_map(RecordState::Done),
         (prop::option::of(outcome()), any::<bool>())
-            .prop_map(|(seen, asking)| RecordState::Unknown { seen, asking }),
+            .prop_map(|(seen, reconciling)| RecordState::Unknown { seen, reconciling }),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::machine::{Hook, Verdict};
+use hapax::machine::{HookTiming, Verdict};
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
     Claim, ClaimError, FinishError, InFlight, Limits, MemoryStore, OnUnknown, Policy, Store,
@@ -220,12 +220,12 @@ async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
 
     // In doubt when the store was last heard of, and when the hook answered.
     world.store.set(Mode::Well);
-    let mut asking = policy(OnUnknown::Reconcile);
-    asking.hook = Some(Hook { after: Duration::ZERO, timeout: Duration::from_secs(5) });
-    own(&process, &asking).await.abandon(None).await.unwrap();
-    let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
+    let mut reconciling = policy(OnUnknown::Reconcile);
+    reconciling.hook = Some(HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) });
+    own(&process, &reconciling).await.abandon(None).await.unwrap();
+    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
     world.store.set(Mode::Away);
-    let told = question.answer(Verdict::Happened(outcome("found")), &Text("a")).await;
+    let told = question.conclude(Verdict::Happened(outcome("found")), &Text("a")).await;
     assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
 }
 

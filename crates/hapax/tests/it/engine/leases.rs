@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::machine::{Hook, Resolution, Resolve, Verdict};
+use hapax::machine::{HookTiming, Resolution, Resolve, Verdict};
 use hapax::{Claim, FinishError, OnUnknown, Policy, Scope};
 
 use super::faults::Mode;
@@ -121,28 +121,34 @@ async fn what_is_unknown_is_blocked_until_an_operator_says() {
 async fn the_hook_decides_what_is_unknown() {
     let world = World::new();
     let process = world.process();
-    let mut asking = policy(OnUnknown::Reconcile);
-    let hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
-    asking.hook = Some(hook);
-    let lease = own(&world.process(), &asking).await;
+    let mut reconciling = policy(OnUnknown::Reconcile);
+    let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+    reconciling.hook = Some(hook);
+    let lease = own(&world.process(), &reconciling).await;
     tokio::time::sleep(LEASE + Duration::from_secs(59)).await;
     // What the dead owner sent may still run.
-    let early = claim(&process, "a", &asking).await;
+    let early = claim(&process, "a", &reconciling).await;
     let second = Some(Duration::from_secs(1));
-    assert!(matches!(early, Claim::Unknown { ask_in } if ask_in == second), "{early:?}");
+    assert!(
+        matches!(early, Claim::Unknown { reconcile_in } if reconcile_in == second),
+        "{early:?}"
+    );
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
+    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
     assert_eq!(question.fence(), lease.fence());
     assert!(
-        matches!(claim(&process, "a", &asking).await, Claim::Unknown { .. }),
+        matches!(claim(&process, "a", &reconciling).await, Claim::Unknown { .. }),
         "one asker at a time"
     );
-    let answered = question.answer(Verdict::CannotSay, &Text("a")).await.unwrap();
+    let answered = question.conclude(Verdict::CannotSay, &Text("a")).await.unwrap();
     let now = Some(Duration::ZERO);
-    assert!(matches!(answered, Claim::Unknown { ask_in } if ask_in == now), "{answered:?}");
+    assert!(
+        matches!(answered, Claim::Unknown { reconcile_in } if reconcile_in == now),
+        "{answered:?}"
+    );
 
-    let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
-    let answered = question.answer(Verdict::DidNotHappen, &Text("a")).await.unwrap();
+    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
+    let answered = question.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
     let Claim::Execute(second) = answered else { panic!("{answered:?}") };
     assert_eq!(second.attempt(), 2);
     assert_eq!(lease.complete(outcome("late"), None).await, Err(FinishError::Lost));
@@ -152,13 +158,13 @@ async fn the_hook_decides_what_is_unknown() {
 async fn the_owners_late_outcome_beats_the_hooks_answer() {
     let world = World::new();
     let process = world.process();
-    let mut asking = policy(OnUnknown::Reconcile);
-    asking.hook = Some(Hook { after: Duration::ZERO, timeout: Duration::from_secs(5) });
-    let lease = own(&world.process(), &asking).await;
+    let mut reconciling = policy(OnUnknown::Reconcile);
+    reconciling.hook = Some(HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) });
+    let lease = own(&world.process(), &reconciling).await;
     tokio::time::sleep(LEASE).await;
-    let Claim::Ask(question) = claim(&process, "a", &asking).await else { panic!() };
+    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
     assert!(lease.complete(outcome("late"), None).await.is_ok());
-    let answered = question.answer(Verdict::DidNotHappen, &Text("a")).await.unwrap();
+    let answered = question.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
     let Claim::Replay(replay) = answered else { panic!("{answered:?}") };
     assert_eq!(replay.outcome, outcome("late"));
 }

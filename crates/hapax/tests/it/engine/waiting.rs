@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::store::BoxFuture;
 use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, OperationId, Policy};
 use tokio::task::JoinSet;
@@ -174,7 +174,7 @@ async fn copies_look_at_once_when_the_store_tells_of_a_write() {
 
 /// A policy under which a hook is asked 60 s after a lapse, and duplicates wait this long.
 fn reconciled(patience: Duration) -> Policy {
-    let hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+    let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
     let in_flight = InFlight::Wait(patience);
     Policy { in_flight, hook: Some(hook), ..policy(OnUnknown::Reconcile) }
 }
@@ -186,7 +186,7 @@ async fn a_duplicate_waits_until_the_hook_may_be_asked() {
     drop(own(&world.process(), &policy).await);
     let began = Instant::now();
     let asked = claim(&world.process(), "a", &policy).await;
-    assert!(matches!(asked, Claim::Ask(_)), "{asked:?}");
+    assert!(matches!(asked, Claim::Reconcile(_)), "{asked:?}");
     // The lease, and the hook's time.
     assert_eq!(began.elapsed().as_secs(), 90);
 }
@@ -197,8 +197,8 @@ async fn a_duplicate_that_waited_in_vain_is_told_when_the_hook_may_be_asked() {
     let policy = reconciled(Duration::from_secs(40));
     drop(own(&world.process(), &policy).await);
     let told = claim(&world.process(), "a", &policy).await;
-    let Claim::Unknown { ask_in: Some(ask_in) } = told else { panic!("{told:?}") };
-    assert!((49..=50).contains(&ask_in.as_secs()), "{ask_in:?}");
+    let Claim::Unknown { reconcile_in: Some(reconcile_in) } = told else { panic!("{told:?}") };
+    assert!((49..=50).contains(&reconcile_in.as_secs()), "{reconcile_in:?}");
 }
 
 /// The owner was late, and recorded its outcome before the hook could be asked.

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use hapax::machine::Hook;
+use hapax::machine::HookTiming;
 use hapax::{
-    Doubt, Function, FunctionBuilder, FunctionError, InFlight, OnUnknown, Policy, PolicyError,
-    Reconciled,
+    Function, FunctionBuilder, FunctionError, InFlight, OnUnknown, Policy, PolicyError,
+    ReconcileCall, Reconciled,
 };
 
 use super::super::World;
 
-const HOOK: Hook = Hook { after: Duration::ZERO, timeout: Duration::from_secs(1) };
+const HOOK: HookTiming = HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(1) };
 
-async fn cannot_say(_: Doubt) -> Reconciled<u8> {
+async fn cannot_say(_: ReconcileCall) -> Reconciled<u8> {
     Reconciled::CannotSay
 }
 
@@ -51,7 +51,7 @@ async fn without_a_stated_guarantee_there_is_no_function() {
     for (stated, on_unknown) in [
         (function().at_most_once(), OnUnknown::Block),
         (function().at_least_once(), OnUnknown::Reexecute),
-        (function().reconciled(HOOK, cannot_say), OnUnknown::Reconcile),
+        (function().reconcile_with(HOOK, cannot_say), OnUnknown::Reconcile),
     ] {
         assert_eq!(stated.build().unwrap().policy().terms.on_unknown, on_unknown);
     }
@@ -76,10 +76,10 @@ async fn what_is_said_counts_in_whichever_order() {
     assert_eq!(block.terms.on_unknown, OnUnknown::Block);
     let wait = said(|function| function.at_least_once().wait(Duration::from_secs(5)));
     assert_eq!(wait.in_flight, InFlight::Wait(Duration::from_secs(5)));
-    let asks = said(|function| function.reconciled(HOOK, cannot_say));
+    let asks = said(|function| function.reconcile_with(HOOK, cannot_say));
     assert_eq!((asks.terms.on_unknown, asks.hook), (OnUnknown::Reconcile, Some(HOOK)));
     let blocks =
-        said(|function| function.reconciled(HOOK, cannot_say).on_unknown(OnUnknown::Block));
+        said(|function| function.reconcile_with(HOOK, cannot_say).on_unknown(OnUnknown::Block));
     assert_eq!(blocks.terms.on_unknown, OnUnknown::Block);
 }
 
@@ -88,10 +88,10 @@ async fn a_hook_that_would_never_be_asked_is_refused() {
     let process = World::new().process();
     let function = || process.function::<u8, ()>("f");
     for loose in [
-        function().reconciled(HOOK, cannot_say).on_unknown(OnUnknown::Reexecute),
-        function().on_unknown(OnUnknown::Reexecute).reconciled(HOOK, cannot_say),
+        function().reconcile_with(HOOK, cannot_say).on_unknown(OnUnknown::Reexecute),
+        function().on_unknown(OnUnknown::Reexecute).reconcile_with(HOOK, cannot_say),
     ] {
-        assert_eq!(loose.build().map(drop), Err(FunctionError::NeverAsked));
+        assert_eq!(loose.build().map(drop), Err(FunctionError::HookNeverCalled));
     }
 }
 

@@ -3,30 +3,31 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::machine::{Hook, Resolution, Resolve};
-use hapax::{Doubt, FencingToken, Policy, Reconciled, RunError, Scope};
+use hapax::machine::{HookTiming, Resolution, Resolve};
+use hapax::{FencingToken, Policy, ReconcileCall, Reconciled, RunError, Scope};
 use tokio::time::Instant;
 
 use super::super::{World, key, settle};
 use super::{Charge, Count, Receipt, Refused, call, declare, executed, never, receipt, replayed};
 
-const HOOK: Hook = Hook { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+const HOOK: HookTiming =
+    HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
 
 /// A function whose hook answers this, and what the hook was asked.
 fn asking<F, A>(world: &World, answer: F) -> (Charge, Arc<Mutex<Vec<FencingToken>>>)
 where
-    F: Fn(Doubt) -> A + Send + Sync + 'static,
+    F: Fn(ReconcileCall) -> A + Send + Sync + 'static,
     A: Future<Output = Reconciled<Receipt>> + Send + 'static,
 {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
-    let ask = move |doubt: Doubt| {
+    let ask = move |doubt: ReconcileCall| {
         seen.lock().unwrap().push(doubt.fence);
         assert_eq!(doubt.request::<(String, u8)>().unwrap(), ("order".to_owned(), 17));
         assert_eq!(doubt.key.as_str(), "k-1");
         answer(doubt)
     };
-    (declare(&world.process()).reconciled(HOOK, ask).build().unwrap(), asked)
+    (declare(&world.process()).reconcile_with(HOOK, ask).build().unwrap(), asked)
 }
 
 async fn doubtful(charge: &Charge) {
@@ -81,7 +82,7 @@ async fn a_panic_leads_to_the_hook_too() {
 async fn the_hook_is_asked_whenever_the_policy_was_said() {
     let world = World::new();
     let charge = declare(&world.process())
-        .reconciled(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
+        .reconcile_with(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
         .policy(Policy::default())
         .build()
         .unwrap();
@@ -98,7 +99,11 @@ fn waiting(world: &World, answer: Reconciled<Receipt>) -> Charge {
             answer
         }
     };
-    declare(&world.process()).wait(Duration::from_secs(60)).reconciled(HOOK, ask).build().unwrap()
+    declare(&world.process())
+        .wait(Duration::from_secs(60))
+        .reconcile_with(HOOK, ask)
+        .build()
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,12 +112,12 @@ async fn a_copy_that_waits_waits_for_the_hook() {
     let here = waiting(&world, Reconciled::Happened(receipt("found")));
     let there = waiting(&world, Reconciled::CannotSay);
     doubtful(&here).await;
-    let asking = call(&here, never);
+    let reconciling = call(&here, never);
     let copies = async {
         settle().await;
         tokio::join!(call(&here, never), call(&there, never))
     };
-    let (first, (second, third)) = tokio::join!(asking, copies);
+    let (first, (second, third)) = tokio::join!(reconciling, copies);
     for answer in [first, second, third] {
         assert_eq!(replayed(&answer), &receipt("found"));
     }
@@ -148,12 +153,12 @@ async fn a_copy_that_waited_in_vain_asks_itself() {
     let world = World::new();
     let charge = waiting(&world, Reconciled::Happened(receipt("found")));
     doubtful(&charge).await;
-    let asking = tokio::time::timeout(Duration::from_secs(1), call(&charge, never));
+    let reconciling = tokio::time::timeout(Duration::from_secs(1), call(&charge, never));
     let copy = async {
         settle().await;
         call(&charge, never).await
     };
-    let (asked, copied) = tokio::join!(asking, copy);
+    let (asked, copied) = tokio::join!(reconciling, copy);
     assert!(asked.is_err());
     assert_eq!(replayed(&copied), &receipt("found"));
 }
@@ -163,7 +168,7 @@ async fn who_asked_waits_for_who_came_before_the_answer() {
     let world = World::new();
     let charge = waiting(&world, Reconciled::CannotSay);
     doubtful(&charge).await;
-    let asking = call(&charge, never);
+    let reconciling = call(&charge, never);
     let operator = async {
         settle().await;
         let process = world.process();
@@ -174,7 +179,7 @@ async fn who_asked_waits_for_who_came_before_the_answer() {
         process.resolve(record, resolve).await.unwrap();
         call(&charge, Count::default().slowly(Duration::from_secs(10))).await
     };
-    let (asked, executing) = tokio::join!(asking, operator);
+    let (asked, executing) = tokio::join!(reconciling, operator);
     assert_eq!(executed(&executing), &receipt("slow"));
     assert_eq!(replayed(&asked), &receipt("slow"));
 }
@@ -184,7 +189,7 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     let world = World::new();
     let (keys, asked) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(None)));
     let tell = Arc::clone(&asked);
-    let charge = declare(&world.process()).reconciled(HOOK, move |doubt: Doubt| {
+    let charge = declare(&world.process()).reconcile_with(HOOK, move |doubt: ReconcileCall| {
         *tell.lock().unwrap() = Some(doubt.downstream);
         async { Reconciled::DidNotHappen }
     });
