@@ -60,7 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Short, so that what died is taken over soon.
 fn terms() -> TxTerms {
     let second = Duration::from_secs(1);
-    TxTerms { lease: second, doubt: second, ..TxTerms::default() }
+    TxTerms { lease: second, commit_check: second, ..TxTerms::default() }
 }
 
 fn policy() -> Policy {

@@ -122,7 +122,7 @@ enum Ended {
     /// Nothing was written, and nothing more can be.
     Failed { answered: Answered, error: redb::Error },
     /// It may have been written.
-    InDoubt { answered: Answered, error: redb::Error },
+    Ambiguous { answered: Answered, error: redb::Error },
 }
 
 impl Writer {
@@ -157,7 +157,7 @@ impl Writer {
             }
         };
         self.notice(&ended);
-        if matches!(ended, Ended::Failed { .. } | Ended::InDoubt { .. }) {
+        if matches!(ended, Ended::Failed { .. } | Ended::Ambiguous { .. }) {
             // Before anybody hears of it: no read shall go to what is known to be broken.
             self.close_database();
         }
@@ -169,7 +169,7 @@ impl Writer {
     fn notice(&mut self, ended: &Ended) {
         let now = self.shared.clock.now();
         match ended {
-            Ended::Failed { error, .. } | Ended::InDoubt { error, .. } if is_full(error) => {
+            Ended::Failed { error, .. } | Ended::Ambiguous { error, .. } if is_full(error) => {
                 if std::mem::take(&mut self.reserve)
                     && matches!(self.backing.release_reserve(), Ok(true))
                 {
@@ -227,7 +227,7 @@ impl Writer {
         let Filled { answered, removal, floor, wrote } = filled;
         if wrote {
             if let Err(error) = transaction.commit() {
-                return Ended::InDoubt { answered, error: error.into() };
+                return Ended::Ambiguous { answered, error: error.into() };
             }
             count(&self.shared.counters.commits, 1);
         } else if let Err(error) = transaction.abort() {
@@ -360,7 +360,7 @@ impl Writer {
                 self.refuse();
                 false
             }
-            Ended::InDoubt { answered, error } => {
+            Ended::Ambiguous { answered, error } => {
                 let error = Arc::new(EmbeddedError::Engine(error));
                 for (job, _) in answered {
                     job.reply.send(Err(StoreError::ambiguous(Arc::clone(&error)))).ok();

@@ -26,7 +26,7 @@
 //!    what the setting [`CONFIRMED`] of the session is for: it is gone with its backend, and the
 //!    next transaction on another backend writes, and waits, by itself.
 //! 2. *After a lost reply.* A terminated backend ends alone, and old connections read what it was
-//!    waiting for. Where it was ours, its reply is lost, and [`Setup::doubt`] has every connection
+//!    waiting for. Where it was ours, its reply is lost, and [`Setup::distrust_connections`] has every connection
 //!    of the store confirm again in its next transaction: before a swap that is sent again reads its
 //!    own write, and before a COMMIT of a caller's is settled.
 //! 3. Not covered: somebody ends the wait of another process (`pg_terminate_backend`,
@@ -141,7 +141,7 @@ impl Setup {
     /// The reply to a transaction that may have been committed is lost: every connection confirms
     /// again before what is read on it counts. To be called before anybody gets to know of the loss,
     /// so that whatever is sent because of it is sent after this.
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn distrust_connections(&self) {
         self.doubts.fetch_add(1, Ordering::SeqCst);
     }
 

@@ -247,8 +247,8 @@ impl Transactions for PgTransactions {
             };
             Err(match failure {
                 Failure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
-                    self.store.shared.setup.doubt();
-                    TxError::doubt(PostgresError::Refused(db))
+                    self.store.shared.setup.unknown();
+                    TxError::unknown(PostgresError::Refused(db))
                 }
                 Failure::Refused(db) if lost_race(db.code().code()) => {
                     TxError::conflict(PostgresError::Refused(db))
@@ -256,8 +256,8 @@ impl Transactions for PgTransactions {
                 Failure::Refused(db) => TxError::failed(PostgresError::Refused(db)),
                 Failure::Lost(error) => {
                     // Before anybody settles it by reading.
-                    self.store.shared.setup.doubt();
-                    TxError::doubt(error)
+                    self.store.shared.setup.unknown();
+                    TxError::unknown(error)
                 }
             })
         })
@@ -280,7 +280,7 @@ impl Transactions for PgTransactions {
                 tx.ended();
             }
             match not_marked {
-                true => Err(TxError::out_of_hand(PostgresError::EndedEarly)),
+                true => Err(TxError::ended_early(PostgresError::EndedEarly)),
                 false => rolled_back.map_err(TxError::failed),
             }
         })
@@ -326,7 +326,7 @@ fn sort(error: StoreError) -> TxError {
     | StoreError::Ambiguous(source)
     | StoreError::Corrupt(source)) = error;
     match (early, again) {
-        (true, _) => TxError::OutOfHand(source),
+        (true, _) => TxError::EndedEarly(source),
         (_, true) => TxError::Conflict(source),
         _ => TxError::Failed(source),
     }

@@ -264,7 +264,7 @@ fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
     if !rolled_back {
         count(&shared.counters.lost, jobs.len());
         // Before the answers: a swap that is sent again must not take its own write for recorded.
-        shared.setup.doubt();
+        shared.setup.distrust_connections();
     }
     for job in jobs {
         job.reply.send(Err(failure.clone().into_store_error())).ok();

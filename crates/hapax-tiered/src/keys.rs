@@ -36,12 +36,12 @@ const SHARDS: usize = 64;
 const MOST_CACHED: usize = 262_144;
 
 /// Doubts in all; beyond, claims are refused. The engine holds far fewer.
-const MOST_DOUBTS: usize = 65_536;
+const MAX_PENDING_CLAIMS: usize = 65_536;
 
 #[derive(Debug)]
 pub(crate) struct Keys {
     shards: Vec<Mutex<Shard>>,
-    doubts: AtomicUsize,
+    pending_claims: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ struct Row {
     cached: Option<(WriteId, Instant)>,
     /// Nothing is taken from the cache before.
     avoid: Option<Instant>,
-    doubts: Vec<WriteId>,
+    pending_claims: Vec<WriteId>,
     /// Whether it is among those to be looked at again.
     queued: bool,
 }
@@ -90,7 +90,7 @@ pub(crate) enum Seen {
 impl Keys {
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, doubts: AtomicUsize::new(0) }
+        Self { shards, pending_claims: AtomicUsize::new(0) }
     }
 
     /// Begins a call.
@@ -108,8 +108,8 @@ impl Keys {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn has_room_for_doubts(&self) -> bool {
-        self.doubts.load(Ordering::Relaxed) < MOST_DOUBTS
+    fn has_room_for_pending(&self) -> bool {
+        self.pending_claims.load(Ordering::Relaxed) < MAX_PENDING_CLAIMS
     }
 }
 
@@ -120,7 +120,7 @@ impl Call {
 
     /// Whether the cache may be asked at all.
     pub(crate) fn may_ask(&self) -> bool {
-        self.with(|row| row.doubts.is_empty() && !row.avoids())
+        self.with(|row| row.pending_claims.is_empty() && !row.avoids())
     }
 
     /// Whether `tag`, found in the cache and good until `until`, may be given as an answer. If so
@@ -133,7 +133,7 @@ impl Call {
                 Some((cached, _)) => cached == write_id,
                 None => room,
             };
-            let may = fits && row.doubts.is_empty() && !row.avoids();
+            let may = fits && row.pending_claims.is_empty() && !row.avoids();
             if may {
                 row.cache(write_id, until);
                 shard.look_again(self.key);
@@ -186,29 +186,29 @@ impl Call {
     /// Whether a claim may be sent: there is room to remember it should it not be answered, or it
     /// is remembered already.
     pub(crate) fn may_send(&self, write_id: WriteId) -> bool {
-        self.keys.has_room_for_doubts() || self.with(|row| row.doubts.contains(&write_id))
+        self.keys.has_room_for_pending() || self.with(|row| row.pending_claims.contains(&write_id))
     }
 
     /// A claim was sent and not answered.
-    pub(crate) fn doubt(&self, write_id: WriteId) {
+    pub(crate) fn mark_pending(&self, write_id: WriteId) {
         let new = self.with(|row| {
-            let new = !row.doubts.contains(&write_id);
+            let new = !row.pending_claims.contains(&write_id);
             if new {
-                row.doubts.push(write_id);
+                row.pending_claims.push(write_id);
             }
             new
         });
-        self.keys.doubts.fetch_add(usize::from(new), Ordering::Relaxed);
+        self.keys.pending_claims.fetch_add(usize::from(new), Ordering::Relaxed);
     }
 
     /// The authority has said what became of a claim.
     pub(crate) fn settle(&self, write_id: WriteId) {
         let settled = self.with(|row| {
-            let before = row.doubts.len();
-            row.doubts.retain(|doubt| *doubt != write_id);
-            before - row.doubts.len()
+            let before = row.pending_claims.len();
+            row.pending_claims.retain(|doubt| *doubt != write_id);
+            before - row.pending_claims.len()
         });
-        self.keys.doubts.fetch_sub(settled, Ordering::Relaxed);
+        self.keys.pending_claims.fetch_sub(settled, Ordering::Relaxed);
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Row) -> T) -> T {
@@ -296,6 +296,9 @@ impl Row {
     }
 
     fn is_over(&self) -> bool {
-        self.calls == 0 && self.puts == 0 && self.doubts.is_empty() && self.needed_until().is_none()
+        self.calls == 0
+            && self.puts == 0
+            && self.pending_claims.is_empty()
+            && self.needed_until().is_none()
     }
 }

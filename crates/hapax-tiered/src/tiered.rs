@@ -71,7 +71,7 @@ pub struct TieredStats {
 pub enum TieredError {
     /// Too many claims are in doubt already to remember one more.
     #[error("too many claims wait to hear what became of them")]
-    TooManyDoubts,
+    TooManyPendingClaims,
 }
 
 impl<A: Store + ?Sized> Tiered<A> {
@@ -128,11 +128,11 @@ impl<A: Store + ?Sized> Tiered<A> {
                 return Ok(Swapped::Conflict(seen));
             }
             if !call.may_send(write_id) {
-                return Err(StoreError::unavailable(TieredError::TooManyDoubts));
+                return Err(StoreError::unavailable(TieredError::TooManyPendingClaims));
             }
         }
         let called = Instant::now();
-        let doubt = Doubt { call: &call, write_id, open: is_claim };
+        let doubt = PendingClaim { call: &call, write_id, open: is_claim };
         let swapped = self.authority.swap(swap).await;
         match &swapped {
             Ok(Swapped::Stored(stamped)) => {
@@ -272,28 +272,28 @@ impl Inner {
 }
 
 /// A claim on its way to the authority: in doubt if it is dropped without an answer.
-struct Doubt<'a> {
+struct PendingClaim<'a> {
     call: &'a Call,
     write_id: hapax::WriteId,
     open: bool,
 }
 
-impl Doubt<'_> {
+impl PendingClaim<'_> {
     fn answered(mut self, swapped: &Result<Swapped, StoreError>) {
         let open = std::mem::take(&mut self.open);
         match swapped {
             Ok(_) if open => self.call.settle(self.write_id),
-            Err(StoreError::Ambiguous(_)) if open => self.call.doubt(self.write_id),
+            Err(StoreError::Ambiguous(_)) if open => self.call.mark_pending(self.write_id),
             // This copy did nothing. An earlier one is in doubt still, if it was.
             _ => {}
         }
     }
 }
 
-impl Drop for Doubt<'_> {
+impl Drop for PendingClaim<'_> {
     fn drop(&mut self) {
         if self.open {
-            self.call.doubt(self.write_id);
+            self.call.mark_pending(self.write_id);
         }
     }
 }

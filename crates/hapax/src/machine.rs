@@ -229,12 +229,12 @@ enum Standing<'a> {
     Released(&'a StoredRecord),
     Live(&'a StoredRecord),
     Lapsed(&'a StoredRecord),
-    Unknown(&'a StoredRecord, Doubt<'a>),
+    Unknown(&'a StoredRecord, UnknownState<'a>),
     Done(&'a StoredRecord, &'a Outcome),
 }
 
 #[derive(Clone, Copy)]
-struct Doubt<'a> {
+struct UnknownState<'a> {
     seen: &'a Option<Outcome>,
     reconciling: bool,
 }
@@ -262,7 +262,7 @@ fn standing(seen: &Snapshot) -> Standing<'_> {
         RecordState::InFlight if seen.now < stored.lease_until => Standing::Live(stored),
         RecordState::InFlight => Standing::Lapsed(stored),
         RecordState::Unknown { seen, reconciling } => {
-            Standing::Unknown(stored, Doubt { seen, reconciling: *reconciling })
+            Standing::Unknown(stored, UnknownState { seen, reconciling: *reconciling })
         }
         RecordState::Done(outcome) => Standing::Done(stored, outcome),
     }
@@ -331,10 +331,10 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             let from = event.hook.map(|hook| stored.lease_until.after(hook.after));
             by_policy(now, stored, &None, from, event)
         }
-        Standing::Unknown(_, doubt) => {
+        Standing::Unknown(_, state) => {
             // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
-            let from = if doubt.reconciling { stored.lease_until } else { now };
-            by_policy(now, stored, doubt.seen, Some(from), event)
+            let from = if state.reconciling { stored.lease_until } else { now };
+            by_policy(now, stored, state.seen, Some(from), event)
         }
         Standing::Absent | Standing::Released(_) => Step::Execute(first(event, 1)),
     }
@@ -428,14 +428,14 @@ fn by_hook(
     terms: Terms,
     verdict: &Verdict,
 ) -> Step {
-    let Standing::Unknown(stored, doubt) = standing else { return Step::Changed };
+    let Standing::Unknown(stored, state) = standing else { return Step::Changed };
     if stored.write_id != announced {
         return Step::Changed;
     }
     match verdict {
         Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
         Verdict::DidNotHappen => Step::Execute(takeover(stored, lease_id, terms)),
-        Verdict::CannotSay => Step::Write(unknown(&stored.record, doubt.seen.clone())),
+        Verdict::CannotSay => Step::Write(unknown(&stored.record, state.seen.clone())),
     }
 }
 

@@ -19,7 +19,7 @@
 //! *A COMMIT without a reply* is settled by renewing with the tag of 2. That swap waits for the
 //! transaction in doubt, which has the row locked, or had. Stored: it was rolled back. A conflict
 //! with the outcome: it was committed. As long as neither is known the answer is that it may have
-//! happened ([`Ended::Unsure`]), and nothing is run again here; nobody else can either, for a
+//! happened ([`Ended::Unknown`]), and nothing is run again here; nobody else can either, for a
 //! takeover is a swap of that row as well.
 //!
 //! *A transaction that lost against another* (SQLSTATE 40001, 40P01) did not happen: the work runs
@@ -66,10 +66,10 @@ pub enum TxError {
     Failed(#[source] Source),
     /// COMMIT was sent, and nobody knows.
     #[error("whether the transaction was committed is not known")]
-    Doubt(#[source] Source),
+    Unknown(#[source] Source),
     /// The work has ended it by itself, and nobody knows what of it was committed.
     #[error("the work has ended its transaction")]
-    OutOfHand(#[source] Source),
+    EndedEarly(#[source] Source),
 }
 
 impl TxError {
@@ -83,14 +83,14 @@ impl TxError {
         Self::Failed(source.into())
     }
 
-    /// [`TxError::Doubt`] because of `source`.
-    pub fn doubt(source: impl Into<Source>) -> Self {
-        Self::Doubt(source.into())
+    /// [`TxError::Unknown`] because of `source`.
+    pub fn unknown(source: impl Into<Source>) -> Self {
+        Self::Unknown(source.into())
     }
 
-    /// [`TxError::OutOfHand`] because of `source`.
-    pub fn out_of_hand(source: impl Into<Source>) -> Self {
-        Self::OutOfHand(source.into())
+    /// [`TxError::EndedEarly`] because of `source`.
+    pub fn ended_early(source: impl Into<Source>) -> Self {
+        Self::EndedEarly(source.into())
     }
 }
 
@@ -142,7 +142,7 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
     /// As [`Transactional::swap_in`](crate::Transactional::swap_in), in the words of this trait.
     ///
     /// # Errors
-    /// [`TxError`], never of doubt; `tx` is rolled back. [`TxError::OutOfHand`] if it is another
+    /// [`TxError`], never of doubt; `tx` is rolled back. [`TxError::EndedEarly`] if it is another
     /// transaction than was begun, or none.
     fn swap_in<'a>(
         &'a self,
@@ -159,7 +159,7 @@ pub trait Transactions: fmt::Debug + Send + Sync + 'static {
     /// ROLLBACK. Where that does not arrive, COMMIT does not either.
     ///
     /// # Errors
-    /// [`TxError::OutOfHand`] if it is another transaction than was begun, or none, as far as that
+    /// [`TxError::EndedEarly`] if it is another transaction than was begun, or none, as far as that
     /// can be told. Any other means that the database gave no answer.
     fn rollback(&self, tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>>;
 

@@ -142,14 +142,14 @@ impl Work {
                     tracing::error!("a handler kept its transaction beyond its response");
                     (Class::Unknown, Recorded::Stored, None, Some(kept()))
                 }
-                Ended::OutOfHand(error) => {
+                Ended::EndedEarly(error) => {
                     tracing::error!(
                         error = &*error as &dyn Error,
                         "a handler ended its transaction by itself"
                     );
-                    (Class::Unknown, Recorded::Stored, None, Some(out_of_hand()))
+                    (Class::Unknown, Recorded::Stored, None, Some(ended_early()))
                 }
-                Ended::Unsure => (class, Recorded::Pending, None, Some(unsure())),
+                Ended::Unknown => (class, Recorded::Pending, None, Some(commit_unknown())),
                 Ended::Failed(FinishError::Pending) => (class, Recorded::Pending, None, None),
                 Ended::Failed(_) => (class, Recorded::Lost, None, None),
             };
@@ -215,7 +215,7 @@ fn rolled_back() -> Problem {
     Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK)
 }
 
-fn unsure() -> Problem {
+fn commit_unknown() -> Problem {
     let detail = "Whether the request's transaction was committed is not known yet.";
     Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
 }
@@ -225,7 +225,7 @@ fn undecided() -> Problem {
     Problem::new(Code::HandlerFailed, detail)
 }
 
-fn out_of_hand() -> Problem {
+fn ended_early() -> Problem {
     let detail = "The handler ended its transaction by itself: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }

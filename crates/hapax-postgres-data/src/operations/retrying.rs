@@ -45,7 +45,7 @@ pub enum RetryError<E> {
     #[error("the change was declined")]
     Declined {
         /// What may have been carried out is an earlier attempt, of which nobody knows.
-        in_doubt: bool,
+        outcome_unknown: bool,
         /// What it said.
         #[source]
         source: E,
@@ -56,7 +56,7 @@ pub enum RetryError<E> {
         /// How many were made.
         attempts: u32,
         /// Whether one of them may have been carried out, or may yet be.
-        in_doubt: bool,
+        outcome_unknown: bool,
         /// What hindered the last one; nothing if that was a conflict.
         #[source]
         source: Option<BoxError>,
@@ -65,7 +65,7 @@ pub enum RetryError<E> {
     #[error("another attempt would not mend it: {source}")]
     Data {
         /// What may have been carried out is an earlier attempt, of which nobody knows.
-        in_doubt: bool,
+        outcome_unknown: bool,
         /// What it is.
         #[source]
         source: DataError,
@@ -74,11 +74,11 @@ pub enum RetryError<E> {
 
 impl<E> RetryError<E> {
     /// Whether it may have been carried out, or may yet be.
-    pub const fn in_doubt(&self) -> bool {
+    pub const fn outcome_unknown(&self) -> bool {
         match self {
-            Self::Declined { in_doubt, .. }
-            | Self::GaveUp { in_doubt, .. }
-            | Self::Data { in_doubt, .. } => *in_doubt,
+            Self::Declined { outcome_unknown, .. }
+            | Self::GaveUp { outcome_unknown, .. }
+            | Self::Data { outcome_unknown, .. } => *outcome_unknown,
         }
     }
 }
@@ -88,7 +88,7 @@ impl<E> RetryError<E> {
 struct Progress {
     attempts: u32,
     /// The version that an update expects of which nobody knows what became.
-    in_doubt: Option<u64>,
+    outcome_unknown: Option<u64>,
     source: Option<BoxError>,
 }
 
@@ -98,12 +98,12 @@ impl Progress {
     }
 
     fn give_up<E>(self) -> RetryError<E> {
-        let Self { attempts, in_doubt, source } = self;
-        RetryError::GaveUp { attempts, in_doubt: in_doubt.is_some(), source }
+        let Self { attempts, outcome_unknown, source } = self;
+        RetryError::GaveUp { attempts, outcome_unknown: outcome_unknown.is_some(), source }
     }
 
     fn data<E>(&self, source: DataError) -> RetryError<E> {
-        RetryError::Data { in_doubt: self.in_doubt.is_some(), source }
+        RetryError::Data { outcome_unknown: self.outcome_unknown.is_some(), source }
     }
 
     /// Goes on after what passes.
@@ -199,11 +199,12 @@ impl Operations {
             };
             // Seen in one view: the row has moved on, and not by this operation. What expects the
             // version before will not find it.
-            progress.in_doubt = progress.in_doubt.filter(|in_doubt| *in_doubt == expected);
+            progress.outcome_unknown =
+                progress.outcome_unknown.filter(|outcome_unknown| *outcome_unknown == expected);
 
             let before = self.fields(&row).map_err(|error| progress.data(error))?;
             let changed = change(row).map_err(|source| RetryError::Declined {
-                in_doubt: progress.in_doubt.is_some(),
+                outcome_unknown: progress.outcome_unknown.is_some(),
                 source,
             })?;
             let update = self
@@ -222,12 +223,12 @@ impl Operations {
                 Ok(Ok(sent)) => sent,
                 // The runtime ends.
                 Ok(Err(ended)) => {
-                    progress.in_doubt = Some(expected);
+                    progress.outcome_unknown = Some(expected);
                     progress.hindered(ended);
                     break;
                 }
                 Err(_) => {
-                    progress.in_doubt = Some(expected);
+                    progress.outcome_unknown = Some(expected);
                     break;
                 }
             };
@@ -237,12 +238,12 @@ impl Operations {
                     Ok(None) => {}
                     // It was carried out, and a trigger was there.
                     Err(error) => {
-                        progress.in_doubt = Some(expected);
+                        progress.outcome_unknown = Some(expected);
                         return Err(progress.data(error));
                     }
                 },
                 Err(failure @ Failure::Lost(_)) => {
-                    progress.in_doubt = Some(expected);
+                    progress.outcome_unknown = Some(expected);
                     progress.failed(failure.into_error())?;
                     continue;
                 }

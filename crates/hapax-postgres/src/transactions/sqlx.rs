@@ -82,8 +82,8 @@ impl Transactions for SqlxTransactions {
                 Some(_) => TxError::failed(error),
                 None => {
                     // Before anybody settles it by reading.
-                    self.store.shared.setup.doubt();
-                    TxError::doubt(error)
+                    self.store.shared.setup.unknown();
+                    TxError::unknown(error)
                 }
             })
         })
@@ -96,7 +96,7 @@ impl Transactions for SqlxTransactions {
             let rolled_back = tx.rollback().await;
             match checked {
                 Err(error) if refused(&error) == Some(NOT_MARKED) => {
-                    Err(TxError::out_of_hand(PostgresError::EndedEarly))
+                    Err(TxError::ended_early(PostgresError::EndedEarly))
                 }
                 _ => rolled_back.map_err(TxError::failed),
             }

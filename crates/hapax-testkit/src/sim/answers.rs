@@ -33,7 +33,7 @@ impl Ledger {
     pub(super) fn judge_claim(&self, seen: &Truth, told: Told, asker: &Asker) -> Judged {
         let kept = !seen.vacant() && !seen.expired();
         let same = kept && seen.request == asker.request;
-        let unfinished = matches!(seen.phase, Phase::Held | Phase::Unsure);
+        let unfinished = matches!(seen.phase, Phase::Held | Phase::Unknown);
         let here = unfinished && self.runs_in(seen, asker.process);
         match (told, asker.answered) {
             (Told::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
@@ -97,7 +97,7 @@ impl Ledger {
                             seen.phase == Phase::Done && seen.outcome == outcome
                         }
                         Meaning::Release => seen.phase == Phase::Released,
-                        Meaning::Abandon { .. } => seen.phase == Phase::Unsure,
+                        Meaning::Abandon { .. } => seen.phase == Phase::Unknown,
                         _ => false,
                     };
                 ensure(landed || already, "S3", "told recorded what is not")
@@ -113,7 +113,7 @@ impl Ledger {
                 ensure(same_life, "holder", "told lost where nobody can know")?;
                 let settled = match seen.phase {
                     Phase::Done => Some(seen.outcome) != outcome,
-                    Phase::Unsure => {
+                    Phase::Unknown => {
                         !matches!(meaning, Meaning::Complete { .. } | Meaning::Abandon { .. })
                     }
                     _ => false,
@@ -177,7 +177,7 @@ impl Ledger {
 fn judge_unknown(seen: &Truth, same: bool, asker: &Asker) -> Judged {
     let doubt = match seen.phase {
         Phase::Held => seen.clock >= seen.lease_until,
-        Phase::Unsure => true,
+        Phase::Unknown => true,
         _ => false,
     };
     ensure(same && doubt, "L1", "unknown, and there is no doubt")?;

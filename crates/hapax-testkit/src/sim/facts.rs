@@ -25,7 +25,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 pub(super) enum Phase {
     Absent,
     Held,
-    Unsure,
+    Unknown,
     Done,
     Released,
 }

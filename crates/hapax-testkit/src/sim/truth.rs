@@ -83,7 +83,7 @@ impl Ledger {
                     let own = |one: &Tenure| one.conv == by.conv && !one.told;
                     let own = self.tenures.get(before.tenure as usize).is_some_and(own);
                     let alive = !own && self.runs_in(&before, by.process);
-                    let unfinished = matches!(before.phase, Phase::Held | Phase::Unsure);
+                    let unfinished = matches!(before.phase, Phase::Held | Phase::Unknown);
                     let itself = unfinished && alive && asked.is_none();
                     ensure(!itself, "S1", "a process took over from its own execution")?;
                 }
@@ -117,12 +117,12 @@ impl Ledger {
                 if before.phase == Phase::Held {
                     now.glimpse = None;
                 }
-                (now.phase, now.reconciling) = (Phase::Unsure, true);
+                (now.phase, now.reconciling) = (Phase::Unknown, true);
                 now.lease_until = clock + timeout;
                 now.keep_until = keep(&now, timeout);
             }
             Meaning::Conclude { said, asked } => {
-                let same = before.phase == Phase::Unsure && before.version == asked;
+                let same = before.phase == Phase::Unknown && before.version == asked;
                 ensure(
                     same || before.echo,
                     "reconcile",
@@ -191,7 +191,7 @@ impl Ledger {
             }
             Meaning::Complete { outcome, retention } => {
                 ensure(
-                    held || before.phase == Phase::Unsure,
+                    held || before.phase == Phase::Unknown,
                     "S3",
                     "an outcome was overwritten by a late one",
                 )?;
@@ -200,7 +200,7 @@ impl Ledger {
             }
             Meaning::Abandon { glimpse } => {
                 ensure(held, "S2", "a holder gave up what was no longer in flight")?;
-                (now.phase, now.reconciling, now.lease_until) = (Phase::Unsure, false, clock);
+                (now.phase, now.reconciling, now.lease_until) = (Phase::Unknown, false, clock);
                 now.glimpse = glimpse;
                 now.keep_until = keep(now, 0);
             }
@@ -227,12 +227,12 @@ impl Ledger {
             }
             RecordState::Unknown { seen, reconciling } => {
                 let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
-                truth.phase == Phase::Unsure
+                truth.phase == Phase::Unknown
                     && glimpse == truth.glimpse
                     && *reconciling == truth.reconciling
             }
         };
-        let unfinished = matches!(truth.phase, Phase::Held | Phase::Unsure);
+        let unfinished = matches!(truth.phase, Phase::Held | Phase::Unknown);
         let checkpoint = record.checkpoint.as_ref().map(plan::number);
         let keep = stored.keep_until.map_or(NEVER, Timestamp::as_micros);
         ensure(state, "table", "a record is in another state")?;
@@ -379,19 +379,19 @@ fn judge_entry(before: &Truth, anew: bool, asked: Option<u32>, by: &Writer) -> J
             ensure(before.was_lapsed(), "S1", "a live lease was taken over")?;
         }
         Phase::Done => ensure(!kept, "S3", "an operation ran again within its retention")?,
-        Phase::Absent | Phase::Released | Phase::Held | Phase::Unsure => {}
+        Phase::Absent | Phase::Released | Phase::Held | Phase::Unknown => {}
     }
     if anew {
         return ensure(!kept, "S5", "an unfinished operation was taken for a new one");
     }
-    let unfinished = matches!(before.phase, Phase::Held | Phase::Unsure);
+    let unfinished = matches!(before.phase, Phase::Held | Phase::Unknown);
     ensure(unfinished, "S3", "took over what was not unfinished")?;
     ensure(before.request == by.request, "S4", "took over another request's record")?;
     match before.strict.max(by.policy) {
         OnUnknown::Reexecute => Ok(()),
         OnUnknown::Block => ensure(false, "S5", "ran again under block"),
         OnUnknown::Reconcile => {
-            let answered = before.phase == Phase::Unsure && asked == Some(before.version);
+            let answered = before.phase == Phase::Unknown && asked == Some(before.version);
             ensure(answered, "S5", "ran again without a hook's word on what was there")
         }
     }
@@ -407,7 +407,7 @@ fn judge_question(before: &Truth, after: u64, by: &Writer) -> Judged {
             let due = before.latest >= before.lease_until.saturating_add(after);
             ensure(due, "reconcile", "a hook was asked while the owner may still be at work")
         }
-        Phase::Unsure => {
+        Phase::Unknown => {
             let alone = !before.reconciling || before.was_lapsed();
             ensure(alone, "reconcile", "a hook was asked twice at a time")
         }

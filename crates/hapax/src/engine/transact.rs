@@ -41,7 +41,7 @@ pub struct TxTerms {
     pub reruns: u32,
     /// For how long it is asked what became of a COMMIT without a reply. At most an hour. Default
     /// 10 s.
-    pub doubt: Duration,
+    pub commit_check: Duration,
 }
 
 /// Why terms are refused.
@@ -56,7 +56,7 @@ pub enum TxTermsError {
     Begin,
     /// Nobody waits that long.
     #[error("`doubt` of transactions has to be at most an hour")]
-    Doubt,
+    CommitCheck,
 }
 
 impl TxTerms {
@@ -70,8 +70,8 @@ impl TxTerms {
         if self.begin < Duration::from_millis(1) || self.begin > HOUR {
             return Err(TxTermsError::Begin);
         }
-        if self.doubt > HOUR {
-            return Err(TxTermsError::Doubt);
+        if self.commit_check > HOUR {
+            return Err(TxTermsError::CommitCheck);
         }
         Ok(())
     }
@@ -80,7 +80,7 @@ impl TxTerms {
 impl Default for TxTerms {
     fn default() -> Self {
         let (lease, patience) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { lease, begin: patience, reruns: 3, doubt: patience }
+        Self { lease, begin: patience, reruns: 3, commit_check: patience }
     }
 }
 
@@ -161,10 +161,10 @@ pub enum Ended {
     Kept,
     /// The work has ended its transaction by itself: nobody knows what of it was committed. The
     /// record says that the outcome is unknown.
-    OutOfHand(Source),
+    EndedEarly(Source),
     /// COMMIT was sent and nobody knows what became of it. It is not run again here, and nowhere
     /// else before that is known.
-    Unsure,
+    Unknown,
     /// Not recorded, or not yet; whatever it was, its writes were rolled back. After
     /// [`FinishError::Pending`] there were none to commit.
     Failed(FinishError),
@@ -225,7 +225,7 @@ impl Transacting {
             drop(tell.send(Unheard(Some(self.end_here(closed, ending).await))));
         });
         // The task ends without an answer only when the runtime shuts down, perhaps after COMMIT.
-        told.await.ok().and_then(|mut told| told.0.take()).unwrap_or(Ended::Unsure)
+        told.await.ok().and_then(|mut told| told.0.take()).unwrap_or(Ended::Unknown)
     }
 
     async fn end_here(self, closed: Closed, ending: Ending) -> Ended {
@@ -257,9 +257,9 @@ impl Transacting {
                         let _ = self.lease.release().await;
                         Ended::RolledBack(source)
                     }
-                    Committed::OutOfHand(source) => self.out_of_hand(source, None).await,
+                    Committed::EndedEarly(source) => self.ended_early(source, None).await,
                     Committed::Not(how) => Ended::Failed(how),
-                    Committed::Unsure => Ended::Unsure,
+                    Committed::Unknown => Ended::Unknown,
                 };
             }
             (Closed::Back(tx), _) => Some(tx),
@@ -276,7 +276,7 @@ impl Transacting {
                 Ending::Abandon { seen } => seen,
                 _ => None,
             };
-            return self.out_of_hand(source, seen).await;
+            return self.ended_early(source, seen).await;
         }
         let done = match ending {
             Ending::Again => return self.again().await,
@@ -294,10 +294,10 @@ impl Transacting {
         done.map_or_else(Ended::Failed, Ended::Recorded)
     }
 
-    async fn out_of_hand(self, source: Source, seen: Option<Outcome>) -> Ended {
+    async fn ended_early(self, source: Source, seen: Option<Outcome>) -> Ended {
         // If that is not taken, the lease lapses: nobody knows either way.
         let _ = self.lease.abandon(seen).await;
-        Ended::OutOfHand(source)
+        Ended::EndedEarly(source)
     }
 
     async fn again(mut self) -> Ended {

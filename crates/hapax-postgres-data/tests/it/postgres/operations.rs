@@ -108,7 +108,7 @@ async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
         assert!(matches!(reused, Err(DataError::OperationReused(id)) if id == "o"));
         let reused =
             operations.retrying(|| connect(&url), &times(2), other, &key(), increment).await;
-        let Err(RetryError::Data { source: DataError::OperationReused(_), in_doubt: false }) =
+        let Err(RetryError::Data { source: DataError::OperationReused(_), outcome_unknown: false }) =
             reused
         else {
             panic!("{reused:?}")
@@ -223,7 +223,7 @@ async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
                 proxy.cut();
             });
         let error = told.unwrap_err();
-        assert!(error.in_doubt(), "{error:?}");
+        assert!(error.outcome_unknown(), "{error:?}");
         match error {
             RetryError::Data { source: DataError::Refused(refused), .. } if !declines => {
                 assert_eq!(refused.code, "25006");
@@ -255,7 +255,8 @@ async fn a_trigger_that_takes_the_version_leaves_doubt(server: &PostgresServer) 
     let (operations, url) = (of(Table::new("f"), "id", &["n"]), server.url("postgres"));
     let (retry, id) = (times(3), json!({"id": 1}));
     let told = operations.retrying(|| connect(&url), &retry, "o", &id, count_up).await;
-    let Err(RetryError::Data { in_doubt: true, source: DataError::NoVersion(_) }) = told else {
+    let Err(RetryError::Data { outcome_unknown: true, source: DataError::NoVersion(_) }) = told
+    else {
         panic!("{told:?}")
     };
     assert_eq!(server.sql("postgres", "SELECT n FROM f").await, "1");
@@ -300,7 +301,8 @@ async fn what_passes_is_tried_again(server: &PostgresServer) {
         let patient = times(2).deadline(Duration::from_secs(600));
         let (id, began) = (n.to_string(), Instant::now());
         let told = operations.retrying(connecting, &patient, &*id, &key(), increment).await;
-        let Err(RetryError::GaveUp { attempts: 2, in_doubt: false, source: Some(source) }) = told
+        let Err(RetryError::GaveUp { attempts: 2, outcome_unknown: false, source: Some(source) }) =
+            told
         else {
             panic!("{told:?}")
         };
@@ -337,7 +339,8 @@ async fn an_id_that_another_row_takes_meanwhile_is_told_as_such(server: &Postgre
             holding.commit().await.unwrap();
         }
     );
-    let Err(RetryError::Data { in_doubt: false, source: DataError::OperationReused(_) }) = told
+    let Err(RetryError::Data { outcome_unknown: false, source: DataError::OperationReused(_) }) =
+        told
     else {
         panic!("{told:?}")
     };

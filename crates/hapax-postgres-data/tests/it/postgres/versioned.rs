@@ -210,10 +210,10 @@ async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
             connect(&url)
         };
         let told = operations.retrying(connecting, &times(attempts), "o", &key(), change).await;
-        let Err(RetryError::GaveUp { attempts: made, in_doubt, .. }) = told else {
+        let Err(RetryError::GaveUp { attempts: made, outcome_unknown, .. }) = told else {
             panic!("{told:?}")
         };
-        assert_eq!((made, in_doubt), (attempts, doubtful));
+        assert_eq!((made, outcome_unknown), (attempts, doubtful));
     }
 }
 
@@ -224,14 +224,16 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &Post
     let no = operations
         .retrying(|| connect(&url), &times(5), "o", &key(), |_: Value| Err("no".to_owned()))
         .await;
-    let Err(RetryError::Declined { in_doubt: false, source }) = no else { panic!("{no:?}") };
+    let Err(RetryError::Declined { outcome_unknown: false, source }) = no else { panic!("{no:?}") };
     assert_eq!(source, "no");
     let other_key = |mut row: Value| {
         row["part"] = 2.into();
         Ok::<_, String>(row)
     };
     let refused = operations.retrying(|| connect(&url), &times(5), "o", &key(), other_key).await;
-    let Err(RetryError::Data { in_doubt: false, source }) = refused else { panic!("{refused:?}") };
+    let Err(RetryError::Data { outcome_unknown: false, source }) = refused else {
+        panic!("{refused:?}")
+    };
     assert!(matches!(source, DataError::Item { problem: ItemError::KeyChanged, .. }));
     let nobody = json!({"name": "c", "part": 1});
     let told = operations.retrying(|| connect(&url), &times(5), "o", &nobody, increment).await;
@@ -249,7 +251,7 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &Post
         increment(row)
     };
     let told = operations.retrying(|| connect(&url), &times(5), "o", &key(), late).await;
-    let Err(RetryError::GaveUp { attempts: 5, in_doubt: false, source: None }) = told else {
+    let Err(RetryError::GaveUp { attempts: 5, outcome_unknown: false, source: None }) = told else {
         panic!("{told:?}")
     };
     assert_eq!(calls.get(), 5);
@@ -259,7 +261,8 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &Post
     let told = operations
         .retrying(|| connect("postgres://127.0.0.1:1/x"), &times(3), "o", &key(), increment)
         .await;
-    let Err(RetryError::GaveUp { attempts: 3, in_doubt: false, source: Some(_) }) = told else {
+    let Err(RetryError::GaveUp { attempts: 3, outcome_unknown: false, source: Some(_) }) = told
+    else {
         panic!("{told:?}")
     };
 }

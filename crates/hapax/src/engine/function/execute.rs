@@ -196,7 +196,7 @@ async fn record<T, E>(
     let finished = match ending {
         Ending::Kept(outcome) => lease.complete(outcome, None).await.map(drop),
         Ending::Released => lease.release().await,
-        Ending::Doubtful(seen) => lease.abandon(seen).await,
+        Ending::Unknown(seen) => lease.abandon(seen).await,
     };
     match (finished, result) {
         (Ok(()), Ok(value)) => Ok(Answer { value, replayed: false, fence }),

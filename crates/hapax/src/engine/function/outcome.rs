@@ -72,7 +72,7 @@ pub(super) enum Ending {
     Kept(Outcome),
     Released,
     /// With what operators may see of it.
-    Doubtful(Option<Outcome>),
+    Unknown(Option<Outcome>),
 }
 
 /// What an execution's result means for its key.
@@ -82,16 +82,16 @@ pub(super) fn judge<T: Serialize, E>(
 ) -> (ErrorClass, Ending) {
     match (result, errors) {
         (Ok(value), _) => (ErrorClass::Final, Ending::Kept(of_value(value))),
-        (Err(_), None) => (ErrorClass::Unknown, Ending::Doubtful(None)),
+        (Err(_), None) => (ErrorClass::Unknown, Ending::Unknown(None)),
         (Err(error), Some(errors)) => {
             let kept = || errors.keep.as_ref().map(|keep| (keep.write)(error));
             match (errors.class)(error) {
                 ErrorClass::Final => match kept() {
                     Some(outcome) => (ErrorClass::Final, Ending::Kept(outcome)),
-                    None => (ErrorClass::Unknown, Ending::Doubtful(None)),
+                    None => (ErrorClass::Unknown, Ending::Unknown(None)),
                 },
                 ErrorClass::Retryable => (ErrorClass::Retryable, Ending::Released),
-                ErrorClass::Unknown => (ErrorClass::Unknown, Ending::Doubtful(kept())),
+                ErrorClass::Unknown => (ErrorClass::Unknown, Ending::Unknown(kept())),
             }
         }
     }

@@ -30,11 +30,11 @@ pub(super) enum Committed {
     /// Likewise, because the database refused it.
     Refused(Source),
     /// The work ended it, nobody knows how; the record is still ours.
-    OutOfHand(Source),
+    EndedEarly(Source),
     /// It was rolled back, and the record is not ours any more.
     Not(FinishError),
     /// Nobody knows.
-    Unsure,
+    Unknown,
 }
 
 /// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
@@ -45,7 +45,7 @@ pub(super) async fn roll_back(
     tx: AnyTx,
 ) -> Result<(), Source> {
     match timeout(shared.inner.patience, within.database.any_rollback(tx)).await {
-        Ok(Err(TxError::OutOfHand(source))) => return Err(source),
+        Ok(Err(TxError::EndedEarly(source))) => return Err(source),
         Ok(Ok(())) => {}
         Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no answer to a rollback"),
     }
@@ -67,13 +67,13 @@ pub(super) async fn commit(
     };
     let (Some(ownership), Ok(Some(completion))) = (held.as_mut(), &completion) else {
         return match (roll_back(shared, within, tx).await, completion) {
-            (Err(source), _) => Committed::OutOfHand(source),
+            (Err(source), _) => Committed::EndedEarly(source),
             (Ok(()), Err(error)) => Committed::Refused(error.into()),
             (Ok(()), Ok(_)) => Committed::Not(shared.lose(FinishError::Gone)),
         };
     };
     // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
-    let limit = inner.patience.max(terms.doubt);
+    let limit = inner.patience.max(terms.commit_check);
     let swapped = timeout(limit, database.any_swap_in(&mut tx, completion.swap().clone())).await;
     let stamped = match swapped {
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
@@ -83,10 +83,10 @@ pub(super) async fn commit(
             let seen = match (not_stored, rolled_back) {
                 // It was in its own transaction that it found that.
                 (Ok(Ok(Swapped::Conflict(seen))), _) => seen,
-                (_, Err(source)) => return Committed::OutOfHand(source),
+                (_, Err(source)) => return Committed::EndedEarly(source),
                 (Ok(Err(TxError::Conflict(_))), _) => return Committed::Again,
-                (Ok(Err(TxError::OutOfHand(source))), _) => return Committed::OutOfHand(source),
-                (Ok(Err(TxError::Failed(source) | TxError::Doubt(source))), _) => {
+                (Ok(Err(TxError::EndedEarly(source))), _) => return Committed::EndedEarly(source),
+                (Ok(Err(TxError::Failed(source) | TxError::Unknown(source))), _) => {
                     return Committed::Refused(source);
                 }
                 _ => return Committed::Refused("no answer to the last statement".into()),
@@ -146,7 +146,7 @@ async fn settle(
     terms: TxTerms,
 ) -> Known {
     let inner = &shared.inner;
-    let deadline = after(terms.doubt);
+    let deadline = after(terms.commit_check);
     let renew = shared.longer(terms.lease);
     let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
         return Known::Nothing;
@@ -187,7 +187,7 @@ impl Shared {
             }
             Known::Held => Committed::Again,
             Known::Not(how) => Committed::Not(self.lose(how)),
-            Known::Nothing => Committed::Unsure,
+            Known::Nothing => Committed::Unknown,
         }
     }
 }

@@ -73,7 +73,7 @@ pub enum TransactError<E> {
     NotBegun(TakeError),
     /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
     #[error("whether it was committed is not known yet")]
-    Unsure,
+    CommitUnknown,
     /// The work panicked, kept its transaction, or ended it by itself: nobody knows what it did. The
     /// key goes by its policy for what is unknown.
     #[error("the work panicked, or did not give its transaction back as it was")]
@@ -234,12 +234,12 @@ fn conclude<T, E>(
             Err(TransactError::Refused { error, replayed: false })
         }
         (Ended::Exhausted, _) => Err(TransactError::InTheWay),
-        (Ended::Kept | Ended::OutOfHand(_), _) => Err(TransactError::Broken),
+        (Ended::Kept | Ended::EndedEarly(_), _) => Err(TransactError::Broken),
         (Ended::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
         (Ended::Failed(FinishError::TooLarge), _) => {
             Err(TransactError::RolledBack(FinishError::TooLarge.into()))
         }
         (Ended::Failed(_), _) => Err(TransactError::Superseded),
-        (Ended::Unsure | Ended::Again(_), _) => Err(TransactError::Unsure),
+        (Ended::Unknown | Ended::Again(_), _) => Err(TransactError::CommitUnknown),
     }
 }

@@ -103,9 +103,9 @@ impl Transactions for Database {
                 Fails => return Err(TxError::failed("refused")),
                 CommitsSilently => {
                     self.apply(tx).await;
-                    return Err(TxError::doubt("silence"));
+                    return Err(TxError::unknown("silence"));
                 }
-                FailsSilently => return Err(TxError::doubt("silence")),
+                FailsSilently => return Err(TxError::unknown("silence")),
                 Hangs => std::future::pending().await,
             }
             Ok(())
@@ -190,7 +190,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
             work(tx, handle)
         };
         let ran = lease.transact(&within, going).await;
-        assert!(matches!(ran, Ran::Ended(Ended::Unsure, 1)), "{ran:?}");
+        assert!(matches!(ran, Ran::Ended(Ended::Unknown, 1)), "{ran:?}");
         world.store.set(Mode::Well);
         if fate == CommitsSilently {
             assert_eq!(replayed(&process).await, outcome("yes"));
@@ -234,7 +234,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         world.store.set(Mode::Well);
         match (running.await.unwrap(), expected) {
             (Ran::Ended(Ended::Failed(how), _), Some(expected)) => assert_eq!(how, expected),
-            (Ran::Ended(Ended::Unsure, _), None) => {}
+            (Ran::Ended(Ended::Unknown, _), None) => {}
             other => panic!("{other:?}"),
         }
         assert_eq!(database.lines(), [0; 0]);
@@ -311,7 +311,7 @@ async fn terms_that_cannot_be_kept_are_refused() {
         (TxTerms { lease: Duration::from_millis(99), ..good }, TxTermsError::Lease),
         (TxTerms { lease: Duration::MAX, ..good }, TxTermsError::Lease),
         (TxTerms { begin: Duration::ZERO, ..good }, TxTermsError::Begin),
-        (TxTerms { doubt: Duration::MAX, ..good }, TxTermsError::Doubt),
+        (TxTerms { commit_check: Duration::MAX, ..good }, TxTermsError::CommitCheck),
     ] {
         assert_eq!(terms.check(), Err(error));
         // Whoever did not look hears it before anything runs.

@@ -90,7 +90,7 @@ async fn a_commit_in_doubt_is_no_success() {
     let mut world = World::by(server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     let second = Duration::from_secs(1);
-    let terms = TxTerms { lease: second * 6, doubt: second, ..TxTerms::default() };
+    let terms = TxTerms { lease: second * 6, commit_check: second, ..TxTerms::default() };
     world.options.transactions.as_mut().unwrap().terms = terms;
     world.options.policy.terms.lease = terms.lease;
     world.options.policy.terms.on_unknown = OnUnknown::Reexecute;

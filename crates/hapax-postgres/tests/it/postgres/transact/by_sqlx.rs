@@ -236,7 +236,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
             }
         });
         let ran = ran.await;
-        assert!(matches!(ran, Ran::Ended(Ended::OutOfHand(_), ())), "{text}: {ran:?}");
+        assert!(matches!(ran, Ran::Ended(Ended::EndedEarly(_), ())), "{text}: {ran:?}");
         let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
         assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
     }

@@ -69,12 +69,12 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
-    let terms = TxTerms { lease: second * 4, doubt: second, ..TxTerms::default() };
+    let terms = TxTerms { lease: second * 4, commit_check: second, ..TxTerms::default() };
     let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = terms.lease;
     let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
-    assert!(matches!(ended, Ended::Unsure), "{ended:?}");
+    assert!(matches!(ended, Ended::Unknown), "{ended:?}");
     assert!(matches!(
         ask(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
         Claim::InFlight { .. }

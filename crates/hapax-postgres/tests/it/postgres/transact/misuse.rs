@@ -75,7 +75,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
                 }
             };
             let ran = lease.transact(&world.within(), work).await;
-            assert!(matches!(ran, Ran::Ended(Ended::OutOfHand(_), ())), "{text}: {ran:?}");
+            assert!(matches!(ran, Ran::Ended(Ended::EndedEarly(_), ())), "{text}: {ran:?}");
             let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
             assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
         }
