@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use hapax::OnUnknown;
 use hapax_http::Body;
-use hapax_http::classify::{Class, Profile};
+use hapax_http::classify::{OutcomeClass, Profile};
 use hapax_http::header::IDEMPOTENCY_OUTCOME;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
@@ -88,7 +88,7 @@ impl Shape {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
-        if Profile::Standard.classify(self.status, OnUnknown::Block) != Class::Final {
+        if Profile::Standard.classify(self.status, OnUnknown::Block) != OutcomeClass::Final {
             let said = HeaderValue::from_static("final");
             response.headers_mut().insert(IDEMPOTENCY_OUTCOME, said);
         }

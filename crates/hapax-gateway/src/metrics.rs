@@ -286,7 +286,7 @@ impl<const N: usize> Histogram<N> {
 
 #[cfg(test)]
 mod tests {
-    use hapax_http::classify::Class;
+    use hapax_http::classify::OutcomeClass;
     use hapax_http::problem::Code;
     use hapax_http::server::{Event, Observer, Recorded};
 
@@ -304,7 +304,7 @@ mod tests {
         seen.observe(
             "",
             Event::Executed {
-                class: Class::Unknown,
+                class: OutcomeClass::Unknown,
                 recorded: Recorded::Pending,
                 attempt: 2,
                 took,

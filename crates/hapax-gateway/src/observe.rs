@@ -29,7 +29,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hapax::{InFlight, OnUnknown};
-use hapax_http::classify::Classified;
+use hapax_http::classify::ClassifiedResponse;
 use hapax_http::problem::Code;
 use hapax_http::server::{
     Event, IdempotencyLayer, IdempotencyService, KeyRule, Observer, RouteOptions, RoutePolicy,
@@ -125,7 +125,7 @@ impl Observed {
         let told = Told {
             status: head.status,
             headers: head.headers.clone(),
-            class: head.extensions.get::<Classified>().cloned(),
+            class: head.extensions.get::<ClassifiedResponse>().cloned(),
             ended,
         };
         // The shadow may be gone, having been refused.
@@ -287,7 +287,7 @@ impl http_body::Body for Held {
 struct Told {
     status: StatusCode,
     headers: HeaderMap,
-    class: Option<Classified>,
+    class: Option<ClassifiedResponse>,
     ended: oneshot::Receiver<End>,
 }
 

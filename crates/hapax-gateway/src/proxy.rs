@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hapax_http::Body;
-use hapax_http::classify::{Class, Classified};
+use hapax_http::classify::{ClassifiedResponse, OutcomeClass};
 use hapax_http::header::{
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
     operation_id,
@@ -127,16 +127,16 @@ impl Proxy {
 
     fn problem(&self, manner: Manner, failure: &Failure) -> Response<Body> {
         let (code, class) = match failure {
-            Failure::Busy => (Code::Overloaded, Class::Retryable),
-            Failure::Unreachable(_) => (Code::UpstreamUnreachable, Class::Retryable),
-            Failure::Broken(_) => (Code::UpstreamBroken, Class::Unknown),
-            Failure::Timeout => (Code::UpstreamTimeout, Class::Unknown),
-            Failure::Upload(Fault::Slow) => (Code::RequestTimeout, Class::Unknown),
-            Failure::Upload(Fault::Broken) => (Code::MalformedRequest, Class::Unknown),
+            Failure::Busy => (Code::Overloaded, OutcomeClass::Retryable),
+            Failure::Unreachable(_) => (Code::UpstreamUnreachable, OutcomeClass::Retryable),
+            Failure::Broken(_) => (Code::UpstreamBroken, OutcomeClass::Unknown),
+            Failure::Timeout => (Code::UpstreamTimeout, OutcomeClass::Unknown),
+            Failure::Upload(Fault::Slow) => (Code::RequestTimeout, OutcomeClass::Unknown),
+            Failure::Upload(Fault::Broken) => (Code::MalformedRequest, OutcomeClass::Unknown),
         };
         self.counts.refused(code);
         let mut problem = Problem::new(code, failure.to_string());
-        if class == Class::Retryable {
+        if class == OutcomeClass::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));
         }
         let mut response = manner.refuse(&problem, self.docs.as_ref()).map(Body::from);
@@ -144,7 +144,7 @@ impl Proxy {
         if let Some(told) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
             *told = HeaderValue::from_static(class.as_str());
         }
-        response.extensions_mut().insert(Classified(class));
+        response.extensions_mut().insert(ClassifiedResponse(class));
         response
     }
 }

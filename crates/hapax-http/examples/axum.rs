@@ -15,7 +15,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
 use axum::{Extension, Router};
 use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
-use hapax_http::classify::Class;
+use hapax_http::classify::OutcomeClass;
 use hapax_http::server::{
     Execution, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy,
     ScopeSource,
@@ -77,7 +77,7 @@ async fn pay(Extension(execution): Extension<Execution>, amount: String) -> (Sta
     let (charge, busy) = bank(amount, execution.fence().to_string()).await;
     if busy {
         // Nothing happened: the key is free again, whatever the status says.
-        execution.outcome(Class::Retryable);
+        execution.outcome(OutcomeClass::Retryable);
     }
     (StatusCode::CREATED, charge)
 }

@@ -11,7 +11,7 @@ use axum_core::response::{IntoResponse, Response};
 use http::request::Parts;
 
 use crate::body::Body;
-use crate::classify::{Class, Classified};
+use crate::classify::{ClassifiedResponse, OutcomeClass};
 use crate::problem::{Code, Problem};
 use crate::server::transaction::{FailedBy, TakeError, Tx, TxHandle};
 
@@ -87,7 +87,7 @@ impl IntoResponse for NoTransaction {
             Self::Take(_) | Self::NoRoute => Problem::new(Code::HandlerFailed, detail),
         };
         let mut response = response(&problem);
-        response.extensions_mut().insert(Classified(Class::Retryable));
+        response.extensions_mut().insert(ClassifiedResponse(OutcomeClass::Retryable));
         response
     }
 }

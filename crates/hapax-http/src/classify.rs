@@ -4,7 +4,7 @@
 //! may or may not have happened). Which one, is decided in this order:
 //!
 //! 1. The handler's own word, through [`Execution::outcome`](crate::server::Execution::outcome).
-//! 2. [`Classified`] in the response's extensions: for a response that no handler gave.
+//! 2. [`ClassifiedResponse`] in the response's extensions: for a response that no handler gave.
 //! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
 //! 4. The route's own function.
 //! 5. For gRPC (`application/grpc`), the status in `grpc-status`: [`classify_grpc`]. gRPC-Web has
@@ -25,7 +25,7 @@ use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
 
 /// What a response means for its key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Class {
+pub enum OutcomeClass {
     /// Kept, and replayed until its retention ends.
     Final,
     /// Not kept: the next request executes.
@@ -34,7 +34,7 @@ pub enum Class {
     Unknown,
 }
 
-impl Class {
+impl OutcomeClass {
     /// The word on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -55,7 +55,7 @@ impl Class {
 /// A response extension: the class of a response that no handler gave. A proxy marks with it what
 /// it answers itself, such as *unknown* when the upstream broke off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Classified(pub Class);
+pub struct ClassifiedResponse(pub OutcomeClass);
 
 /// A whole table of classes by HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -74,14 +74,14 @@ pub enum Profile {
 impl Profile {
     /// Returns the class of a status that a handler gave, on a route with this policy.
     #[must_use]
-    pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> Class {
+    pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> OutcomeClass {
         match (self, status.as_u16()) {
             (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429)
-            | (Self::StripeV1, 409 | 429) => Class::Retryable,
+            | (Self::StripeV1, 409 | 429) => OutcomeClass::Retryable,
             (Self::Standard, 503) => unavailable(on_unknown),
-            (Self::Standard, 500..) => Class::Unknown,
-            (Self::SuccessOnly, _) if !status.is_success() => Class::Retryable,
-            _ => Class::Final,
+            (Self::Standard, 500..) => OutcomeClass::Unknown,
+            (Self::SuccessOnly, _) if !status.is_success() => OutcomeClass::Retryable,
+            _ => OutcomeClass::Final,
         }
     }
 
@@ -97,10 +97,10 @@ impl Profile {
 /// The class of *unavailable*, 503 or 14. A service that is overloaded answers it before it does
 /// anything, another one after an effect whose confirmation it lost. Where a second execution does no
 /// harm it is retryable.
-const fn unavailable(on_unknown: OnUnknown) -> Class {
+const fn unavailable(on_unknown: OnUnknown) -> OutcomeClass {
     match on_unknown {
-        OnUnknown::Reexecute => Class::Retryable,
-        OnUnknown::Reconcile | OnUnknown::Block => Class::Unknown,
+        OnUnknown::Reexecute => OutcomeClass::Retryable,
+        OnUnknown::Reconcile | OnUnknown::Block => OutcomeClass::Unknown,
     }
 }
 
@@ -128,23 +128,23 @@ pub struct UnknownProfile;
 
 /// What a response's headers say instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Override {
+pub struct HeaderOverride {
     /// Its class.
-    pub class: Option<Class>,
+    pub class: Option<OutcomeClass>,
     /// For how long it is kept, if it is final.
     pub retention: Option<Duration>,
     /// How many of the headers were ignored because their values are invalid.
     pub invalid: u32,
 }
 
-impl Override {
+impl HeaderOverride {
     /// Reads `Idempotency-Outcome` and `Idempotency-Retention`.
     ///
     /// A retention is 1 to 9,999,999,999 seconds; zero would forget what just happened.
     #[must_use]
     pub fn from_headers(headers: &HeaderMap) -> Self {
         let mut found = Self::default();
-        found.class = found.read(headers, &IDEMPOTENCY_OUTCOME, Class::named);
+        found.class = found.read(headers, &IDEMPOTENCY_OUTCOME, OutcomeClass::named);
         found.retention = found.read(headers, &IDEMPOTENCY_RETENTION, |digits| {
             let plain = digits.len() <= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
             let seconds = digits.parse().ok().filter(|seconds| plain && *seconds > 0)?;
@@ -211,14 +211,14 @@ pub fn classify_grpc(
     headers: &HeaderMap,
     trailers: Option<&HeaderMap>,
     on_unknown: OnUnknown,
-) -> Class {
+) -> OutcomeClass {
     match grpc_status(headers, trailers) {
-        Some(b"8") => Class::Retryable,
+        Some(b"8") => OutcomeClass::Retryable,
         Some(b"14") => unavailable(on_unknown),
         Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
-            Class::Final
+            OutcomeClass::Final
         }
         // Of whatever else is there nobody knows what it says.
-        _ => Class::Unknown,
+        _ => OutcomeClass::Unknown,
     }
 }

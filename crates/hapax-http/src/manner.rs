@@ -13,7 +13,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::classify::{Class, is_grpc};
+use crate::classify::{OutcomeClass, is_grpc};
 use crate::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
 use crate::problem::{Code, DocsUrl, Problem};
 
@@ -45,7 +45,7 @@ impl Manner {
     }
 
     /// Says what an answer that no handler gave means, to a client that keeps answers.
-    pub(crate) fn tell(self, headers: &mut HeaderMap, class: Class) {
+    pub(crate) fn tell(self, headers: &mut HeaderMap, class: OutcomeClass) {
         if self.fenced {
             headers.insert(IDEMPOTENCY_OUTCOME, HeaderValue::from_static(class.as_str()));
         }
@@ -63,19 +63,19 @@ impl Manner {
 /// `key-reused` is retryable: nothing was executed, and kept in front it would stand in the way of
 /// the request whose key it is.
 #[must_use]
-pub const fn class(code: Code) -> Class {
+pub const fn class(code: Code) -> OutcomeClass {
     match code {
         Code::InvalidKey
         | Code::MissingKey
         | Code::MissingScope
         | Code::UnstableScope
-        | Code::ResponseNotRetained => Class::Final,
+        | Code::ResponseNotRetained => OutcomeClass::Final,
         Code::OutcomeUnknown
         | Code::OutcomePending
         | Code::Superseded
         | Code::UpstreamBroken
         | Code::UpstreamTimeout
-        | Code::HandlerFailed => Class::Unknown,
+        | Code::HandlerFailed => OutcomeClass::Unknown,
         Code::MalformedRequest
         | Code::RequestTimeout
         | Code::InFlight
@@ -86,7 +86,7 @@ pub const fn class(code: Code) -> Class {
         | Code::AuthUnavailable
         | Code::Draining
         | Code::Overloaded
-        | Code::UpstreamUnreachable => Class::Retryable,
+        | Code::UpstreamUnreachable => OutcomeClass::Retryable,
     }
 }
 

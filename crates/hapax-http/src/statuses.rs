@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use http::StatusCode;
 
-use crate::classify::Class;
+use crate::classify::OutcomeClass;
 
 /// One status (`503`) or a range of them (`500-502`, `5xx`), within 200 to 599.
 ///
@@ -97,17 +97,17 @@ pub struct StatusLists {
 }
 
 impl StatusLists {
-    fn lists(&self) -> [(Class, &[StatusRange]); 3] {
+    fn lists(&self) -> [(OutcomeClass, &[StatusRange]); 3] {
         [
-            (Class::Final, &self.final_statuses),
-            (Class::Retryable, &self.retryable_statuses),
-            (Class::Unknown, &self.unknown_statuses),
+            (OutcomeClass::Final, &self.final_statuses),
+            (OutcomeClass::Retryable, &self.retryable_statuses),
+            (OutcomeClass::Unknown, &self.unknown_statuses),
         ]
     }
 
     /// Returns the class of a status that is in one of the lists.
     #[must_use]
-    pub fn class(&self, status: StatusCode) -> Option<Class> {
+    pub fn class(&self, status: StatusCode) -> Option<OutcomeClass> {
         let has = |list: &[StatusRange]| list.iter().any(|range| range.contains(status));
         self.lists().into_iter().find_map(|(class, list)| has(list).then_some(class))
     }
@@ -138,9 +138,9 @@ impl StatusLists {
 )]
 pub struct StatusOverlap {
     /// The first list.
-    pub one: Class,
+    pub one: OutcomeClass,
     /// The second list.
-    pub other: Class,
+    pub other: OutcomeClass,
     /// The smallest status of both.
     pub status: u16,
 }
@@ -194,7 +194,10 @@ mod tests {
         };
         assert_eq!(lists(&["503"], &["500-502", "504"]).check(), Ok(()));
         let both = lists(&["400", "502-503"], &["5xx"]).check().unwrap_err();
-        assert_eq!((both.one, both.other, both.status), (Class::Retryable, Class::Unknown, 502));
+        assert_eq!(
+            (both.one, both.other, both.status),
+            (OutcomeClass::Retryable, OutcomeClass::Unknown, 502)
+        );
         let said = "--final-statuses and --unknown-statuses both have 404: leave it in one of them";
         assert_eq!(lists(&[], &["4xx"]).check().unwrap_err().to_string(), said);
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::{
-    Answer, ErrorClass, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey,
+    Answer, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OutcomeClass,
     RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
@@ -75,9 +75,9 @@ impl Shop {
     fn open(idempotency: &Idempotency) -> Result<Self, FunctionError> {
         // Sold out is an answer. Who finds the till locked has not charged.
         let class = |error: &OrderError| match error {
-            OrderError::SoldOut { .. } => ErrorClass::Final,
-            OrderError::Locked => ErrorClass::Retryable,
-            OrderError::Step(_) => ErrorClass::Unknown,
+            OrderError::SoldOut { .. } => OutcomeClass::Final,
+            OrderError::Locked => OutcomeClass::Retryable,
+            OrderError::Step(_) => OutcomeClass::Unknown,
         };
         Ok(Self {
             // It does nothing but call the others, and what they did they do not do again.

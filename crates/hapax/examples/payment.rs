@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax::machine::HookTiming;
 use hapax::{
-    ErrorClass, Function, Idempotency, MemoryStore, NaturalKey, ReconcileCall, Reconciled,
+    Function, Idempotency, MemoryStore, NaturalKey, OutcomeClass, ReconcileCall, Reconciled,
     RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
@@ -88,9 +88,9 @@ fn declare(
         }
     };
     let pay = idempotency.function("pay").reconcile_with(hook, ask).classify(|error| match error {
-        PayError::Declined => ErrorClass::Final,
-        PayError::NotReached => ErrorClass::Retryable,
-        PayError::NoAnswer => ErrorClass::Unknown,
+        PayError::Declined => OutcomeClass::Final,
+        PayError::NotReached => OutcomeClass::Retryable,
+        PayError::NoAnswer => OutcomeClass::Unknown,
     });
     Ok(pay.build()?)
 }

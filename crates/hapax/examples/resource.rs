@@ -8,7 +8,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax::{ErrorClass, Function, Idempotency, MemoryStore, NaturalKey, RunError, Scope};
+use hapax::{Function, Idempotency, MemoryStore, NaturalKey, OutcomeClass, RunError, Scope};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Serialize)]
@@ -44,9 +44,9 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
         .at_most_once()
         .wait(Duration::from_secs(10))
         .classify(|error| match error {
-            CreateError::NoAddress(_) => ErrorClass::Final,
+            CreateError::NoAddress(_) => OutcomeClass::Final,
             // The statement failed before it wrote anything.
-            CreateError::Busy => ErrorClass::Retryable,
+            CreateError::Busy => OutcomeClass::Retryable,
         })
         .build()?;
 

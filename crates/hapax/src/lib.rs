@@ -112,7 +112,7 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "function")]
 pub use engine::{
-    Answer, ErrorClass, Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled,
+    Answer, Function, FunctionBuilder, FunctionError, OutcomeClass, ReconcileCall, Reconciled,
     RunError,
 };
 #[cfg(feature = "tokio")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::OnUnknown;
 use hapax_http::Body;
-use hapax_http::classify::{Class, Profile};
+use hapax_http::classify::{OutcomeClass, Profile};
 use hapax_http::statuses::StatusLists;
 use http::HeaderValue;
 use http_body_util::channel::Channel;
@@ -32,18 +32,18 @@ fn body_of(status: u16, run: usize) -> String {
 }
 
 /// Sends two requests under one key; the first executes, and what the second gets is of this class.
-async fn twice(stage: &Stage, runs: &Runs, profile: Profile, status: u16, class: Class) {
+async fn twice(stage: &Stage, runs: &Runs, profile: Profile, status: u16, class: OutcomeClass) {
     let run = runs.count() + 1;
     let post = stage.post(&format!("k-{profile}-{status}")).to(&format!("/s/{status}"));
     stage.send(post.clone()).await.is_first(status, &body_of(status, run));
     assert_eq!(runs.count(), run);
     let second = stage.send(post).await;
     match class {
-        Class::Final => second.is_replay(status, &body_of(status, run)),
-        Class::Retryable => second.is_first(status, &body_of(status, run + 1)),
-        Class::Unknown => second.is_refused(409, "outcome-unknown"),
+        OutcomeClass::Final => second.is_replay(status, &body_of(status, run)),
+        OutcomeClass::Retryable => second.is_first(status, &body_of(status, run + 1)),
+        OutcomeClass::Unknown => second.is_refused(409, "outcome-unknown"),
     }
-    assert_eq!(runs.count(), run + usize::from(class == Class::Retryable));
+    assert_eq!(runs.count(), run + usize::from(class == OutcomeClass::Retryable));
 }
 
 async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unknown: &[u16]) {
@@ -57,9 +57,11 @@ async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknow
     assert_eq!(policy.on_unknown, OnUnknown::Block);
     let profile = policy.profile;
     let stage = arena.start(policy, by_path(&runs)).await;
-    for (statuses, class) in
-        [(kept, Class::Final), (free, Class::Retryable), (unknown, Class::Unknown)]
-    {
+    for (statuses, class) in [
+        (kept, OutcomeClass::Final),
+        (free, OutcomeClass::Retryable),
+        (unknown, OutcomeClass::Unknown),
+    ] {
         for status in statuses {
             twice(&stage, &runs, profile, *status, class).await;
         }

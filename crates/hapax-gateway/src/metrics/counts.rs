@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use hapax_http::classify::Class;
+use hapax_http::classify::OutcomeClass;
 use hapax_http::problem::Code;
 use hapax_http::server::{Event, Observer, Recorded};
 
@@ -19,7 +19,8 @@ use super::{Histogram, Metrics, TOOK_MS, add, head, millis};
 /// The most names that are told apart.
 const MOST_ROUTES: usize = 1_000;
 
-const CLASSES: [Class; 3] = [Class::Final, Class::Retryable, Class::Unknown];
+const CLASSES: [OutcomeClass; 3] =
+    [OutcomeClass::Final, OutcomeClass::Retryable, OutcomeClass::Unknown];
 const RECORDED: [(Recorded, &str); 3] =
     [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
 

@@ -7,17 +7,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::{FencingToken, FinishError, LeaseHandle, OperationId};
 
-use crate::classify::Class;
+use crate::classify::OutcomeClass;
 
 /// A request extension: the execution that a handler is.
 ///
 /// ```
-/// use hapax_http::classify::Class;
+/// use hapax_http::classify::OutcomeClass;
 /// use hapax_http::server::Execution;
 /// fn handler(request: &http::Request<hapax_http::Body>) {
 ///     if let Some(execution) = request.extensions().get::<Execution>() {
 ///         println!("run {} under fence {}", execution.attempt(), execution.fence());
-///         execution.outcome(Class::Final);
+///         execution.outcome(OutcomeClass::Final);
 ///     }
 /// }
 /// ```
@@ -26,20 +26,20 @@ pub struct Execution {
     id: OperationId,
     lease: LeaseHandle,
     checkpoint: Option<Bytes>,
-    said: Arc<Mutex<Said>>,
+    overrides: Arc<Mutex<HandlerOverride>>,
 }
 
 /// What the handler said of its outcome.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Said {
-    pub(super) class: Option<Class>,
+pub(super) struct HandlerOverride {
+    pub(super) class: Option<OutcomeClass>,
     pub(super) retention: Option<Duration>,
     pub(super) commits: Option<bool>,
 }
 
 impl Execution {
     pub(super) fn new(id: OperationId, lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
-        Self { id, lease, checkpoint, said: Arc::default() }
+        Self { id, lease, checkpoint, overrides: Arc::default() }
     }
 
     /// Returns the operation id: the name of scope and key, the same for every attempt and another
@@ -88,7 +88,7 @@ impl Execution {
     }
 
     /// Says what the response will mean, whatever its status.
-    pub fn outcome(&self, class: Class) {
+    pub fn outcome(&self, class: OutcomeClass) {
         self.lock().class = Some(class);
     }
 
@@ -112,13 +112,13 @@ impl Execution {
         self.lock().commits = Some(false);
     }
 
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn handler_override(&self) -> HandlerOverride {
         *self.lock()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Said> {
+    fn lock(&self) -> MutexGuard<'_, HandlerOverride> {
         // Held for an assignment only.
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,7 +129,7 @@ impl fmt::Debug for Execution {
             .field("id", &self.id)
             .field("lease", &self.lease)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
-            .field("said", &self.said())
+            .field("said", &self.handler_override())
             .finish()
     }
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::classify::Class;
+use crate::classify::OutcomeClass;
 use crate::problem::Code;
 
 /// Something that happened to a request with a key, or without one that needs it.
@@ -17,7 +17,7 @@ pub enum Event {
     /// A handler ran and its outcome was decided.
     Executed {
         /// What its response means.
-        class: Class,
+        class: OutcomeClass,
         /// Whether the store has it.
         recorded: Recorded,
         /// Which execution of the record it was, from 1.

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, Method, Response, Uri};
 
 use super::scope::ScopeSource;
 use super::transaction::{InDatabase, TxTermsError};
-use crate::classify::{Class, Profile};
+use crate::classify::{OutcomeClass, Profile};
 use crate::fingerprint::HttpScheme;
 use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
 use crate::statuses::{StatusLists, StatusOverlap};
@@ -56,7 +56,7 @@ pub enum CompletionOutage {
 pub type TargetFn = dyn Fn(&Parts) -> Uri + Send + Sync;
 
 /// Finds a class in a response's head.
-pub type ClassifyFn = dyn Fn(&http::response::Parts) -> Option<Class> + Send + Sync;
+pub type ClassifyFn = dyn Fn(&http::response::Parts) -> Option<OutcomeClass> + Send + Sync;
 
 /// The options of a route. Start from `RouteOptions::default()`.
 #[derive(Clone)]

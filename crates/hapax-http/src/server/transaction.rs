@@ -48,7 +48,7 @@ use super::observe::{Event, Recorded};
 use super::policy::COME_BACK;
 use super::work::{Answer, Attempt, Ending, Given, Panicked, Received, Work, catch};
 use crate::body::{Body, BoxError};
-use crate::classify::Class;
+use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
 
 pub use hapax::transaction::{
@@ -99,10 +99,12 @@ impl Work {
                     (class, end, Ok(answer))
                 }
                 Attempt::Problem(problem) => {
-                    (Class::Unknown, end(Ending::unknown()), Ok(Answer::Problem(problem)))
+                    (OutcomeClass::Unknown, end(Ending::unknown()), Ok(Answer::Problem(problem)))
                 }
                 Attempt::NotBegun => return Ok(self.not_begun(transacting.into_lease()).await),
-                Attempt::Failed(error) => (Class::Unknown, end(Ending::unknown()), Err(error)),
+                Attempt::Failed(error) => {
+                    (OutcomeClass::Unknown, end(Ending::unknown()), Err(error))
+                }
             };
             // On a task of its own from here on; this one is not cancelled either.
             let ended = transacting.end(run, end).await;
@@ -133,21 +135,23 @@ impl Work {
                     };
                 }
                 Ended::Recorded(until) => (class, Recorded::Stored, until, None),
-                Ended::Exhausted => (Class::Retryable, Recorded::Stored, None, Some(in_the_way())),
+                Ended::Exhausted => {
+                    (OutcomeClass::Retryable, Recorded::Stored, None, Some(in_the_way()))
+                }
                 Ended::RolledBack(error) => {
                     tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
-                    (Class::Retryable, Recorded::Stored, None, Some(rolled_back()))
+                    (OutcomeClass::Retryable, Recorded::Stored, None, Some(rolled_back()))
                 }
                 Ended::Kept => {
                     tracing::error!("a handler kept its transaction beyond its response");
-                    (Class::Unknown, Recorded::Stored, None, Some(kept()))
+                    (OutcomeClass::Unknown, Recorded::Stored, None, Some(kept()))
                 }
                 Ended::EndedEarly(error) => {
                     tracing::error!(
                         error = &*error as &dyn Error,
                         "a handler ended its transaction by itself"
                     );
-                    (Class::Unknown, Recorded::Stored, None, Some(ended_early()))
+                    (OutcomeClass::Unknown, Recorded::Stored, None, Some(ended_early()))
                 }
                 Ended::Unknown => (class, Recorded::Pending, None, Some(commit_unknown())),
                 Ended::Failed(FinishError::Pending) => (class, Recorded::Pending, None, None),
@@ -170,23 +174,23 @@ impl Work {
         taken: bool,
         ending: Ending,
         mut given: Given,
-    ) -> (Class, End, Answer) {
+    ) -> (OutcomeClass, End, Answer) {
         let failed = given.failed_by().filter(|_| taken);
         if let Some(FailedBy(error)) = failed {
             if route.database.any_is_conflict(&**error) {
-                return (Class::Retryable, End::Again, Answer::Given(given));
+                return (OutcomeClass::Retryable, End::Again, Answer::Given(given));
             }
             given.log_failure();
-            self.manner.tell(&mut given.head.headers, Class::Retryable);
-            return (Class::Retryable, End::Release, Answer::Given(given));
+            self.manner.tell(&mut given.head.headers, OutcomeClass::Retryable);
+            return (OutcomeClass::Retryable, End::Release, Answer::Given(given));
         }
         given.log_failure();
-        if taken && ending.class == Class::Final && ending.commits.is_none() {
+        if taken && ending.class == OutcomeClass::Final && ending.commits.is_none() {
             tracing::error!(
                 "a response does not tell whether it is a refusal: its handler has to say so, by \
                  `Execution::commit` or `Execution::roll_back`"
             );
-            return (Class::Retryable, End::Release, Answer::Problem(undecided()));
+            return (OutcomeClass::Retryable, End::Release, Answer::Problem(undecided()));
         }
         (ending.class, end(ending), Answer::Given(given))
     }
@@ -195,13 +199,13 @@ impl Work {
 fn end(ending: Ending) -> End {
     let Ending { class, retention, kept, commits } = ending;
     match (class, kept) {
-        (Class::Final, Some(outcome)) if commits == Some(true) => {
+        (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
             End::Complete { outcome, retention }
         }
-        (Class::Final, Some(outcome)) => End::Refuse { outcome, retention },
-        (Class::Retryable, _) => End::Release,
+        (OutcomeClass::Final, Some(outcome)) => End::Refuse { outcome, retention },
+        (OutcomeClass::Retryable, _) => End::Release,
         // What is final has something that is kept.
-        (Class::Final | Class::Unknown, seen) => End::Abandon { seen },
+        (OutcomeClass::Final | OutcomeClass::Unknown, seen) => End::Abandon { seen },
     }
 }
 

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, r
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::execution::{Execution, Said};
+use super::execution::{Execution, HandlerOverride};
 use super::gate::Pass;
 use super::gather::{Gathered, gather};
 use super::layer::IdempotencyLayer;
@@ -27,7 +27,8 @@ use super::service::draining;
 use super::transaction::FailedBy;
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{
-    Class, Classified, Override, classify_grpc, is_grpc, is_grpc_ok, is_grpc_web,
+    ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
+    is_grpc_web,
 };
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
@@ -94,7 +95,7 @@ struct Broken;
 
 /// What is to be recorded.
 pub(super) struct Ending {
-    pub(super) class: Class,
+    pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
     /// Whether what the handler wrote in a transaction commits with it, if it is final; `None` if
@@ -210,7 +211,7 @@ impl Work {
             begun.store(true, Ordering::Relaxed);
             let response = inner.call(request).await?;
             Ok(match self.receive(response).await {
-                Ok(given) => Ok(self.judge(execution.said(), given)),
+                Ok(given) => Ok(self.judge(execution.handler_override(), given)),
                 Err(broken) => Err(broken),
             })
         });
@@ -281,13 +282,13 @@ impl Work {
     }
 
     /// What a response means for its key; and the response as the client gets it.
-    fn judge(&self, said: Said, given: Given) -> (Ending, Given) {
+    fn judge(&self, overrides: HandlerOverride, given: Given) -> (Ending, Given) {
         let Given { mut head, read, rest, shares } = given;
         let trailers = match &rest {
             Rest::Trailers(trailers) => Some(trailers.as_ref()),
             Rest::Coming(_) => None,
         };
-        let commits = said.commits.or_else(|| is_good(&head, trailers));
+        let commits = overrides.commits.or_else(|| is_good(&head, trailers));
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
                 let no_length = length::must_go(head.status, trailers.as_ref());
@@ -295,16 +296,16 @@ impl Work {
                 head.headers = retain(&head.headers, |name, _| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
-                let (class, retention) = self.classify(said, &head, Some(trailers.as_ref()));
+                let (class, retention) = self.classify(overrides, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
-                let kept = (class != Class::Retryable)
+                let kept = (class != OutcomeClass::Retryable)
                     .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
                 (Ending { class, retention, kept, commits }, response.into_parts().0)
             }
             Rest::Coming(_) => {
-                let (class, retention) = self.classify(said, &head, None);
-                let kept = (class == Class::Final).then(|| {
+                let (class, retention) = self.classify(overrides, &head, None);
+                let kept = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, Event::NotRetained);
                     Stored::NotRetained { status: head.status }.outcome()
                 });
@@ -312,7 +313,7 @@ impl Work {
             }
         };
         header::strip(&mut head.headers);
-        if let Some(Classified(class)) = head.extensions.get() {
+        if let Some(ClassifiedResponse(class)) = head.extensions.get() {
             self.manner.tell(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
@@ -322,14 +323,16 @@ impl Work {
     /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
     fn classify(
         &self,
-        said: Said,
+        overrides: HandlerOverride,
         head: &response::Parts,
         trailers: Option<Option<&HeaderMap>>,
-    ) -> (Class, Option<Duration>) {
+    ) -> (OutcomeClass, Option<Duration>) {
         let options = &self.policy.options;
-        let by_response = match head.extensions.get::<Classified>() {
-            Some(Classified(class)) => Override { class: Some(*class), ..Override::default() },
-            None => Override::from_headers(&head.headers),
+        let by_response = match head.extensions.get::<ClassifiedResponse>() {
+            Some(ClassifiedResponse(class)) => {
+                HeaderOverride { class: Some(*class), ..HeaderOverride::default() }
+            }
+            None => HeaderOverride::from_headers(&head.headers),
         };
         for _ in 0..by_response.invalid {
             self.layer.observe(&self.policy, Event::InvalidOverride);
@@ -339,14 +342,14 @@ impl Work {
             let trailers = trailers.filter(|_| is_grpc(&head.headers))?;
             Some(classify_grpc(&head.headers, trailers, on_unknown))
         };
-        let class = said
+        let class = overrides
             .class
             .or(by_response.class)
             .or_else(|| options.classify.as_ref()?(head))
             .or_else(by_grpc)
             .or_else(|| options.statuses.class(head.status))
             .unwrap_or_else(|| options.profile.classify(head.status, on_unknown));
-        (class, said.retention.or(by_response.retention))
+        (class, overrides.retention.or(by_response.retention))
     }
 
     /// Also until when a final outcome is kept, where that is known and not for ever.
@@ -362,17 +365,19 @@ impl Work {
             None => "it gave no whole response",
         };
         let attempt = lease.attempt();
-        if class == Class::Unknown {
+        if class == OutcomeClass::Unknown {
             tracing::warn!(
                 operation = %self.named.id, route = &*self.policy.options.name, attempt, reason,
                 "an execution ended and its outcome is unknown"
             );
         }
         let finished = match (class, kept) {
-            (Class::Final, Some(outcome)) => lease.complete(outcome, retention).await,
-            (Class::Retryable, _) => lease.release().await.map(|()| None),
+            (OutcomeClass::Final, Some(outcome)) => lease.complete(outcome, retention).await,
+            (OutcomeClass::Retryable, _) => lease.release().await.map(|()| None),
             // What is final has something that is kept; without it, nobody could be answered.
-            (Class::Final | Class::Unknown, seen) => lease.abandon(seen).await.map(|()| None),
+            (OutcomeClass::Final | OutcomeClass::Unknown, seen) => {
+                lease.abandon(seen).await.map(|()| None)
+            }
         };
         let (recorded, until) = match finished {
             Ok(until) => (Recorded::Stored, until),
@@ -386,12 +391,12 @@ impl Work {
     /// The answer, once its outcome is recorded, or known not to be.
     pub(super) fn answer(
         &self,
-        class: Class,
+        class: OutcomeClass,
         recorded: Recorded,
         until: Option<Timestamp>,
         answer: Answer,
     ) -> Response<Body> {
-        let withhold = class == Class::Final
+        let withhold = class == OutcomeClass::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
         let problem = match (recorded, answer) {
             (Recorded::Lost, _) => Problem::new(
@@ -418,7 +423,7 @@ impl Work {
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.
-    fn deliver(&self, class: Class, given: Given) -> Result<Response<Body>, Problem> {
+    fn deliver(&self, class: OutcomeClass, given: Given) -> Result<Response<Body>, Problem> {
         let Given { head, read, rest, shares } = given;
         let held = self.layer.memory.answers.hold_now(read);
         drop(shares);
@@ -432,21 +437,21 @@ impl Work {
 }
 
 /// Clients read so slowly that there is no room for an answer. It is recorded all the same.
-fn no_room(class: Class, rest: &Rest, status: StatusCode) -> Problem {
+fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
-        (Class::Retryable, _) => {
+        (OutcomeClass::Retryable, _) => {
             let detail = "There is no room now for the answer, which said that nothing happened: ask \
                           again with the same key.";
             Problem::new(Code::Overloaded, detail)
         }
         // A retry would hear the same.
-        (Class::Final, Rest::Coming(_)) => Problem::new(
+        (OutcomeClass::Final, Rest::Coming(_)) => Problem::new(
             Code::ResponseNotRetained,
             "This request was executed just now, and will not be again. Its response is too large to \
              keep, and there was no room to send it.",
         )
         .original_status(status),
-        (Class::Final | Class::Unknown, _) => Problem::new(
+        (OutcomeClass::Final | OutcomeClass::Unknown, _) => Problem::new(
             Code::OutcomePending,
             "The request was executed. There is no room for its answer now.",
         ),
@@ -462,7 +467,7 @@ pub(super) fn pending() -> Problem {
 
 impl Ending {
     pub(super) const fn unknown() -> Self {
-        Self { class: Class::Unknown, retention: None, kept: None, commits: None }
+        Self { class: OutcomeClass::Unknown, retention: None, kept: None, commits: None }
     }
 }
 

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use hapax::OnUnknown;
-use hapax_http::classify::{Class, Override, Profile, classify_grpc, is_grpc};
+use hapax_http::classify::{HeaderOverride, OutcomeClass, Profile, classify_grpc, is_grpc};
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderValue};
 
-fn classes(profile: Profile, class: Class, on_unknown: OnUnknown) -> Vec<u16> {
+fn classes(profile: Profile, class: OutcomeClass, on_unknown: OnUnknown) -> Vec<u16> {
     (200..600).filter(|status| profile.classify(code(*status), on_unknown) == class).collect()
 }
 
@@ -19,26 +19,26 @@ fn wire_14_the_standard_table() {
     let retryable = vec![401, 403, 408, 413, 421, 425, 429];
     let kept: Vec<_> = (200..500).filter(|status| !retryable.contains(status)).collect();
     for on_unknown in [OnUnknown::Block, OnUnknown::Reconcile] {
-        assert_eq!(standard(Class::Retryable, on_unknown), retryable);
-        assert_eq!(standard(Class::Unknown, on_unknown), Vec::from_iter(500..600));
-        assert_eq!(standard(Class::Final, on_unknown), kept);
+        assert_eq!(standard(OutcomeClass::Retryable, on_unknown), retryable);
+        assert_eq!(standard(OutcomeClass::Unknown, on_unknown), Vec::from_iter(500..600));
+        assert_eq!(standard(OutcomeClass::Final, on_unknown), kept);
     }
     let with_503 = [&retryable[..], &[503]].concat();
-    assert_eq!(standard(Class::Retryable, OnUnknown::Reexecute), with_503);
-    assert_eq!(standard(Class::Final, OnUnknown::Reexecute), kept);
+    assert_eq!(standard(OutcomeClass::Retryable, OnUnknown::Reexecute), with_503);
+    assert_eq!(standard(OutcomeClass::Final, OnUnknown::Reexecute), kept);
 }
 
 #[test]
 fn wire_16_stripe_v1_keeps_all_but_409_and_429() {
-    assert_eq!(classes(Profile::StripeV1, Class::Retryable, OnUnknown::Block), [409, 429]);
-    assert_eq!(classes(Profile::StripeV1, Class::Unknown, OnUnknown::Block), [0; 0]);
+    assert_eq!(classes(Profile::StripeV1, OutcomeClass::Retryable, OnUnknown::Block), [409, 429]);
+    assert_eq!(classes(Profile::StripeV1, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
 fn wire_16_success_only_keeps_2xx() {
-    let kept = classes(Profile::SuccessOnly, Class::Final, OnUnknown::Block);
+    let kept = classes(Profile::SuccessOnly, OutcomeClass::Final, OnUnknown::Block);
     assert_eq!(kept, Vec::from_iter(200..300));
-    assert_eq!(classes(Profile::SuccessOnly, Class::Unknown, OnUnknown::Block), [0; 0]);
+    assert_eq!(classes(Profile::SuccessOnly, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
@@ -49,37 +49,37 @@ fn wire_16_profiles_are_one_word() {
     assert!("Standard".parse::<Profile>().is_err());
 }
 
-fn said(lines: &[(&'static str, &'static str)]) -> Override {
+fn said(lines: &[(&'static str, &'static str)]) -> HeaderOverride {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
         headers.append(*name, HeaderValue::from_static(value));
     }
-    Override::from_headers(&headers)
+    HeaderOverride::from_headers(&headers)
 }
 
 #[test]
 fn wire_16_a_response_overrides_by_headers() {
-    for class in [Class::Final, Class::Retryable, Class::Unknown] {
+    for class in [OutcomeClass::Final, OutcomeClass::Retryable, OutcomeClass::Unknown] {
         let found = said(&[("idempotency-outcome", class.as_str())]);
-        assert_eq!(found, Override { class: Some(class), ..Override::default() });
+        assert_eq!(found, HeaderOverride { class: Some(class), ..HeaderOverride::default() });
     }
     let found = said(&[("idempotency-retention", "3600")]);
     let hour = Some(Duration::from_secs(3600));
-    assert_eq!(found, Override { retention: hour, ..Override::default() });
+    assert_eq!(found, HeaderOverride { retention: hour, ..HeaderOverride::default() });
 }
 
 #[test]
 fn wire_23_an_invalid_override_is_ignored_and_counted() {
     for value in ["", "Final", "final, final", "final;x"] {
         let found = said(&[("idempotency-outcome", value)]);
-        assert_eq!(found, Override { invalid: 1, ..Override::default() }, "{value}");
+        assert_eq!(found, HeaderOverride { invalid: 1, ..HeaderOverride::default() }, "{value}");
     }
     for value in ["", "0", "-1", "+1", "1.5", "1h", "99999999999", " 1x"] {
         let found = said(&[("idempotency-retention", value)]);
-        assert_eq!(found, Override { invalid: 1, ..Override::default() }, "{value}");
+        assert_eq!(found, HeaderOverride { invalid: 1, ..HeaderOverride::default() }, "{value}");
     }
     let twice = said(&[("idempotency-outcome", "final"), ("idempotency-outcome", "final")]);
-    assert_eq!(twice, Override { invalid: 1, ..Override::default() });
+    assert_eq!(twice, HeaderOverride { invalid: 1, ..HeaderOverride::default() });
 }
 
 #[test]
@@ -96,18 +96,18 @@ fn wire_16_grpc_goes_by_its_own_status() {
         .chain([(13, OnUnknown::Reexecute), (14, OnUnknown::Reexecute)])
     {
         let expected = match (status, on_unknown) {
-            (8, _) | (14, OnUnknown::Reexecute) => Class::Retryable,
-            (2 | 4 | 13 | 14 | 15, _) => Class::Unknown,
-            _ => Class::Final,
+            (8, _) | (14, OnUnknown::Reexecute) => OutcomeClass::Retryable,
+            (2 | 4 | 13 | 14 | 15, _) => OutcomeClass::Unknown,
+            _ => OutcomeClass::Final,
         };
         let status: &'static str = status.to_string().leak();
         assert_eq!(classify_grpc(&none, Some(&with(status)), on_unknown), expected, "{status}");
         assert_eq!(classify_grpc(&with(status), None, on_unknown), expected, "{status}");
     }
-    assert_eq!(classify_grpc(&none, None, block), Class::Unknown);
+    assert_eq!(classify_grpc(&none, None, block), OutcomeClass::Unknown);
     for unreadable in ["", "00", "17", "-1", "99", "ok", "0, 0", "5 ", "256"] {
         let class = classify_grpc(&none, Some(&with(unreadable)), block);
-        assert_eq!(class, Class::Unknown, "{unreadable}");
+        assert_eq!(class, OutcomeClass::Unknown, "{unreadable}");
     }
     for (kind, grpc) in [
         ("application/grpc", true),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_http::classify::Class;
+use hapax_http::classify::OutcomeClass;
 use hapax_http::manner::{Manner, class, grpc_status};
 use hapax_http::problem::{Code, Problem};
 use http::HeaderMap;
@@ -82,10 +82,13 @@ fn wire_21_a_refusal_says_what_it_means_to_one_in_front() {
     }
     let of = |class_of| Code::ALL.into_iter().filter(move |code| class(*code) == class_of);
     // What is kept for good is what nobody's retry could change.
-    assert!(of(Class::Final).all(|code| code.status() == 400 || code == Code::ResponseNotRetained));
+    assert!(
+        of(OutcomeClass::Final)
+            .all(|code| code.status() == 400 || code == Code::ResponseNotRetained)
+    );
     // Nothing that may have taken effect is given free.
     for may in [Code::OutcomeUnknown, Code::OutcomePending, Code::Superseded, Code::HandlerFailed] {
-        assert!(of(Class::Unknown).any(|code| code == may));
+        assert!(of(OutcomeClass::Unknown).any(|code| code == may));
     }
-    assert!(of(Class::Retryable).any(|code| code == Code::InFlight));
+    assert!(of(OutcomeClass::Retryable).any(|code| code == Code::InFlight));
 }

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, Claim, ErrorClass, Fingerprint, Function, Idempotency, Key, OnUnknown,
-    OperationRequest, Policy, RunError, Scheme, Scope,
+    Answer, Claim, Fingerprint, Function, Idempotency, Key, OnUnknown, OperationRequest,
+    OutcomeClass, Policy, RunError, Scheme, Scope,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -79,8 +79,8 @@ fn declare(
     engines.each_ref().map(|engine| {
         let function = engine.function(name).on_unknown(on_unknown).wait(PATIENCE);
         let class = |error: &Refused| match error {
-            Refused::Declined { .. } => ErrorClass::Final,
-            Refused::Broken => ErrorClass::Unknown,
+            Refused::Declined { .. } => OutcomeClass::Final,
+            Refused::Broken => OutcomeClass::Unknown,
         };
         function.classify(class).build().unwrap()
     })
@@ -148,7 +148,7 @@ async fn a_final_error_comes_back_typed(engines: &[Idempotency; 2]) {
     for (answer, again) in
         [(call(&here, async { Err(declined()) }).await, false), (call(&there, never()).await, true)]
     {
-        let Err(RunError::Failed { error, class: ErrorClass::Final, replayed }) = answer else {
+        let Err(RunError::Failed { error, class: OutcomeClass::Final, replayed }) = answer else {
             panic!("{answer:?}")
         };
         assert_eq!((error, replayed), (declined(), again));
@@ -163,7 +163,10 @@ async fn what_is_unknown_goes_by_the_policy(engines: &[Idempotency; 2]) {
     let [here, there] = declare(engines, "blocked", OnUnknown::Block);
     let broken = call(&here, async { Err(Refused::Broken) }).await;
     let unknown = |answer: &_| {
-        matches!(answer, Err(RunError::Failed { class: ErrorClass::Unknown, replayed: false, .. }))
+        matches!(
+            answer,
+            Err(RunError::Failed { class: OutcomeClass::Unknown, replayed: false, .. })
+        )
     };
     assert!(unknown(&broken), "{broken:?}");
     for function in [here, there] {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use hapax::{Answer, ErrorClass, Function, Idempotency, Key, OnUnknown, Policy, RunError, Scope};
+use hapax::{Answer, Function, Idempotency, Key, OnUnknown, OutcomeClass, Policy, RunError, Scope};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -41,7 +41,7 @@ fn declare(engine: &Idempotency, name: &str, on_unknown: OnUnknown) -> Counted {
         policy.terms.lease = LEASE;
     }
     let function = engine.function(name).policy(policy).on_unknown(on_unknown).wait(PATIENCE);
-    function.classify(|_| ErrorClass::Final).build().unwrap()
+    function.classify(|_| OutcomeClass::Final).build().unwrap()
 }
 
 async fn call<F>(function: &Counted, work: F) -> Said

@@ -8,7 +8,7 @@ mod outcome;
 pub(super) mod request;
 
 pub use declared::{Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled};
-pub use error::{ErrorClass, RunError};
+pub use error::{OutcomeClass, RunError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -35,7 +35,7 @@ impl Idempotency {
     /// same request. Lease and retention are those of [`Policy::default`](crate::Policy).
     ///
     /// After an `Err`, a panic or a crash in the middle, `work` may have taken effect
-    /// ([`ErrorClass::Unknown`]): it does not execute again, and calls get
+    /// ([`OutcomeClass::Unknown`]): it does not execute again, and calls get
     /// [`RunError::OutcomeUnknown`] until an operator resolves the record. Where some errors are
     /// known to have no effect, declare a [function](Idempotency::function) that classifies them;
     /// where `work` may be repeated, call [`at_least_once`](Self::at_least_once).

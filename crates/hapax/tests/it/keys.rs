@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Clock, CompositeKey, Entropy, EntropyError, ErrorClass, Function, Idempotency, Key, KeyError,
-    KeyMaker, MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, NoBucket, Scope, Timestamp,
+    Clock, CompositeKey, Entropy, EntropyError, Function, Idempotency, Key, KeyError, KeyMaker,
+    MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, NoBucket, OutcomeClass, Scope,
+    Timestamp,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -253,7 +254,7 @@ async fn of_what_was_released_the_key_stays() {
     let pay: Function<u8, ()> = idempotency
         .function("pay")
         .at_most_once()
-        .classify(|()| ErrorClass::Retryable)
+        .classify(|()| OutcomeClass::Retryable)
         .build()
         .unwrap();
     let choose = async || {

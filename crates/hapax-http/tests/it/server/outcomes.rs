@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax::OnUnknown;
 use hapax_http::Body;
-use hapax_http::classify::{Class, Classified, Profile};
+use hapax_http::classify::{ClassifiedResponse, OutcomeClass, Profile};
 use hapax_http::server::{Event, Execution, Observer, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
@@ -313,7 +313,7 @@ async fn wire_23_an_invalid_override_is_ignored_and_counted() {
 async fn wire_16_a_function_overrides_the_profile_but_not_the_response() {
     let options = || RouteOptions {
         classify: Some(std::sync::Arc::new(|head| {
-            (head.status == 200).then_some(Class::Retryable)
+            (head.status == 200).then_some(OutcomeClass::Retryable)
         })),
         ..block()
     };
@@ -334,9 +334,9 @@ async fn wire_16_a_handler_says_it_by_its_execution() {
         }
     };
     let hour = Duration::from_secs(3600);
-    assert_eq!(after(block(), say(Class::Unknown, hour)).await.1, "unknown");
-    assert_eq!(after(block(), say(Class::Retryable, hour)).await.1, "runs again");
-    let (world, kind) = after(block(), say(Class::Final, hour)).await;
+    assert_eq!(after(block(), say(OutcomeClass::Unknown, hour)).await.1, "unknown");
+    assert_eq!(after(block(), say(OutcomeClass::Retryable, hour)).await.1, "runs again");
+    let (world, kind) = after(block(), say(OutcomeClass::Final, hour)).await;
     assert_eq!(kind, "final");
     let kept = world.events().into_iter().find_map(|event| match event {
         Event::Replayed { expires_in } => expires_in,
@@ -365,12 +365,12 @@ async fn wire_16_a_retention_of_zero_is_not_said() {
 #[tokio::test(start_paused = true)]
 async fn wire_21_what_a_proxy_says_itself_is_classified_by_it() {
     for (status, class, kind) in
-        [(502, Class::Retryable, "runs again"), (502, Class::Unknown, "unknown")]
+        [(502, OutcomeClass::Retryable, "runs again"), (502, OutcomeClass::Unknown, "unknown")]
     {
         let first = move |_| {
             // No profile, and no header that an upstream never sent, may speak here.
             let mut response = marked(status, "idempotency-outcome", "final");
-            response.extensions_mut().insert(Classified(class));
+            response.extensions_mut().insert(ClassifiedResponse(class));
             response
         };
         let options = RouteOptions { profile: Profile::StripeV1, ..block() };

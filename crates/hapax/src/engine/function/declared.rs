@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::claim::ClaimError;
 use super::super::idempotency::Idempotency;
-use super::error::ErrorClass;
+use super::error::OutcomeClass;
 use super::outcome::{of_error, of_value};
 use crate::key::{CompositeKey, Key};
 use crate::machine::{HookTiming, Verdict};
@@ -28,7 +28,7 @@ use crate::value::{self, ValueError};
 /// # use std::sync::Arc;
 /// # use std::time::Duration;
 /// # use hapax::{Idempotency, Key, MemoryStore, RunError, Scope};
-/// use hapax::{ErrorClass, Function};
+/// use hapax::{OutcomeClass, Function};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
@@ -49,9 +49,9 @@ use crate::value::{self, ValueError};
 ///     .at_most_once()
 ///     .wait(Duration::from_secs(10))
 ///     .classify(|error| match error {
-///         ChargeError::Declined => ErrorClass::Final,
-///         ChargeError::NotReached => ErrorClass::Retryable,
-///         ChargeError::NoAnswer => ErrorClass::Unknown,
+///         ChargeError::Declined => OutcomeClass::Final,
+///         ChargeError::NotReached => OutcomeClass::Retryable,
+///         ChargeError::NoAnswer => OutcomeClass::Unknown,
 ///     })
 ///     .build()?;
 ///
@@ -85,7 +85,7 @@ type HookFn = dyn Fn(ReconcileCall) -> BoxFuture<'static, Verdict> + Send + Sync
 /// How errors are classified and kept. What it takes to write and read them is asked for only of
 /// those that are.
 pub(super) struct Errors<E> {
-    pub(super) class: Box<dyn Fn(&E) -> ErrorClass + Send + Sync>,
+    pub(super) class: Box<dyn Fn(&E) -> OutcomeClass + Send + Sync>,
     pub(super) keep: Option<Keep<E>>,
 }
 
@@ -251,11 +251,11 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// Says what errors mean for the key. Without it each is [`ErrorClass::Unknown`].
+    /// Says what errors mean for the key. Without it each is [`OutcomeClass::Unknown`].
     ///
     /// Errors that are final come back as they were, so that they are written and read like values.
     /// A panic in it counts as one of the work.
-    pub fn classify(mut self, class: impl Fn(&E) -> ErrorClass + Send + Sync + 'static) -> Self
+    pub fn classify(mut self, class: impl Fn(&E) -> OutcomeClass + Send + Sync + 'static) -> Self
     where
         E: Serialize + DeserializeOwned,
     {
@@ -264,14 +264,14 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// Says of which errors it is certain that nothing happened: [`ErrorClass::Retryable`]. Any
-    /// other is [`ErrorClass::Unknown`], none is final, so that this takes errors which cannot be
+    /// Says of which errors it is certain that nothing happened: [`OutcomeClass::Retryable`]. Any
+    /// other is [`OutcomeClass::Unknown`], none is final, so that this takes errors which cannot be
     /// written and read, such as `std::io::Error`. Instead of [`classify`](Self::classify): the
     /// later of the two counts.
     pub fn retryable(mut self, nothing: impl Fn(&E) -> bool + Send + Sync + 'static) -> Self {
         let class = move |error: &E| match nothing(error) {
-            true => ErrorClass::Retryable,
-            false => ErrorClass::Unknown,
+            true => OutcomeClass::Retryable,
+            false => OutcomeClass::Unknown,
         };
         self.errors = Some(Errors { class: Box::new(class), keep: None });
         self

@@ -8,7 +8,7 @@ use crate::value::ValueError;
 
 /// What an error of a function's work means for its key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ErrorClass {
+pub enum OutcomeClass {
     /// It is the answer: it is kept, and comes back to every call that asks the same. Card declined,
     /// no such account.
     Final,
@@ -40,7 +40,7 @@ pub enum RunError<T, E> {
         /// Its error.
         error: E,
         /// What it means for the key.
-        class: ErrorClass,
+        class: OutcomeClass,
         /// Whether an earlier call executed it; only of what is final.
         replayed: bool,
     },
@@ -81,11 +81,11 @@ pub enum RunError<T, E> {
         /// What the work answered.
         result: Result<T, E>,
     },
-    /// The work panicked: it may have taken effect. As [`ErrorClass::Unknown`].
+    /// The work panicked: it may have taken effect. As [`OutcomeClass::Unknown`].
     #[error("the work panicked: it may have taken effect")]
     Panicked,
     /// The runtime shut down in the middle: it may have taken effect. The key is in flight until its
-    /// lease lapses, then as [`ErrorClass::Unknown`].
+    /// lease lapses, then as [`OutcomeClass::Unknown`].
     #[error("the runtime shut down in the middle: it may have taken effect")]
     Interrupted,
     /// An earlier call executed it, and its answer could not be kept: too large, too deep, or its

@@ -20,7 +20,7 @@ use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Answer;
 use super::declared::{Declared, Function, ReconcileCall};
-use super::error::{ErrorClass, RunError};
+use super::error::{OutcomeClass, RunError};
 use super::outcome::{Ending, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
@@ -146,7 +146,9 @@ where
         match result {
             result if replay.deferred => Err(RunError::Pending { result }),
             Ok(value) => Ok(Answer { value, replayed: true, fence: replay.fence }),
-            Err(error) => Err(RunError::Failed { error, class: ErrorClass::Final, replayed: true }),
+            Err(error) => {
+                Err(RunError::Failed { error, class: OutcomeClass::Final, replayed: true })
+            }
         }
     }
 
@@ -185,7 +187,7 @@ where
 /// Records what came of the work; only then is there an answer.
 async fn record<T, E>(
     lease: Lease,
-    done: Result<(Result<T, E>, ErrorClass, Ending), Panicked>,
+    done: Result<(Result<T, E>, OutcomeClass, Ending), Panicked>,
 ) -> Result<Answer<T>, RunError<T, E>> {
     let fence = lease.fence();
     let Ok((result, class, ending)) = done else {
@@ -202,7 +204,7 @@ async fn record<T, E>(
         (Ok(()), Ok(value)) => Ok(Answer { value, replayed: false, fence }),
         (Ok(()), Err(error)) => Err(RunError::Failed { error, class, replayed: false }),
         // Nothing is lost if it is forgotten: the lease lapses, and that is no worse.
-        (Err(FinishError::Pending), Err(error)) if class != ErrorClass::Final => {
+        (Err(FinishError::Pending), Err(error)) if class != OutcomeClass::Final => {
             Err(RunError::Failed { error, class, replayed: false })
         }
         (Err(FinishError::Pending), result) => Err(RunError::Pending { result }),

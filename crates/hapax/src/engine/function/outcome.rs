@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::declared::Errors;
-use super::error::{ErrorClass, RunError};
+use super::error::{OutcomeClass, RunError};
 use crate::codec::MAX_OUTCOME;
 use crate::record::Outcome;
 use crate::value::{self, ValueError};
@@ -79,19 +79,19 @@ pub(super) enum Ending {
 pub(super) fn judge<T: Serialize, E>(
     result: &Result<T, E>,
     errors: Option<&Errors<E>>,
-) -> (ErrorClass, Ending) {
+) -> (OutcomeClass, Ending) {
     match (result, errors) {
-        (Ok(value), _) => (ErrorClass::Final, Ending::Kept(of_value(value))),
-        (Err(_), None) => (ErrorClass::Unknown, Ending::Unknown(None)),
+        (Ok(value), _) => (OutcomeClass::Final, Ending::Kept(of_value(value))),
+        (Err(_), None) => (OutcomeClass::Unknown, Ending::Unknown(None)),
         (Err(error), Some(errors)) => {
             let kept = || errors.keep.as_ref().map(|keep| (keep.write)(error));
             match (errors.class)(error) {
-                ErrorClass::Final => match kept() {
-                    Some(outcome) => (ErrorClass::Final, Ending::Kept(outcome)),
-                    None => (ErrorClass::Unknown, Ending::Unknown(None)),
+                OutcomeClass::Final => match kept() {
+                    Some(outcome) => (OutcomeClass::Final, Ending::Kept(outcome)),
+                    None => (OutcomeClass::Unknown, Ending::Unknown(None)),
                 },
-                ErrorClass::Retryable => (ErrorClass::Retryable, Ending::Released),
-                ErrorClass::Unknown => (ErrorClass::Unknown, Ending::Unknown(kept())),
+                OutcomeClass::Retryable => (OutcomeClass::Retryable, Ending::Released),
+                OutcomeClass::Unknown => (OutcomeClass::Unknown, Ending::Unknown(kept())),
             }
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, ErrorClass, Function, FunctionBuilder, Idempotency, LeaseHandle, OnUnknown, RunError,
+    Answer, Function, FunctionBuilder, Idempotency, LeaseHandle, OnUnknown, OutcomeClass, RunError,
     Scope,
 };
 use serde::de::DeserializeOwned;
@@ -56,11 +56,11 @@ fn declined() -> Refused {
     Refused::Declined { reason: "too poor".into() }
 }
 
-fn class(error: &Refused) -> ErrorClass {
+fn class(error: &Refused) -> OutcomeClass {
     match error {
-        Refused::Declined { .. } => ErrorClass::Final,
-        Refused::Busy => ErrorClass::Retryable,
-        Refused::NoAnswer => ErrorClass::Unknown,
+        Refused::Declined { .. } => OutcomeClass::Final,
+        Refused::Busy => OutcomeClass::Retryable,
+        Refused::NoAnswer => OutcomeClass::Unknown,
     }
 }
 
@@ -168,7 +168,7 @@ fn executed(charged: &Charged) -> &Receipt {
 }
 
 #[track_caller]
-fn failed(charged: &Charged) -> (&Refused, ErrorClass, bool) {
+fn failed(charged: &Charged) -> (&Refused, OutcomeClass, bool) {
     match charged {
         Err(RunError::Failed { error, class, replayed }) => (error, *class, *replayed),
         other => panic!("expected an error of the work, got {other:?}"),

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hapax::machine::{Resolution, Resolve};
-use hapax::{ErrorClass, Function, OnUnknown, RunError, Scope};
+use hapax::{Function, OnUnknown, OutcomeClass, RunError, Scope};
 use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
@@ -21,10 +21,10 @@ async fn a_final_error_comes_back_as_it_was() {
     let first = charge(&world.process(), OnUnknown::Reexecute);
     let count = Count::default();
     let answer = call(&first, count.then(Err(declined()))).await;
-    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, false));
+    assert_eq!(failed(&answer), (&declined(), OutcomeClass::Final, false));
     let second = charge(&world.process(), OnUnknown::Reexecute);
     let answer = call(&second, never).await;
-    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, true));
+    assert_eq!(failed(&answer), (&declined(), OutcomeClass::Final, true));
     assert_eq!(answer.unwrap_err().to_string(), "declined: too poor");
 }
 
@@ -35,7 +35,7 @@ async fn a_retryable_error_frees_the_key_whatever_the_policy() {
     let charge = charge(&world.process(), OnUnknown::Block);
     for _ in 0..3 {
         let answer = call(&charge, count.then(Err(Refused::Busy))).await;
-        assert_eq!(failed(&answer), (&Refused::Busy, ErrorClass::Retryable, false));
+        assert_eq!(failed(&answer), (&Refused::Busy, OutcomeClass::Retryable, false));
     }
     executed(&call(&charge, count.then(Ok(receipt("r-1")))).await);
     assert_eq!(count.get(), 4);
@@ -78,7 +78,7 @@ async fn an_unknown_error_follows_the_policy() {
     let count = Count::default();
     let again = charge(&world.process(), OnUnknown::Reexecute);
     let answer = call(&again, count.then(Err(Refused::NoAnswer))).await;
-    assert_eq!(failed(&answer), (&Refused::NoAnswer, ErrorClass::Unknown, false));
+    assert_eq!(failed(&answer), (&Refused::NoAnswer, OutcomeClass::Unknown, false));
     executed(&call(&again, count.then(Ok(receipt("r-1")))).await);
     assert_eq!(count.get(), 2);
 
@@ -93,13 +93,13 @@ async fn an_error_that_nobody_classified_is_unknown() {
     let world = World::new();
     let block: Charge = world.process().function("charge").at_most_once().build().unwrap();
     let answer = call(&block, Count::default().then(Err(declined()))).await;
-    assert_eq!(failed(&answer), (&declined(), ErrorClass::Unknown, false));
+    assert_eq!(failed(&answer), (&declined(), OutcomeClass::Unknown, false));
     assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
     // It need not be one that can be kept.
     struct Anything;
     let process = World::new().process();
     let failed = run(&process, "r", |_| async { Err::<u8, _>(Anything) }).await;
-    assert!(matches!(failed, Err(RunError::Failed { class: ErrorClass::Unknown, .. })));
+    assert!(matches!(failed, Err(RunError::Failed { class: OutcomeClass::Unknown, .. })));
     let again = run(&process, "r", |_| async { Ok::<u8, Anything>(1) }).await;
     assert!(again.is_ok_and(|answer| !answer.replayed));
 }
@@ -210,8 +210,8 @@ async fn errors_that_cannot_be_kept_may_be_free_to_retry() {
             }
         }
     };
-    assert_eq!(call(ErrorKind::ConnectionRefused).await, Some(ErrorClass::Retryable));
-    assert_eq!(call(ErrorKind::TimedOut).await, Some(ErrorClass::Unknown));
+    assert_eq!(call(ErrorKind::ConnectionRefused).await, Some(OutcomeClass::Retryable));
+    assert_eq!(call(ErrorKind::TimedOut).await, Some(OutcomeClass::Unknown));
     assert_eq!(call(ErrorKind::ConnectionRefused).await, None);
 }
 
@@ -227,7 +227,7 @@ async fn an_operator_may_say_that_it_was_refused() {
     let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
     process.resolve(record, resolve).await.unwrap();
     let answer = call(&charge, never).await;
-    assert_eq!(failed(&answer), (&declined(), ErrorClass::Final, true));
+    assert_eq!(failed(&answer), (&declined(), OutcomeClass::Final, true));
 }
 
 #[tokio::test(start_paused = true)]

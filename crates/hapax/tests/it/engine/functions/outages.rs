@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    ClaimError, ErrorClass, Fingerprint, OnUnknown, OperationRequest, Outcome, Policy, RunError,
+    ClaimError, Fingerprint, OnUnknown, OperationRequest, Outcome, OutcomeClass, Policy, RunError,
     Scheme, Scope,
 };
 use tokio::sync::Notify;
@@ -53,7 +53,7 @@ async fn an_error_that_is_no_answer_is_not_pending() {
         away.set(Mode::Away);
         Err(Refused::Busy)
     });
-    assert_eq!(failed(&answer.await), (&Refused::Busy, ErrorClass::Retryable, false));
+    assert_eq!(failed(&answer.await), (&Refused::Busy, OutcomeClass::Retryable, false));
     world.store.set(Mode::Well);
     process.drain().await;
     executed(&call(&charge, Count::default().then(Ok(receipt("r-1")))).await);
