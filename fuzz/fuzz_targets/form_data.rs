@@ -7,7 +7,7 @@
 
 use arbitrary::{Result, Unstructured};
 use hapax::Fingerprint;
-use hapax_http::fingerprint::HttpScheme;
+use hapax_http::fingerprint::HttpFingerprintScheme;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use libfuzzer_sys::fuzz_target;
@@ -103,5 +103,5 @@ fn hashed(kind: &HeaderValue, body: &[u8]) -> Fingerprint {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, kind.clone());
     let uri = Uri::from_static("/forms");
-    HttpScheme::default().fingerprint(&Method::POST, &uri, &headers, body)
+    HttpFingerprintScheme::default().fingerprint(&Method::POST, &uri, &headers, body)
 }

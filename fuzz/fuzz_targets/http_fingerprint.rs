@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hapax::{JsonPointers, Scheme};
-use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+use hapax::{JsonPointers, FingerprintScheme};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use libfuzzer_sys::fuzz_target;
@@ -21,8 +21,8 @@ const BODIES: [&str; 6] =
     ["", "{\"a\":1,\"b\":2}", "{ \"b\":2, \"a\":1 }", "{\"a\":1.0}", "[1]", "{\"a\":1,\"a\":1}"];
 
 fuzz_target!(|input: &[u8]| {
-    if let Some(scheme) = std::str::from_utf8(input).ok().and_then(|text| Scheme::new(text).ok()) {
-        let found = HttpScheme::named(&scheme);
+    if let Some(scheme) = std::str::from_utf8(input).ok().and_then(|text| FingerprintScheme::new(text).ok()) {
+        let found = HttpFingerprintScheme::named(&scheme);
         assert!(found.is_none_or(|found| *found.name() == scheme), "another spelling");
     }
     let mut u = Unstructured::new(input);
@@ -40,9 +40,9 @@ fn named(u: &mut Unstructured<'_>) -> Result<()> {
     };
     let headers = HEADERS[u.int_in_range(0..=3)?..].iter();
     let headers = headers.map(|name| HeaderName::from_static(name));
-    let scheme = HttpScheme::new(BodyForm::Canonical, headers).expect("short names");
+    let scheme = HttpFingerprintScheme::new(BodyForm::Canonical, headers).expect("short names");
     if let Ok(scheme) = scheme.json(parts) {
-        assert_eq!(HttpScheme::named(scheme.name()), Some(scheme));
+        assert_eq!(HttpFingerprintScheme::named(scheme.name()), Some(scheme));
     }
     Ok(())
 }
@@ -59,9 +59,9 @@ struct Asked {
 fn requests(u: &mut Unstructured<'_>) -> Result<()> {
     let body = *u.choose(&[BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored])?;
     let names = &HEADERS[..u.int_in_range(0..=2)?];
-    let scheme = HttpScheme::new(body, names.iter().map(|name| HeaderName::from_static(name)))
+    let scheme = HttpFingerprintScheme::new(body, names.iter().map(|name| HeaderName::from_static(name)))
         .expect("short names");
-    assert_eq!(HttpScheme::named(scheme.name()).as_ref(), Some(&scheme));
+    assert_eq!(HttpFingerprintScheme::named(scheme.name()).as_ref(), Some(&scheme));
 
     let one = asked(u)?;
     // Mostly nearly the same request, or equality would never be seen.
@@ -144,7 +144,7 @@ fn counts(asked: &Asked, form: BodyForm, names: &[&str]) -> Counts {
     }
 }
 
-fn hashed(scheme: &HttpScheme, asked: &Asked) -> hapax::Fingerprint {
+fn hashed(scheme: &HttpFingerprintScheme, asked: &Asked) -> hapax::Fingerprint {
     let target = match &asked.query {
         Some(query) => format!("{}?{query}", asked.path),
         None => asked.path.clone(),
@@ -185,5 +185,5 @@ fn form(parts: &[Vec<u8>], edge: &str) -> hapax::Fingerprint {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, kind.parse().expect("ASCII"));
     let uri = Uri::from_static("/forms");
-    HttpScheme::default().fingerprint(&Method::POST, &uri, &headers, &body)
+    HttpFingerprintScheme::default().fingerprint(&Method::POST, &uri, &headers, &body)
 }

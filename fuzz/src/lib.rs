@@ -5,7 +5,7 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
-use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, Scheme, RecordState, Terms};
+use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, FingerprintScheme, RecordState, Terms};
 
 /// Any record that can be written.
 pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
@@ -38,10 +38,10 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
     })
 }
 
-fn scheme(u: &mut Unstructured<'_>) -> Result<Scheme> {
+fn scheme(u: &mut Unstructured<'_>) -> Result<FingerprintScheme> {
     let keyed = if u.arbitrary()? { "keyed/1;" } else { "" };
     let name = format!("{keyed}{}", u.arbitrary::<&str>()?);
-    Scheme::new(name).map_err(|_| arbitrary::Error::IncorrectFormat)
+    FingerprintScheme::new(name).map_err(|_| arbitrary::Error::IncorrectFormat)
 }
 
 fn duration(u: &mut Unstructured<'_>) -> Result<Duration> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, OperationRequest, Scheme, Scope, OperationId,
+    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, OperationRequest, FingerprintScheme, Scope, OperationId,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -27,15 +27,15 @@ const SPREAD: [u8; 3] = [0x20, 0x80, 0xf0];
 /// A request as records describe it.
 struct Asked<'a> {
     key: &'a str,
-    scheme: Scheme,
+    scheme: FingerprintScheme,
 }
 
 impl OperationRequest for Asked<'_> {
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> FingerprintScheme {
         self.scheme.clone()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([9; 32]))
     }
 
@@ -47,7 +47,7 @@ impl OperationRequest for Asked<'_> {
 
 /// Claims a new key.
 async fn claim(engine: &Idempotency, key: &str) -> Result<Lease, Failure> {
-    let request = Asked { key, scheme: Scheme::new("http/1")? };
+    let request = Asked { key, scheme: FingerprintScheme::new("http/1")? };
     match engine.claim(&Scope::shared(), &Key::new(key)?, &request, &Policy::default()).await? {
         Claim::Execute(lease) => Ok(lease),
         other => Err(format!("expected a claim of the new key {key}, found {other:?}").into()),

@@ -19,7 +19,7 @@ use engine::Failure;
 use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome, Record, Scheme, RecordState, Store, OperationId, SystemEntropy,
+    Fingerprint, LeaseId, OnUnknown, Outcome, Record, FingerprintScheme, RecordState, Store, OperationId, SystemEntropy,
     WriteId, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options, SecretSource};
@@ -309,7 +309,7 @@ fn claim() -> Result<Swap, Failure> {
     let lease_id = LeaseId::fresh(&SystemEntropy)?;
     let (lease, retention) = (Duration::from_secs(30), Duration::from_secs(86_400));
     let record = Record {
-        scheme: Scheme::new("http/1;body=canonical")?,
+        scheme: FingerprintScheme::new("http/1;body=canonical")?,
         fingerprint: Fingerprint::from_bytes(key),
         lease_id,
         generation: lease_id,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::store::BoxFuture;
 use hapax::{InFlight, OnUnknown};
 use hapax_http::classify::Profile;
-use hapax_http::fingerprint::HttpScheme;
+use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
@@ -68,7 +68,7 @@ pub struct Policy {
     /// Whose key it is.
     pub callers: Callers,
     /// What of a request counts.
-    pub fingerprint: HttpScheme,
+    pub fingerprint: HttpFingerprintScheme,
     /// How long a lease lasts without renewal.
     pub lease: Duration,
     /// How long an outcome is replayed.
@@ -126,7 +126,7 @@ impl Default for Policy {
             grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
             callers: Callers::Headers(vec![AUTHORIZATION], MissingScope::Reject),
-            fingerprint: HttpScheme::default(),
+            fingerprint: HttpFingerprintScheme::default(),
             lease: Duration::from_secs(30),
             retention: Duration::from_secs(3600),
             in_flight: InFlight::Reject,

@@ -18,7 +18,7 @@ mod tree;
 
 use hapax::OnUnknown;
 use hapax_http::classify::Profile;
-use hapax_http::fingerprint::HttpScheme;
+use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
@@ -155,7 +155,7 @@ struct OfRecord {
     missing: MissingScope,
     key_header: HeaderName,
     grammar: Grammar,
-    fingerprint: HttpScheme,
+    fingerprint: HttpFingerprintScheme,
     profile: Profile,
     statuses: StatusLists,
     reconcile_url: Option<Uri>,

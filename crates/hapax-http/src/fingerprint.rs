@@ -18,12 +18,14 @@
 //! outages, but refused as if the store were away (503 `store-unavailable`), until a version
 //! answers that knows it or the record ends.
 
-mod form;
+mod multipart;
 
 use std::borrow::Cow;
 use std::fmt;
 
-use hapax::{Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong};
+use hapax::{
+    Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers, NotCanonical, SchemeTooLong,
+};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -65,23 +67,23 @@ pub enum JsonParts {
 ///
 /// ```
 /// use hapax::JsonPointers;
-/// use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+/// use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 /// let noise = JsonParts::Except(JsonPointers::new(["/sent at"])?);
-/// let scheme = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?.json(noise)?;
+/// let scheme = HttpFingerprintScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?.json(noise)?;
 /// let name = "http/1;body=canonical;except=/sent%20at;headers=x-tenant";
 /// assert_eq!(scheme.name().as_str(), name);
-/// assert_eq!(HttpScheme::named(scheme.name()), Some(scheme));
+/// assert_eq!(HttpFingerprintScheme::named(scheme.name()), Some(scheme));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HttpScheme {
+pub struct HttpFingerprintScheme {
     body: BodyForm,
     json: JsonParts,
     headers: Vec<HeaderName>,
-    name: Scheme,
+    name: FingerprintScheme,
 }
 
-impl HttpScheme {
+impl HttpFingerprintScheme {
     /// A scheme by which these headers count, and the body in this form.
     ///
     /// # Errors
@@ -110,7 +112,7 @@ impl HttpScheme {
 
     /// The scheme of this name; `None` if it is not one that this version knows.
     #[must_use]
-    pub fn named(name: &Scheme) -> Option<Self> {
+    pub fn named(name: &FingerprintScheme) -> Option<Self> {
         let mut fields = name.as_str().strip_prefix("http/1;body=")?.split(';');
         let body = fields.next()?;
         let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
@@ -134,7 +136,7 @@ impl HttpScheme {
 
     /// Its name.
     #[must_use]
-    pub const fn name(&self) -> &Scheme {
+    pub const fn name(&self) -> &FingerprintScheme {
         &self.name
     }
 
@@ -191,11 +193,11 @@ impl HttpScheme {
             BodyForm::Ignored => ("http/1 no body", Vec::new()),
             BodyForm::Raw => raw(),
             BodyForm::Canonical => {
-                let kind = form::content_type(headers);
+                let kind = multipart::content_type(headers);
                 if is_json(kind) {
                     return self.json_fields(body).unwrap_or_else(|_| raw());
                 }
-                match form::parts(kind, body) {
+                match multipart::parts(kind, body) {
                     Some(parts) => ("http/1 form data", parts),
                     None => raw(),
                 }
@@ -221,10 +223,10 @@ impl HttpScheme {
 
 type Fields<'a> = (&'static str, Vec<Cow<'a, [u8]>>);
 
-impl Default for HttpScheme {
+impl Default for HttpFingerprintScheme {
     /// Canonical bodies, no headers.
     fn default() -> Self {
-        let name = Scheme::new("http/1;body=canonical");
+        let name = FingerprintScheme::new("http/1;body=canonical");
         #[allow(clippy::unreachable, reason = "the name is shorter than any limit")]
         let Ok(name) = name else { unreachable!() };
         Self { body: BodyForm::Canonical, json: JsonParts::All, headers: Vec::new(), name }
@@ -245,7 +247,11 @@ impl BodyForm {
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 
-fn name(body: BodyForm, json: &JsonParts, headers: &[HeaderName]) -> Result<Scheme, SchemeTooLong> {
+fn name(
+    body: BodyForm,
+    json: &JsonParts,
+    headers: &[HeaderName],
+) -> Result<FingerprintScheme, SchemeTooLong> {
     let mut name = format!("http/1;body={}", body.word());
     let (word, pointers) = match json {
         JsonParts::All => ("", None),
@@ -262,7 +268,7 @@ fn name(body: BodyForm, json: &JsonParts, headers: &[HeaderName]) -> Result<Sche
         let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
         name += &format!(";headers={}", names.join(","));
     }
-    Scheme::new(name)
+    FingerprintScheme::new(name)
 }
 
 /// A list of nothing at all has no `=`: after one, nothing is the pointer to everything.
@@ -280,7 +286,7 @@ fn pointers(list: Option<&str>) -> Option<JsonPointers> {
 #[derive(Clone)]
 pub struct HttpRequest<'a> {
     /// The scheme in force.
-    pub scheme: &'a HttpScheme,
+    pub scheme: &'a HttpFingerprintScheme,
     /// The method.
     pub method: &'a Method,
     /// The target; its path and query count.
@@ -302,16 +308,16 @@ impl fmt::Debug for HttpRequest<'_> {
 }
 
 impl hapax::OperationRequest for HttpRequest<'_> {
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> FingerprintScheme {
         self.scheme.name().clone()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         let Self { method, uri, headers, body, .. } = self;
         if scheme == self.scheme.name() {
             return Some(self.scheme.fingerprint(method, uri, headers, body));
         }
-        Some(HttpScheme::named(scheme)?.fingerprint(method, uri, headers, body))
+        Some(HttpFingerprintScheme::named(scheme)?.fingerprint(method, uri, headers, body))
     }
 }
 

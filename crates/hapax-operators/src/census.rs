@@ -278,8 +278,8 @@ impl Store for Watched {
 #[cfg(test)]
 mod tests {
     use hapax::{
-        Claim, Fingerprint, Idempotency, Key, MemoryCapacity, MemoryStore, OperationRequest,
-        Policy, Scheme, Scope, Secret, SystemClock, Terms,
+        Claim, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryCapacity, MemoryStore,
+        OperationRequest, Policy, Scope, Secret, SystemClock, Terms,
     };
 
     use super::*;
@@ -287,11 +287,11 @@ mod tests {
     struct Asked;
 
     impl OperationRequest for Asked {
-        fn scheme(&self) -> Scheme {
-            Scheme::new("http/test").unwrap()
+        fn scheme(&self) -> FingerprintScheme {
+            FingerprintScheme::new("http/test").unwrap()
         }
 
-        fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+        fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
             Some(Fingerprint::from_bytes([1; 32]))
         }
 

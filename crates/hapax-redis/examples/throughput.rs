@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Entropy, Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme,
-    Sealer, Store, SystemEntropy, Terms, WriteId,
+    Entropy, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record,
+    RecordState, Sealer, Store, SystemEntropy, Terms, WriteId,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -140,7 +140,7 @@ fn claim(key: OperationId) -> Swap {
     let lease = Duration::from_secs(30);
     let retention = Duration::from_secs(86_400);
     let record = Record {
-        scheme: Scheme::new("bench/1").unwrap(),
+        scheme: FingerprintScheme::new("bench/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
         generation: lease_id,

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
-    StoreError, Terms, WriteId,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, StoreError, Terms, WriteId,
 };
 use tokio::task::JoinSet;
 
@@ -217,7 +217,7 @@ impl<S: Store> Caller<S> {
         let lease_id = LeaseId::fresh(&self.entropy).expect("it never fails");
         let day = Duration::from_secs(24 * 60 * 60);
         let record = Record {
-            scheme: Scheme::new("storm/1").expect("it is short"),
+            scheme: FingerprintScheme::new("storm/1").expect("it is short"),
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
             generation: lease_id,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms};
 
 /// The longest outcome, in bytes: 64 MiB.
@@ -59,7 +59,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
         OnUnknown::Reconcile => 1,
         OnUnknown::Block => 2,
     });
-    put(&mut out, scheme.as_str().as_bytes(), Scheme::MAX_LEN, Field::Scheme)?;
+    put(&mut out, scheme.as_str().as_bytes(), FingerprintScheme::MAX_LEN, Field::Scheme)?;
     put_option(&mut out, checkpoint.as_ref(), MAX_CHECKPOINT, Field::Checkpoint)?;
     put_option(&mut out, notes.description.as_ref(), MAX_DESCRIPTION, Field::Description)?;
     put_option(&mut out, notes.decision.as_ref(), MAX_DECISION, Field::Decision)?;
@@ -110,7 +110,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         [2] => OnUnknown::Block,
         [_] => return Err(DecodeError::BadValue { field: Field::OnUnknown }),
     };
-    let scheme = Scheme::new(reader.text(Scheme::MAX_LEN, Field::Scheme)?)
+    let scheme = FingerprintScheme::new(reader.text(FingerprintScheme::MAX_LEN, Field::Scheme)?)
         .map_err(|_| DecodeError::TooLong { field: Field::Scheme })?;
     let checkpoint = reader.option(MAX_CHECKPOINT, Field::Checkpoint)?;
     let description = reader.option(MAX_DESCRIPTION, Field::Description)?;

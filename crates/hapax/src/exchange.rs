@@ -21,7 +21,7 @@ pub use executions::Executions;
 use self::executions::ExecutionEntry;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::machine::{
     ClaimEvent, Event, HookTiming, Owner, OwnerAction, Resolve, Step, Verdict, step,
 };
@@ -47,7 +47,7 @@ pub enum Next<T> {
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     /// How the fingerprint was made.
-    pub scheme: Scheme,
+    pub scheme: FingerprintScheme,
     /// What is asked.
     pub fingerprint: Fingerprint,
     /// Under which terms.
@@ -79,7 +79,7 @@ pub enum ClaimResult {
     /// The key belongs to another request.
     Mismatch,
     /// Make the fingerprint by this scheme, and tell [`ClaimExchange::rehashed`].
-    Rehash(Scheme),
+    Rehash(FingerprintScheme),
     /// It may have happened, and must not run again.
     Unknown {
         /// When the hook may be asked, from now; `None` where no hook will be.
@@ -224,7 +224,7 @@ impl ClaimExchange {
     /// [`EntropyError`]; nothing was sent.
     pub fn rehashed(
         &mut self,
-        scheme: Scheme,
+        scheme: FingerprintScheme,
         fingerprint: Fingerprint,
         entropy: &dyn Entropy,
     ) -> Result<Next<ClaimResult>, EntropyError> {

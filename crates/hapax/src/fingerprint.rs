@@ -95,9 +95,9 @@ fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 /// a keyed hash of its fingerprint. Records from before it had one keep their scheme, and retries of
 /// them are compared unkeyed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Scheme(Arc<str>);
+pub struct FingerprintScheme(Arc<str>);
 
-impl Scheme {
+impl FingerprintScheme {
     /// The longest name that is stored, in bytes. Names of requests have at most eight bytes less.
     pub const MAX_LEN: usize = 4096;
 
@@ -107,7 +107,7 @@ impl Scheme {
     /// A scheme of this name.
     ///
     /// # Errors
-    /// [`SchemeTooLong`] where it would have more than [`Scheme::MAX_LEN`] bytes once it is keyed.
+    /// [`SchemeTooLong`] where it would have more than [`FingerprintScheme::MAX_LEN`] bytes once it is keyed.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
         let name = name.into();
         let to_come = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
@@ -145,7 +145,7 @@ impl Scheme {
     }
 }
 
-/// A scheme's name is longer than [`Scheme::MAX_LEN`].
+/// A scheme's name is longer than [`FingerprintScheme::MAX_LEN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the fingerprint scheme has more than 4088 bytes: choose fewer headers or pointers")]
 pub struct SchemeTooLong;

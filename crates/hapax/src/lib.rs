@@ -26,16 +26,16 @@
 //! # async fn place(_: &Order) -> String { "order 17".into() }
 //! use std::sync::Arc;
 //! use hapax::{
-//!     Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, OperationRequest, Scheme, Scope,
+//!     Claim, Fingerprint, Idempotency, Key, MemoryStore, Outcome, Policy, OperationRequest, FingerprintScheme, Scope,
 //! };
 //!
 //! struct Asked(&'static str);
 //!
 //! impl OperationRequest for Asked {
-//!     fn scheme(&self) -> Scheme {
-//!         Scheme::new("order/1").expect("it is short")
+//!     fn scheme(&self) -> FingerprintScheme {
+//!         FingerprintScheme::new("order/1").expect("it is short")
 //!     }
-//!     fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+//!     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
 //!         (*scheme == self.scheme())
 //!             .then(|| Fingerprint::builder("order/1").field(self.0.as_bytes()).finish())
 //!     }
@@ -122,8 +122,8 @@ pub use engine::{
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{
-    BadPointer, Fingerprint, FingerprintBuilder, JsonPointers, NotCanonical, Scheme, SchemeTooLong,
-    canonicalize, canonicalize_except, canonicalize_only,
+    BadPointer, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers, NotCanonical,
+    SchemeTooLong, canonicalize, canonicalize_except, canonicalize_only,
 };
 #[cfg(feature = "serde")]
 pub use fingerprint::{NoCanonicalForm, canonicalize_value};

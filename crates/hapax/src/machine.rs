@@ -24,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::clock::Timestamp;
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{
     FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
 };
@@ -60,7 +60,7 @@ pub struct ClaimEvent<'a> {
     /// Grants this very claim used before: finding one means that it owns the key.
     pub own_lease_ids: &'a [LeaseId],
     /// How the fingerprint was made.
-    pub scheme: &'a Scheme,
+    pub scheme: &'a FingerprintScheme,
     /// What is asked.
     pub fingerprint: &'a Fingerprint,
     /// Under which terms.
@@ -201,7 +201,7 @@ pub enum Step {
     /// Claim: the key belongs to another request.
     Mismatch,
     /// Claim: the fingerprint must be made by this scheme to be compared.
-    Rehash(Scheme),
+    Rehash(FingerprintScheme),
     /// Claim: it may have happened, and it must not run again.
     Unknown {
         /// When the claimer's hook may be asked, from now; `None` where no hook will be.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -214,7 +214,7 @@ impl fmt::Debug for Notes {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
     /// How the fingerprint was made.
-    pub scheme: Scheme,
+    pub scheme: FingerprintScheme,
     /// What was asked.
     pub fingerprint: Fingerprint,
     /// Who owns it.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use hapax::JsonPointers;
-use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ const NONE: &str = "none";
 
 impl PolicyFields {
     /// What of a request counts.
-    pub(super) fn fingerprint(&self) -> Result<HttpScheme, String> {
+    pub(super) fn fingerprint(&self) -> Result<HttpFingerprintScheme, String> {
         let body = match self.fingerprint_body {
             None | Some(Form::Canonical) => BodyForm::Canonical,
             Some(Form::Raw) => BodyForm::Raw,
@@ -74,7 +74,7 @@ impl PolicyFields {
             }
             _ => {}
         }
-        let scheme = HttpScheme::new(body, headers).and_then(|scheme| scheme.json(json));
+        let scheme = HttpFingerprintScheme::new(body, headers).and_then(|scheme| scheme.json(json));
         scheme.map_err(|error| {
             format!("--fingerprint-headers, --fingerprint-only and --fingerprint-except: {error}")
         })
@@ -96,7 +96,7 @@ fn pointers(flag: &str, said: Option<&[Part]>) -> Result<Option<JsonPointers>, S
 type Said = (Option<Form>, Option<Vec<Part>>, Option<Vec<Part>>, Option<Vec<Name>>);
 
 /// What would have to be said for this scheme.
-pub(super) fn said(scheme: &HttpScheme) -> Said {
+pub(super) fn said(scheme: &HttpFingerprintScheme) -> Said {
     let none = || vec![Part(NONE.into())];
     let parts = |pointers: &JsonPointers| pointers.iter().map(|text| Part(text.into())).collect();
     let (only, except) = match scheme.json_parts() {

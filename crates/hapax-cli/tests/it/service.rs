@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Claim, Fingerprint, Idempotency, Inspect, Key, OnUnknown, OperationRequest, Policy, Scheme,
-    Scope, Store, SystemEntropy, Terms,
+    Claim, Fingerprint, FingerprintScheme, Idempotency, Inspect, Key, OnUnknown, OperationRequest,
+    Policy, Scope, Store, SystemEntropy, Terms,
 };
 use hapax_embedded::{EmbeddedStore, Options};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
@@ -21,11 +21,11 @@ use crate::world::{Answer, ok, receive, refused, store};
 struct Asked(&'static str);
 
 impl OperationRequest for Asked {
-    fn scheme(&self) -> Scheme {
-        Scheme::new(self.0).unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new(self.0).unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([1; 32]))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::OnUnknown;
-use hapax_http::fingerprint::{BodyForm, HttpScheme};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -52,7 +52,8 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
 /// Nor whatever else decides whether two requests are the same.
 pub async fn w23_connection_must_not_name_what_counts(arena: Arena) {
     let runs = Runs::new();
-    let fingerprint = HttpScheme::new(BodyForm::Canonical, ["x-tenant".parse().unwrap()]).unwrap();
+    let fingerprint =
+        HttpFingerprintScheme::new(BodyForm::Canonical, ["x-tenant".parse().unwrap()]).unwrap();
     let policy = Policy { fingerprint, ..Policy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     let client = stage.client_in(Protocol::Http1);

@@ -1,7 +1,7 @@
 //! 6–8: scope and fingerprint.
 
 use hapax::JsonPointers;
-use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use hapax_http::server::MissingScope;
 use http::{HeaderName, Method};
 
@@ -223,7 +223,8 @@ pub async fn w07_no_header_counts_but_chosen_ones(arena: Arena) {
     let (one, two) = (stage.plain().header("x-mode", "1"), stage.plain().header("x-mode", "2"));
     assert!(same(&stage, "none", &one, &two).await);
     stage.end().await;
-    let fingerprint = HttpScheme::new(BodyForm::Canonical, [HeaderName::from_static("x-mode")]);
+    let fingerprint =
+        HttpFingerprintScheme::new(BodyForm::Canonical, [HeaderName::from_static("x-mode")]);
     let policy = Policy { fingerprint: fingerprint.unwrap(), ..Policy::default() };
     let stage = arena.start(policy, counting(&Runs::new())).await;
     assert!(same(&stage, "same", &one, &one.clone().header("x-other", "1")).await);
@@ -284,7 +285,7 @@ pub async fn w07_form_data_counts_without_its_boundary(arena: Arena) {
 }
 
 fn counts(body: BodyForm, json: JsonParts) -> Policy {
-    let fingerprint = HttpScheme::new(body, []).unwrap().json(json).unwrap();
+    let fingerprint = HttpFingerprintScheme::new(body, []).unwrap().json(json).unwrap();
     Policy { fingerprint, ..Policy::default() }
 }
 
@@ -334,7 +335,7 @@ pub async fn w07_all_but_some_json_pointers_may_count(arena: Arena) {
 pub async fn w07_a_changed_configuration_makes_no_false_422(arena: Arena) {
     let runs = Runs::new();
     let x_mode = [HeaderName::from_static("x-mode")];
-    let raw = HttpScheme::new(BodyForm::Raw, x_mode).unwrap();
+    let raw = HttpFingerprintScheme::new(BodyForm::Raw, x_mode).unwrap();
     let before = Policy { fingerprint: raw, ..Policy::default() };
     let stage = arena.start(before, counting(&runs)).await;
     let old = stage.post("old").header("x-mode", "1").body(r#"{"a": 1}"#);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
-    Terms, WriteId,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, Terms, WriteId,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -24,7 +24,7 @@ pub(crate) fn claim(of: u64) -> Swap {
     let lease_id = LeaseId::from_bytes(wide(of));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
     let record = Record {
-        scheme: Scheme::new("test/1").unwrap(),
+        scheme: FingerprintScheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
         generation: lease_id,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::machine::HookTiming;
 use hapax::{InFlight, OnUnknown, Policy, PolicyError, Terms};
 use hapax_http::classify::Profile;
-use hapax_http::fingerprint::HttpScheme;
+use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, may_have_key};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
@@ -39,7 +39,7 @@ pub struct PolicyConfig {
     pub scope_missing: Option<MissingScope>,
     /// What of a request counts when it is compared with a retry. Default: all but its headers, JSON
     /// and form data by what they say.
-    pub fingerprint: HttpScheme,
+    pub fingerprint: HttpFingerprintScheme,
     /// How long a dead process blocks its key. Default 30 s.
     pub lease: Duration,
     /// How long an outcome is replayed. Default 24 h.
@@ -92,7 +92,7 @@ impl Default for PolicyConfig {
             methods: vec![Method::POST, Method::PATCH],
             scope: None,
             scope_missing: None,
-            fingerprint: HttpScheme::default(),
+            fingerprint: HttpFingerprintScheme::default(),
             lease,
             retention,
             in_flight: InFlight::Reject,

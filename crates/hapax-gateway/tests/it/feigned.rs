@@ -1,7 +1,7 @@
 //! Requests that would be one thing for the layer and another one for the upstream.
 
 use hapax_gateway::{Callers, Handling, Network, RouteConfig};
-use hapax_http::fingerprint::{BodyForm, HttpScheme};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use http::HeaderName;
 
 use crate::two::{Two, is_refused};
@@ -110,7 +110,8 @@ async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
         let error = hapax_gateway::Gateway::start(scope).await.unwrap_err().to_string();
         assert!(error.contains("--scope cannot be"), "{error}");
         let mut fingerprint = plain;
-        fingerprint.policy.fingerprint = HttpScheme::new(BodyForm::Canonical, [name]).unwrap();
+        fingerprint.policy.fingerprint =
+            HttpFingerprintScheme::new(BodyForm::Canonical, [name]).unwrap();
         let error = hapax_gateway::Gateway::start(fingerprint).await.unwrap_err().to_string();
         assert!(error.contains("--fingerprint-headers cannot have"), "{error}");
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Claim, Clock, Fingerprint, Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown,
-    OperationRequest, Policy, Scheme, Scope, Store, SystemClock, Terms, Timestamp,
+    Claim, Clock, Fingerprint, FingerprintScheme, Idempotency, Inspect, MemoryCapacity,
+    MemoryStore, OnUnknown, OperationRequest, Policy, Scope, Store, SystemClock, Terms, Timestamp,
 };
 use hapax_gateway::{Gateway, Opened};
 use hapax_testkit::ManualClock;
@@ -16,11 +16,11 @@ use crate::world::{Upstream, config, get, post, text};
 struct Payment;
 
 impl OperationRequest for Payment {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("http/test").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("http/test").unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([1; 32]))
     }
 }

@@ -7,7 +7,7 @@
 //! 3. The query is left out, since keys of APIs are sent in it.
 
 use bytes::Bytes;
-use hapax::{Fingerprint, Idempotency, Key, OperationRequest, Scheme};
+use hapax::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
@@ -70,11 +70,11 @@ pub(super) struct DescribedHttpRequest<'a> {
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> FingerprintScheme {
         self.asked.scheme()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         self.asked.fingerprint(scheme)
     }
 

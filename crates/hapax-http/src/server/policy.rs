@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, Method, Response, Uri};
 use super::scope::ScopeSource;
 use super::transaction::{InDatabase, TxTermsError};
 use crate::classify::{OutcomeClass, Profile};
-use crate::fingerprint::HttpScheme;
+use crate::fingerprint::HttpFingerprintScheme;
 use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
 use crate::statuses::{StatusLists, StatusOverlap};
 use crate::stored::Cookies;
@@ -76,7 +76,7 @@ pub struct RouteOptions {
     /// Who is asked under [`OnUnknown::Reconcile`]; when is said by `policy.hook`.
     pub reconcile: Option<Arc<dyn Reconcile>>,
     /// What of a request counts when it is compared with a retry.
-    pub fingerprint: HttpScheme,
+    pub fingerprint: HttpFingerprintScheme,
     /// The request's target as clients know it, where the layer sees a shortened one: inside of a
     /// router that strips a prefix. Default: the request's own.
     pub target: Option<Arc<TargetFn>>,
@@ -128,7 +128,7 @@ impl Default for RouteOptions {
             methods: vec![Method::POST, Method::PATCH],
             policy: Policy::default(),
             reconcile: None,
-            fingerprint: HttpScheme::default(),
+            fingerprint: HttpFingerprintScheme::default(),
             target: None,
             profile: Profile::default(),
             statuses: StatusLists::default(),

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use bytes::Bytes;
 use hapax::{FencingToken, Key, OperationId, Scope};
-use hapax_http::fingerprint::{HttpRequest, HttpScheme};
+use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
 use hapax_http::server::{ReconcileRequest, Reconciled};
 use hapax_http::stored::{Cookies, Stored, Whole};
 use http::{HeaderMap, Request, Response};
@@ -54,7 +54,7 @@ fn a_doubt_and_its_end() {
 fn a_request_as_it_is_claimed() {
     let request = request();
     assert_silent(&HttpRequest {
-        scheme: &HttpScheme::default(),
+        scheme: &HttpFingerprintScheme::default(),
         method: &request.method,
         uri: &request.uri,
         headers: &request.headers,

@@ -1,20 +1,20 @@
-use hapax::{Fingerprint, JsonPointers, OperationRequest, Scheme};
-use hapax_http::fingerprint::{BodyForm, HttpRequest, HttpScheme, JsonParts};
+use hapax::{Fingerprint, FingerprintScheme, JsonPointers, OperationRequest};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, HttpRequest, JsonParts};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use proptest::prelude::*;
 
-fn scheme(body: BodyForm, headers: &[&'static str]) -> HttpScheme {
+fn scheme(body: BodyForm, headers: &[&'static str]) -> HttpFingerprintScheme {
     let names = headers.iter().map(|name| HeaderName::from_static(name));
-    HttpScheme::new(body, names).unwrap()
+    HttpFingerprintScheme::new(body, names).unwrap()
 }
 
 fn canonical(uri: &str, kind: &str, body: &[u8]) -> Fingerprint {
-    of(&HttpScheme::default(), Method::POST, uri, &[("content-type", kind)], body)
+    of(&HttpFingerprintScheme::default(), Method::POST, uri, &[("content-type", kind)], body)
 }
 
 fn of(
-    scheme: &HttpScheme,
+    scheme: &HttpFingerprintScheme,
     method: Method,
     uri: &str,
     headers: &[(&'static str, &str)],
@@ -29,7 +29,7 @@ fn of(
 
 #[test]
 fn wire_07_method_path_and_body_count() {
-    let scheme = HttpScheme::default();
+    let scheme = HttpFingerprintScheme::default();
     let base = of(&scheme, Method::POST, "/a", &[], b"x");
     assert_eq!(of(&scheme, Method::POST, "/a", &[("x-other", "1")], b"x"), base);
     assert_eq!(of(&scheme, Method::POST, "http://host/a", &[], b"x"), base);
@@ -78,7 +78,8 @@ fn wire_07_chosen_headers_count_with_all_their_values() {
 /// Two overrides under one key are two requests; without one nothing changes.
 #[test]
 fn wire_07_a_named_method_counts_wherever_it_is() {
-    for scheme in [HttpScheme::default(), scheme(BodyForm::Ignored, &["x-http-method"])] {
+    for scheme in [HttpFingerprintScheme::default(), scheme(BodyForm::Ignored, &["x-http-method"])]
+    {
         let of = |headers: &[(&'static str, &str)]| of(&scheme, Method::POST, "/", headers, b"x");
         let mut found = vec![of(&[])];
         for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
@@ -216,7 +217,7 @@ fn wire_07_odd_form_data_counts_by_its_bytes() {
         headers.append(name, value.parse().unwrap());
     }
     let (method, uri) = (Method::POST, Uri::from_static("/"));
-    assert_eq!(HttpScheme::default().fingerprint(&method, &uri, &headers, &body), raw);
+    assert_eq!(HttpFingerprintScheme::default().fingerprint(&method, &uri, &headers, &body), raw);
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn wire_07_a_form_has_at_most_4096_parts() {
 
 #[test]
 fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
-    let (old, new) = (scheme(BodyForm::Raw, &["x-a"]), HttpScheme::default());
+    let (old, new) = (scheme(BodyForm::Raw, &["x-a"]), HttpFingerprintScheme::default());
     let (method, uri) = (Method::POST, Uri::from_static("/"));
     let headers = HeaderMap::new();
     let asked =
@@ -242,13 +243,13 @@ fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
     assert_eq!(asked(&new).scheme(), *new.name());
 }
 
-fn parts(make: fn(JsonPointers) -> JsonParts, pointers: &[&str]) -> HttpScheme {
-    HttpScheme::default().json(make(JsonPointers::new(pointers).unwrap())).unwrap()
+fn parts(make: fn(JsonPointers) -> JsonParts, pointers: &[&str]) -> HttpFingerprintScheme {
+    HttpFingerprintScheme::default().json(make(JsonPointers::new(pointers).unwrap())).unwrap()
 }
 
 #[test]
 fn wire_07_json_pointers_choose_what_counts() {
-    let json = |scheme: &HttpScheme, body: &str| {
+    let json = |scheme: &HttpFingerprintScheme, body: &str| {
         of(scheme, Method::POST, "/", &[("content-type", "application/json")], body.as_bytes())
     };
     let except = parts(JsonParts::Except, &["/at", "/meta/trace"]);
@@ -278,7 +279,7 @@ fn wire_07_names_of_pointers_have_one_form() {
         parts(JsonParts::Only, &[]),
         parts(JsonParts::Except, &[]),
     ] {
-        assert_eq!(HttpScheme::named(scheme.name()), Some(scheme.clone()));
+        assert_eq!(HttpFingerprintScheme::named(scheme.name()), Some(scheme.clone()));
     }
     assert_eq!(
         parts(JsonParts::Except, &pointers).name().as_str(),
@@ -292,7 +293,7 @@ fn wire_07_names_of_pointers_have_one_form() {
 #[test]
 fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
     for known in [scheme(BodyForm::Canonical, &[]), scheme(BodyForm::Ignored, &["b", "a", "b"])] {
-        assert_eq!(HttpScheme::named(known.name()), Some(known.clone()));
+        assert_eq!(HttpFingerprintScheme::named(known.name()), Some(known.clone()));
     }
     assert_eq!(
         scheme(BodyForm::Raw, &["b", "a", "b"]).name().as_str(),
@@ -317,10 +318,14 @@ fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
         "http/1;body=raw;headers=a;x=1",
         "http/1;body=raw ",
     ] {
-        assert_eq!(HttpScheme::named(&Scheme::new(name).unwrap()), None, "{name}");
+        assert_eq!(
+            HttpFingerprintScheme::named(&FingerprintScheme::new(name).unwrap()),
+            None,
+            "{name}"
+        );
     }
     let many = (0..1000).map(|at| HeaderName::try_from(format!("header-{at}")).unwrap());
-    assert!(HttpScheme::new(BodyForm::Raw, many).is_err());
+    assert!(HttpFingerprintScheme::new(BodyForm::Raw, many).is_err());
 }
 
 /// The parts of a form by another reading: what is left between delimiters once they are cut out.

@@ -6,7 +6,7 @@
 //! (`http/2`), and lines of its own below.
 
 use hapax::JsonPointers;
-use hapax_http::fingerprint::{BodyForm, HttpScheme, JsonParts};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
 type Fields = &'static [(&'static str, &'static str)];
@@ -115,8 +115,8 @@ const GOLDEN: &[(&str, Fields, &str, &str)] = &[
     ),
 ];
 
-fn scheme(name: &str) -> HttpScheme {
-    HttpScheme::named(&hapax::Scheme::new(name).unwrap()).unwrap()
+fn scheme(name: &str) -> HttpFingerprintScheme {
+    HttpFingerprintScheme::named(&hapax::FingerprintScheme::new(name).unwrap()).unwrap()
 }
 
 #[test]
@@ -144,14 +144,17 @@ fn wire_07_fingerprints_never_change() {
 fn wire_07_names_of_schemes_never_change() {
     let pointers = || JsonPointers::new(["/at", "/b/0"]).unwrap();
     let tenant = || [HeaderName::from_static("x-tenant")];
-    let json = |parts| HttpScheme::default().json(parts).unwrap();
+    let json = |parts| HttpFingerprintScheme::default().json(parts).unwrap();
     for (scheme, name) in [
-        (HttpScheme::default(), "http/1;body=canonical"),
+        (HttpFingerprintScheme::default(), "http/1;body=canonical"),
         (json(JsonParts::Except(pointers())), "http/1;body=canonical;except=/at,/b/0"),
         (json(JsonParts::Only(pointers())), "http/1;body=canonical;only=/at,/b/0"),
-        (HttpScheme::new(BodyForm::Raw, []).unwrap(), "http/1;body=raw"),
-        (HttpScheme::new(BodyForm::Ignored, []).unwrap(), "http/1;body=none"),
-        (HttpScheme::new(BodyForm::Raw, tenant()).unwrap(), "http/1;body=raw;headers=x-tenant"),
+        (HttpFingerprintScheme::new(BodyForm::Raw, []).unwrap(), "http/1;body=raw"),
+        (HttpFingerprintScheme::new(BodyForm::Ignored, []).unwrap(), "http/1;body=none"),
+        (
+            HttpFingerprintScheme::new(BodyForm::Raw, tenant()).unwrap(),
+            "http/1;body=raw;headers=x-tenant",
+        ),
     ] {
         assert_eq!(scheme.name().as_str(), name);
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, OperationId, Record, RecordState, Scheme, Store, StoreError,
-    Terms, WriteId,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Record, RecordState, Store,
+    StoreError, Terms, WriteId,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -57,7 +57,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
     let lease_id = LeaseId::fresh(entropy).map_err(fresh)?;
     let terms = Terms { lease: Duration::ZERO, retention: KEEP, on_unknown: OnUnknown::Reexecute };
     let record = Record {
-        scheme: Scheme::new("scramble/1").map_err(StoreError::corrupt)?,
+        scheme: FingerprintScheme::new("scramble/1").map_err(StoreError::corrupt)?,
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
         generation: lease_id,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome as Answer, Record, RecordState, Scheme,
-    Store, Terms, WriteId,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome as Answer, Record,
+    RecordState, Store, Terms, WriteId,
 };
 use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
@@ -44,7 +44,7 @@ impl Requests {
         let key = OperationId::from_bytes(key);
         let lease_id = LeaseId::fresh(&self.entropy)?;
         let record = Record {
-            scheme: Scheme::new("measure/1")?,
+            scheme: FingerprintScheme::new("measure/1")?,
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
             generation: lease_id,

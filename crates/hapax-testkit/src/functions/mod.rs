@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, Claim, Fingerprint, Function, Idempotency, Key, OnUnknown, OperationRequest,
-    OutcomeClass, Policy, RunError, Scheme, Scope,
+    Answer, Claim, Fingerprint, FingerprintScheme, Function, Idempotency, Key, OnUnknown,
+    OperationRequest, OutcomeClass, Policy, RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -196,11 +196,11 @@ async fn a_dropped_caller_loses_nothing(engines: &[Idempotency; 2]) {
 struct Same;
 
 impl OperationRequest for Same {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("same/1").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("same/1").unwrap()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         (*scheme == self.scheme()).then(|| Fingerprint::builder("same/1").finish())
     }
 }

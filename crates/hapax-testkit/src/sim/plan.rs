@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use hapax::machine::HookTiming;
-use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, Scheme, Terms};
+use hapax::{Fingerprint, FingerprintScheme, OnUnknown, OperationId, Outcome, Terms};
 
 use crate::SeededEntropy;
 
@@ -131,7 +131,7 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| {
     Names {
         schemes: schemes.map(|name| {
             // Far shorter than a scheme may be.
-            Scheme::new(name).unwrap_or_else(|_| unreachable!("{name} is short"))
+            FingerprintScheme::new(name).unwrap_or_else(|_| unreachable!("{name} is short"))
         }),
         fingerprints: schemes.map(|name| {
             [0u8, 1].map(|request| Fingerprint::builder(name).field(&[request]).finish())
@@ -145,7 +145,7 @@ pub(super) const fn process(worker: u8) -> u8 {
 }
 
 struct Names {
-    schemes: [Scheme; 2],
+    schemes: [FingerprintScheme; 2],
     fingerprints: [[Fingerprint; 2]; 2],
 }
 
@@ -153,12 +153,12 @@ pub(super) fn key(number: usize) -> OperationId {
     OperationId::from_bytes([number as u8; 32])
 }
 
-pub(super) fn scheme(number: u8) -> Scheme {
+pub(super) fn scheme(number: u8) -> FingerprintScheme {
     NAMES.schemes[usize::from(number)].clone()
 }
 
 /// Which scheme it is, of those above.
-pub(super) fn scheme_number(scheme: &Scheme) -> u8 {
+pub(super) fn scheme_number(scheme: &FingerprintScheme) -> u8 {
     u8::from(*scheme == NAMES.schemes[1])
 }
 

@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    fn rehash(&mut self, conv: u32, scheme: hapax::Scheme, truth: &Truth) {
+    fn rehash(&mut self, conv: u32, scheme: hapax::FingerprintScheme, truth: &Truth) {
         let number = plan::scheme_number(&scheme);
         let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
         let other = number != claim.scheme;

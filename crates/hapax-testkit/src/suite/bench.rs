@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Store,
-    StoreError, Terms, WriteId,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, StoreError, Terms, WriteId,
 };
 
 use super::Fixture;
@@ -70,7 +70,7 @@ impl<'a, F: Fixture> Bench<'a, F> {
         let lease_id = self.lease_id();
         let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
         let record = Record {
-            scheme: Scheme::new("suite/1").unwrap(),
+            scheme: FingerprintScheme::new("suite/1").unwrap(),
             fingerprint: Fingerprint::from_bytes([7; 32]),
             lease_id,
             generation: lease_id,

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use hapax::{
-    Claim, ClaimError, Fingerprint, Idempotency, Key, OnUnknown, OperationRequest, Policy, Scheme,
-    Scope, Store,
+    Claim, ClaimError, Fingerprint, FingerprintScheme, Idempotency, Key, OnUnknown,
+    OperationRequest, Policy, Scope, Store,
 };
 
 /// A store with an identity, which a test empties.
@@ -138,11 +138,11 @@ async fn claim(
 struct Same;
 
 impl OperationRequest for Same {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("same/1").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("same/1").unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([1; 32]))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::store::{Draft, Snapshot, Stamp};
-use hapax::{OnUnknown, OperationId, Outcome, Record, RecordState, Scheme, Terms};
+use hapax::{FingerprintScheme, OnUnknown, OperationId, Outcome, Record, RecordState, Terms};
 
 use super::bench::LEASE;
 use super::{Bench, Fixture};
@@ -159,7 +159,7 @@ fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: RecordState, on_unknown: OnU
         _ => Some(bench.bytes(1_000).into()),
     };
     let record = Record {
-        scheme: Scheme::new("\u{e9}\0;".repeat(bench.below(900) as usize)).unwrap(),
+        scheme: FingerprintScheme::new("\u{e9}\0;".repeat(bench.below(900) as usize)).unwrap(),
         generation: bench.lease_id(),
         attempt: u32::MAX - bench.below(2) as u32,
         terms: Terms { lease, retention: 3 * lease, on_unknown },

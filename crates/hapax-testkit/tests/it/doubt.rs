@@ -13,7 +13,7 @@ use hapax::exchange::{
 };
 use hapax::machine::{OwnerAction, Resolution, Resolve};
 use hapax::store::{Snapshot, StoredRecord, Swap, Swapped};
-use hapax::{Fingerprint, OnUnknown, OperationId, Outcome, RecordState, Scheme, Terms};
+use hapax::{Fingerprint, FingerprintScheme, OnUnknown, OperationId, Outcome, RecordState, Terms};
 use hapax_testkit::SeededEntropy;
 
 use database::{Database, Fate, Tx};
@@ -190,7 +190,7 @@ impl World {
                     false => OnUnknown::Block,
                 };
                 let claim = ClaimRequest {
-                    scheme: Scheme::new("doubt/1").unwrap(),
+                    scheme: FingerprintScheme::new("doubt/1").unwrap(),
                     fingerprint: Fingerprint::builder("doubt/1").finish(),
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
                     hook: None,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Outcome,
-    Record, RecordState, Scheme, Store, StoreError, Terms, WriteId,
+    Clock, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity, MemoryStore, OnUnknown,
+    OperationId, Outcome, Record, RecordState, Store, StoreError, Terms, WriteId,
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
@@ -48,7 +48,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
     let lease = Duration::from_secs(1);
     let terms = Terms { lease, retention: lease, on_unknown: OnUnknown::Reexecute };
     let record = Record {
-        scheme: Scheme::new("test").unwrap(),
+        scheme: FingerprintScheme::new("test").unwrap(),
         fingerprint: Fingerprint::from_bytes([0; 32]),
         lease_id,
         generation: lease_id,

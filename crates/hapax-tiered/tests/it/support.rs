@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax::{
-    Clock, Fingerprint, LeaseId, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Outcome,
-    Record, RecordState, Scheme, Store, StoreError, Terms, Timestamp, WriteId,
+    Clock, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity, MemoryStore, OnUnknown,
+    OperationId, Outcome, Record, RecordState, Store, StoreError, Terms, Timestamp, WriteId,
 };
 use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
 use tokio::time::Instant;
@@ -184,7 +184,7 @@ pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
     let lease_id = LeaseId::from_bytes(wide(tagged));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Block };
     let record = Record {
-        scheme: Scheme::new("test/1").unwrap(),
+        scheme: FingerprintScheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
         generation: lease_id,

@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, watch};
 use super::idempotency::Inner;
 use super::retry::{self, Exchange, ExchangeError};
 use crate::exchange::{ClaimExchange, Next, Ownership, Replay, WriteExchange, WriteResult};
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::machine::OwnerAction;
 use crate::scope::OperationId;
 use crate::store::Swap;
@@ -35,7 +35,7 @@ pub(super) struct Size {
 /// An outcome that is not yet in the store.
 #[derive(Clone, Debug)]
 pub(super) struct DeferredOutcome {
-    pub(super) scheme: Scheme,
+    pub(super) scheme: FingerprintScheme,
     pub(super) fingerprint: Fingerprint,
     pub(super) replay: Replay,
 }

@@ -15,7 +15,7 @@ use super::waiters::{Waiter, is_live};
 use crate::codec;
 use crate::entropy::EntropyError;
 use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
@@ -26,11 +26,11 @@ use crate::store::{Snapshot, StoreError};
 /// What is asked, as far as it must be told from another request under the same key.
 pub trait OperationRequest: Send + Sync {
     /// The scheme in force here and now.
-    fn scheme(&self) -> Scheme;
+    fn scheme(&self) -> FingerprintScheme;
 
     /// The fingerprint by `scheme`, which may be one that a record was written with earlier;
     /// `None` if it is not known here.
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint>;
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint>;
 
     /// Returns the operation as operators are to see it, at most
     /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not kept. It must hold
@@ -48,12 +48,12 @@ struct KeyedRequest<'a> {
 }
 
 impl OperationRequest for KeyedRequest<'_> {
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> FingerprintScheme {
         let scheme = self.request.scheme();
         if self.key.is_some() { scheme.keyed() } else { scheme }
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         match scheme.unkeyed() {
             // Without the key it cannot be compared: neither executed nor answered.
             Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),

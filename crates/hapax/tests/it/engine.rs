@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Claim, Clock, Fingerprint, Idempotency, Key, Lease, Limits, MemoryCapacity, MemoryStore,
-    OnUnknown, OperationRequest, Outcome, Policy, Scheme, Scope, Timestamp,
+    Claim, Clock, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, Limits, MemoryCapacity,
+    MemoryStore, OnUnknown, OperationRequest, Outcome, Policy, Scope, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -36,11 +36,11 @@ impl Clock for TestClock {
 struct Text(&'static str);
 
 impl OperationRequest for Text {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("text/2").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("text/2").unwrap()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         let domain = match scheme.as_str() {
             "text/1" => "text/1",
             "text/2" => "text/2",

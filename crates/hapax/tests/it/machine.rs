@@ -9,8 +9,8 @@ use hapax::machine::{
 };
 use hapax::store::{Snapshot, StoredRecord};
 use hapax::{
-    FencingToken, Fingerprint, LeaseId, OnUnknown, Outcome, Record, RecordState, Scheme, Terms,
-    Timestamp, WriteId,
+    FencingToken, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, Outcome, Record, RecordState,
+    Terms, Timestamp, WriteId,
 };
 
 const NOW: u64 = 1_000_000_000;
@@ -45,7 +45,7 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
         lease_until: at(lease_secs),
         keep_until: Some(at(100)),
         record: Record {
-            scheme: Scheme::new("test/1").unwrap(),
+            scheme: FingerprintScheme::new("test/1").unwrap(),
             fingerprint: fingerprint("same"),
             lease_id: OWN,
             generation: LIFE,
@@ -124,7 +124,7 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
 }
 
 fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
-    let scheme = Scheme::new("test/1").unwrap();
+    let scheme = FingerprintScheme::new("test/1").unwrap();
     let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
@@ -196,7 +196,7 @@ fn a_claim_of_another_request() {
 
 #[test]
 fn a_claim_by_another_scheme_is_hashed_again() {
-    let scheme = Scheme::new("test/2").unwrap();
+    let scheme = FingerprintScheme::new("test/2").unwrap();
     let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
@@ -212,7 +212,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
     assert_eq!(
         step(&seen, &Event::Claim(asked.clone())),
-        Step::Rehash(Scheme::new("test/1").unwrap())
+        Step::Rehash(FingerprintScheme::new("test/1").unwrap())
     );
     let released = cell(RecordState::Released, 0, OnUnknown::Block);
     let seen = Snapshot { now: at(0), stored: Some(released) };
@@ -221,7 +221,7 @@ fn a_claim_by_another_scheme_is_hashed_again() {
 
 #[test]
 fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
-    let scheme = Scheme::new("test/1").unwrap();
+    let scheme = FingerprintScheme::new("test/1").unwrap();
     let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[OWN],
@@ -242,7 +242,7 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
 
 #[test]
 fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
-    let scheme = Scheme::new("test/1").unwrap();
+    let scheme = FingerprintScheme::new("test/1").unwrap();
     let fingerprint = fingerprint("same");
     let asked = |own_lease_ids, local| ClaimEvent {
         lease_id: NEW,
@@ -419,7 +419,7 @@ fn an_operator_decides() {
 fn what_is_blocked_says_when_a_hook_may_be_asked() {
     use OnUnknown::{Block, Reconcile};
     let secs = |seconds| Some(Duration::from_secs(seconds));
-    let scheme = Scheme::new("test/1").unwrap();
+    let scheme = FingerprintScheme::new("test/1").unwrap();
     for (stored, hook, may_reconcile, reconcile_in) in [
         // It lapsed 59 s ago, and may be asked about 60 s after that.
         (cell(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
@@ -471,7 +471,7 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
 fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
     let stored = cell(RecordState::InFlight, 0, OnUnknown::Reexecute);
     let seen = Snapshot { now: at(0), stored: Some(stored) };
-    let scheme = Scheme::new("test/1").unwrap();
+    let scheme = FingerprintScheme::new("test/1").unwrap();
     let asked = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],

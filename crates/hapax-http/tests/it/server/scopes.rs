@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use hapax::{Claim, Fingerprint, Policy, Scheme, Scope};
-use hapax_http::fingerprint::{BodyForm, HttpScheme};
+use hapax::{Claim, Fingerprint, FingerprintScheme, Policy, Scope};
+use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use hapax_http::server::{
     IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeRefused, ScopeSource,
     StoreOutage,
@@ -188,7 +188,7 @@ async fn wire_07_a_changed_configuration_makes_no_false_422() {
     let world = World::new();
     let by_scheme = |body, headers: &[&'static str]| {
         let names = headers.iter().map(|name| HeaderName::from_static(name));
-        let fingerprint = HttpScheme::new(body, names).unwrap();
+        let fingerprint = HttpFingerprintScheme::new(body, names).unwrap();
         let options = RouteOptions { fingerprint, ..RouteOptions::default() };
         world.app(options, |_| async { respond(201, "") })
     };
@@ -204,11 +204,11 @@ async fn wire_07_a_changed_configuration_makes_no_false_422() {
 struct Newer;
 
 impl hapax::OperationRequest for Newer {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("http/9;body=semantic").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("http/9;body=semantic").unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::builder("http/9").finish())
     }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use hapax::store::{Draft, Stamp, Stamped, Swap, Swapped};
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, LeaseId, OnUnknown, OperationId, OperationRequest,
-    Outcome, Policy, Record, RecordState, Scheme, Scope, Store, StoreError, Terms, WriteId,
+    Claim, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, LeaseId, OnUnknown,
+    OperationId, OperationRequest, Outcome, Policy, Record, RecordState, Scope, Store, StoreError,
+    Terms, WriteId,
 };
 use hapax_redis::{Options, RedisStore};
 use hapax_testkit::servers::RedisServer;
@@ -45,7 +46,7 @@ pub(crate) fn claim(of: u64) -> Swap {
     let lease_id = LeaseId::from_bytes(wide(of));
     let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute };
     let record = Record {
-        scheme: Scheme::new("test/1").unwrap(),
+        scheme: FingerprintScheme::new("test/1").unwrap(),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         lease_id,
         generation: lease_id,
@@ -86,11 +87,11 @@ pub(crate) async fn expect_stored(store: &dyn Store, swap: &Swap) -> Stamped {
 pub(crate) struct Same;
 
 impl OperationRequest for Same {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("same/1").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("same/1").unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([1; 32]))
     }
 }

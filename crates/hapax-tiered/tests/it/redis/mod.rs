@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, OperationRequest, Outcome, Policy};
-use hapax::{Scheme, Scope, Secret};
+use hapax::{FingerprintScheme, Scope, Secret};
 use hapax_redis::{Options, RedisCache};
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::RedisServer;
@@ -16,11 +16,11 @@ use hapax_tiered::Tiered;
 struct Same;
 
 impl OperationRequest for Same {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("same/1").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("same/1").unwrap()
     }
 
-    fn fingerprint(&self, _: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
         Some(Fingerprint::from_bytes([1; 32]))
     }
 }

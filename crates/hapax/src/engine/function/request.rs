@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::super::claim::OperationRequest;
-use crate::fingerprint::{Fingerprint, Scheme};
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::value::{self, ValueError};
 
@@ -27,11 +27,11 @@ impl FunctionRequest {
 }
 
 impl OperationRequest for FunctionRequest {
-    fn scheme(&self) -> Scheme {
-        Scheme::known(SCHEME)
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::known(SCHEME)
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         (scheme.as_str() == SCHEME).then_some(self.fingerprint)
     }
 }
@@ -44,11 +44,11 @@ pub(in crate::engine) struct DescribedRequest<'a> {
 }
 
 impl OperationRequest for DescribedRequest<'_> {
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> FingerprintScheme {
         self.request.scheme()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         self.request.fingerprint(scheme)
     }
 

@@ -1,13 +1,15 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Scheme, Terms};
+use hapax::{
+    Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms,
+};
 use proptest::prelude::*;
 
 /// A record with something in every field.
 pub(super) fn sample() -> Record {
     Record {
-        scheme: Scheme::new("http/1;body=canonical").unwrap(),
+        scheme: FingerprintScheme::new("http/1;body=canonical").unwrap(),
         fingerprint: Fingerprint::from_bytes([0xf1; 32]),
         lease_id: LeaseId::from_bytes([0xa1; 16]),
         generation: LeaseId::from_bytes([0xa0; 16]),
@@ -41,7 +43,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             notes,
             state,
         )| Record {
-            scheme: Scheme::new(scheme).unwrap(),
+            scheme: FingerprintScheme::new(scheme).unwrap(),
             fingerprint: Fingerprint::from_bytes(fingerprint),
             lease_id: LeaseId::from_bytes(lease_id),
             generation: LeaseId::from_bytes(generation),

@@ -2,8 +2,8 @@
 
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Claim, ClaimError, Fingerprint, Idempotency, LeaseId, OperationId, OperationRequest, Outcome,
-    Record, RecordState, Scheme, Scope, Secret, Store, SystemEntropy, WriteId,
+    Claim, ClaimError, Fingerprint, FingerprintScheme, Idempotency, LeaseId, OperationId,
+    OperationRequest, Outcome, Record, RecordState, Scope, Secret, Store, SystemEntropy, WriteId,
 };
 
 use super::{Text, World, claim, key, outcome, reexecute};
@@ -49,7 +49,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
 async fn put(world: &World, id: OperationId, scheme: &str) {
     let lease_id = LeaseId::fresh(&SystemEntropy).unwrap();
     let record = Record {
-        scheme: Scheme::new(scheme).unwrap(),
+        scheme: FingerprintScheme::new(scheme).unwrap(),
         fingerprint: plain("a"),
         lease_id,
         generation: lease_id,
@@ -85,8 +85,8 @@ async fn without_the_secret_a_keyed_record_is_neither_executed_nor_answered() {
 
 #[test]
 fn a_scheme_leaves_room_for_being_keyed() {
-    let longest = "x".repeat(Scheme::MAX_LEN - "keyed/1;".len());
-    assert!(Scheme::new(longest.clone()).is_ok());
-    assert!(Scheme::new(format!("keyed/1;{longest}")).is_ok());
-    assert!(Scheme::new(format!("{longest}x")).is_err());
+    let longest = "x".repeat(FingerprintScheme::MAX_LEN - "keyed/1;".len());
+    assert!(FingerprintScheme::new(longest.clone()).is_ok());
+    assert!(FingerprintScheme::new(format!("keyed/1;{longest}")).is_ok());
+    assert!(FingerprintScheme::new(format!("{longest}x")).is_err());
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    ClaimError, Fingerprint, OnUnknown, OperationRequest, Outcome, OutcomeClass, Policy, RunError,
-    Scheme, Scope,
+    ClaimError, Fingerprint, FingerprintScheme, OnUnknown, OperationRequest, Outcome, OutcomeClass,
+    Policy, RunError, Scope,
 };
 use tokio::sync::Notify;
 
@@ -176,11 +176,11 @@ async fn a_runtime_that_shuts_down_in_the_middle_leaves_it_in_doubt() {
 struct Numbered(u64);
 
 impl OperationRequest for Numbered {
-    fn scheme(&self) -> Scheme {
-        Scheme::new("numbered/1").unwrap()
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("numbered/1").unwrap()
     }
 
-    fn fingerprint(&self, scheme: &Scheme) -> Option<Fingerprint> {
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         (scheme.as_str() == "numbered/1")
             .then(|| Fingerprint::builder("numbered/1").field(&self.0.to_be_bytes()).finish())
     }
