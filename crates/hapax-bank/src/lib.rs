@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use hapax::transaction::{Answer, Fault, InDatabase, LostRace, TransactError, Transactions};
+use hapax::transaction::{Fault, InDatabase, LostRace, Receipt, TransactError, Transactions};
 use hapax::{Idempotency, Key, Policy, Scope};
 use hapax_http::axum::{Failed, InTransaction};
 use hapax_http::server::{
@@ -54,7 +54,7 @@ pub struct Transfer {
 
 /// It is done.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Receipt {
+pub struct TransferReceipt {
     /// The line in the ledger.
     pub line: i64,
     /// What the sender has left, in cents.
@@ -91,7 +91,7 @@ pub enum TransferError {
 pub async fn transfer(
     tx: &Client,
     asked: &Transfer,
-) -> Result<Result<Receipt, Declined>, TransferError> {
+) -> Result<Result<TransferReceipt, Declined>, TransferError> {
     let Transfer { reference, sender, receiver, amount } = asked;
     // Else who sends less than nothing takes it from the receiver.
     if *amount <= 0 {
@@ -121,7 +121,7 @@ pub async fn transfer(
     let line = "INSERT INTO ledger (reference, sender, receiver, amount) VALUES ($1, $2, $3, $4)
         RETURNING id";
     let line = tx.query_one(line, &[reference, sender, receiver, amount]).await?.get(0);
-    Ok(Ok(Receipt { line, left }))
+    Ok(Ok(TransferReceipt { line, left }))
 }
 
 /// What it takes to serve.
@@ -145,7 +145,7 @@ pub async fn transfer_once<D: Transactions<Tx = PgTx>>(
     customer: &Scope,
     key: &Key,
     asked: Transfer,
-) -> Result<Answer<Receipt>, TransactError<Declined>> {
+) -> Result<Receipt<TransferReceipt>, TransactError<Declined>> {
     let request = asked.clone();
     let work = move |tx: hapax::transaction::Tx<PgTx>, _| {
         // It may run more than once.

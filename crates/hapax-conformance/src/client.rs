@@ -76,13 +76,13 @@ impl Client {
     }
 
     /// The whole answer to a request on a connection of its own.
-    pub async fn send(&self, request: Request<Body>) -> Answer {
+    pub async fn send(&self, request: Request<Body>) -> TestResponse {
         self.connect().await.send(request).await
     }
 
     /// Sends a request on a task of its own. Aborting the task hangs up.
     #[must_use]
-    pub fn begin(&self, request: Request<Body>) -> JoinHandle<Answer> {
+    pub fn begin(&self, request: Request<Body>) -> JoinHandle<TestResponse> {
         let this = *self;
         tokio::spawn(async move { this.send(request).await })
     }
@@ -90,8 +90,8 @@ impl Client {
 
 impl Connection {
     /// The whole answer.
-    pub async fn send(&mut self, request: Request<Body>) -> Answer {
-        let answer = async { Answer::read(self.ask(request).await).await };
+    pub async fn send(&mut self, request: Request<Body>) -> TestResponse {
+        let answer = async { TestResponse::read(self.ask(request).await).await };
         let answer = tokio::time::timeout(PATIENCE, answer).await;
         answer.expect("no whole answer in time")
     }
@@ -100,8 +100,8 @@ impl Connection {
     ///
     /// # Errors
     /// What its library says.
-    pub async fn try_send(&mut self, request: Request<Body>) -> Result<Answer, hyper::Error> {
-        let answer = async { Ok(Answer::read(self.try_ask(request).await?).await) };
+    pub async fn try_send(&mut self, request: Request<Body>) -> Result<TestResponse, hyper::Error> {
+        let answer = async { Ok(TestResponse::read(self.try_ask(request).await?).await) };
         tokio::time::timeout(PATIENCE, answer).await.expect("no whole answer in time")
     }
 
@@ -146,7 +146,7 @@ impl Drop for Connection {
 
 /// A whole answer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Answer {
+pub struct TestResponse {
     /// Its status.
     pub status: StatusCode,
     /// Its headers.
@@ -157,7 +157,7 @@ pub struct Answer {
     pub trailers: Option<HeaderMap>,
 }
 
-impl Answer {
+impl TestResponse {
     /// Reads an answer to its end.
     pub async fn read(response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();

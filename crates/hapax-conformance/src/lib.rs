@@ -36,7 +36,7 @@ pub mod scenarios;
 pub mod shapes;
 mod stage;
 
-pub use client::{Answer, Client, Connection, PATIENCE, Protocol};
+pub use client::{Client, Connection, PATIENCE, Protocol, TestResponse};
 pub use fixture::{
     Callers, Fixture, Hook, HookRequest, HookVerdict, Instance, Link, Policy, Starting,
 };

@@ -8,7 +8,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use tokio::task::JoinHandle;
 
-use crate::client::{Answer, Client, Protocol};
+use crate::client::{Client, Protocol, TestResponse};
 use crate::fixture::{Fixture, Instance, Policy};
 use crate::handler::Handler;
 
@@ -100,18 +100,18 @@ impl Stage {
     }
 
     /// The answer to a request on a connection of its own.
-    pub async fn send(&self, post: Post) -> Answer {
+    pub async fn send(&self, post: Post) -> TestResponse {
         self.client.send(post.request()).await
     }
 
     /// Sends on a task of its own; aborting the task hangs up.
     #[must_use]
-    pub fn begin(&self, post: Post) -> JoinHandle<Answer> {
+    pub fn begin(&self, post: Post) -> JoinHandle<TestResponse> {
         self.client.begin(post.request())
     }
 
     /// The answers to this many copies, sent together.
-    pub async fn copies(&self, count: usize, post: &Post) -> Vec<Answer> {
+    pub async fn copies(&self, count: usize, post: &Post) -> Vec<TestResponse> {
         let copies: Vec<_> = (0..count).map(|_| self.begin(post.clone())).collect();
         let mut answers = Vec::new();
         for copy in copies {
@@ -122,7 +122,7 @@ impl Stage {
 
     /// Sends copies of `post` until an answer is `done`: what is awaited is the passing of time
     /// elsewhere.
-    pub async fn until(&self, post: &Post, done: impl Fn(&Answer) -> bool) -> Answer {
+    pub async fn until(&self, post: &Post, done: impl Fn(&TestResponse) -> bool) -> TestResponse {
         let attempts = async {
             loop {
                 let answer = self.send(post.clone()).await;

@@ -29,12 +29,12 @@ pub(crate) struct SwapJob {
     /// How long after its keep the cell stays.
     pub(crate) grace: Duration,
     pub(crate) sealed: Vec<u8>,
-    pub(crate) reply: oneshot::Sender<Result<Answer, StoreError>>,
+    pub(crate) reply: oneshot::Sender<Result<RawSwapped, StoreError>>,
 }
 
 /// What became of a swap, its record still sealed.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum RawSwapped {
     Stored(Stamped),
     Conflict { now: Timestamp, stored: Option<SealedRead> },
 }
@@ -112,7 +112,7 @@ impl<'t> Batch<'t> {
         job: &SwapJob,
         now: Timestamp,
         terms: Terms,
-    ) -> Result<Result<Answer, StoreError>, StorageError> {
+    ) -> Result<Result<RawSwapped, StoreError>, StorageError> {
         let found = match self.read(&job.key)? {
             Some(Err(damaged)) => return Ok(Err(StoreError::corrupt(damaged))),
             Some(Ok(columns)) => Some(columns),
@@ -121,11 +121,11 @@ impl<'t> Batch<'t> {
         if let Some(columns) = found
             && columns.write_id == job.write_id
         {
-            return Ok(Ok(Answer::Stored(columns.stamped(now, terms.epoch))));
+            return Ok(Ok(RawSwapped::Stored(columns.stamped(now, terms.epoch))));
         }
         if found.map(|columns| columns.write_id) != job.expected {
             let stored = self.raw(&job.key)?;
-            return Ok(Ok(Answer::Conflict { now, stored }));
+            return Ok(Ok(RawSwapped::Conflict { now, stored }));
         }
         if terms.no_writes {
             return Ok(Err(StoreError::unavailable(EmbeddedError::NoRoom)));
@@ -140,7 +140,7 @@ impl<'t> Batch<'t> {
             columns.indexed = before;
         }
         self.write(&job.key, before, &columns, &job.sealed)?;
-        Ok(Ok(Answer::Stored(columns.stamped(now, terms.epoch))))
+        Ok(Ok(RawSwapped::Stored(columns.stamped(now, terms.epoch))))
     }
 
     /// Removes what is due, looking at no more than `limit` entries of the index.

@@ -18,7 +18,7 @@ use hapax::{
 };
 
 use crate::backing::{Backing, FileBacking, sync_directory};
-use crate::batch::{Answer, SwapJob};
+use crate::batch::{RawSwapped, SwapJob};
 use crate::blocks::Damages;
 use crate::copy;
 use crate::database;
@@ -431,8 +431,8 @@ impl Store for EmbeddedStore {
                 .await
                 .unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))?;
             Ok(match answer {
-                Answer::Stored(stamped) => Swapped::Stored(stamped),
-                Answer::Conflict { now, stored } => Swapped::Conflict(
+                RawSwapped::Stored(stamped) => Swapped::Stored(stamped),
+                RawSwapped::Conflict { now, stored } => Swapped::Conflict(
                     self.opened(&key, RawSnapshot { now, stored: stored.map(Ok) }).await?,
                 ),
             })

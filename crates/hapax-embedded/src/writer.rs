@@ -28,7 +28,7 @@ use hapax::{StoreError, Timestamp};
 use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
-use crate::batch::{Answer, Batch, DiskFull, Removal, SwapJob, Terms};
+use crate::batch::{Batch, DiskFull, RawSwapped, Removal, SwapJob, Terms};
 use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, is_full, unchanged};
 use crate::lock_file::LockFile;
@@ -111,7 +111,7 @@ pub(crate) struct Reap {
 }
 
 /// Swaps with their answers, which nobody has heard yet.
-type Answered = Vec<(SwapJob, Result<Answer, StoreError>)>;
+type Answered = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
 
 /// How a batch ended.
 enum Ended {
@@ -503,9 +503,9 @@ fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
     answered
 }
 
-fn weight(answer: &Result<Answer, StoreError>) -> usize {
+fn weight(answer: &Result<RawSwapped, StoreError>) -> usize {
     match answer {
-        Ok(Answer::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => {
+        Ok(RawSwapped::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => {
             stored.sealed.len()
         }
         _ => 0,

@@ -102,7 +102,7 @@ pub(crate) struct Found {
 
 /// What became of a swap, its record still sealed.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum RawSwapped {
     Stored(Stamped),
     Conflict { now: Timestamp, found: Option<Found> },
 }
@@ -126,7 +126,7 @@ impl Said {
     }
 
     /// What that means for `write`; `None` if nothing: it may be tried again.
-    pub(crate) fn answer(self, write: &Write) -> Option<Result<Answer, StoreError>> {
+    pub(crate) fn answer(self, write: &Write) -> Option<Result<RawSwapped, StoreError>> {
         let Self { now, written, found, .. } = self;
         let found = match found {
             Ok(found) => found,
@@ -136,17 +136,17 @@ impl Said {
             // Written now, or by an earlier copy of the same swap.
             Some(found) if written || found.write_id == write.write_id => {
                 let Found { fence, lease_until, .. } = found;
-                Some(Ok(Answer::Stored(Stamped { now, fence, lease_until })))
+                Some(Ok(RawSwapped::Stored(Stamped { now, fence, lease_until })))
             }
             // As expected, and yet not written: somebody had it locked, or put it there, or removed
             // it, between one look and the next.
             found if found.as_ref().map(|found| found.write_id) == write.expected => None,
-            found => Some(Ok(Answer::Conflict { now, found })),
+            found => Some(Ok(RawSwapped::Conflict { now, found })),
         }
     }
 }
 
-impl Answer {
+impl RawSwapped {
     pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<Swapped, StoreError> {
         Ok(match self {
             Self::Stored(stamped) => Swapped::Stored(stamped),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::link::Setup;
 use crate::listen::Bell;
 use crate::queue::{Item, Limit, Queue, Ticket};
-use crate::record::{Answer, Found, Write};
+use crate::record::{Found, RawSwapped, Write};
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -30,7 +30,7 @@ pub(crate) struct SwapJob {
     pub(crate) ticket: Ticket,
     /// When its caller gives up.
     pub(crate) deadline: Instant,
-    pub(crate) reply: oneshot::Sender<Result<Answer, StoreError>>,
+    pub(crate) reply: oneshot::Sender<Result<RawSwapped, StoreError>>,
 }
 
 /// A load that waits.

@@ -24,7 +24,7 @@ use crate::error::{Failure, PostgresError};
 use crate::identity::recognise;
 use crate::link::{Call, Link, Parameter, Setup};
 use crate::queue::Queue;
-use crate::record::{Answer, Said, Write};
+use crate::record::{RawSwapped, Said, Write};
 use crate::secret::Purpose;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
@@ -228,7 +228,7 @@ fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<Opera
         let written = said.as_ref().is_some_and(|said| said.written);
         match said.and_then(|said| said.answer(&job.write)) {
             Some(answer) => {
-                if matches!(answer, Ok(Answer::Conflict { .. })) {
+                if matches!(answer, Ok(RawSwapped::Conflict { .. })) {
                     count(&shared.counters.conflicts, 1);
                 }
                 if let Some(bell) = shared.bell.as_ref().filter(|_| written && job.write.ends()) {

@@ -30,8 +30,8 @@ pub(crate) fn swapped(
     (key, write_id): (&OperationId, WriteId),
     value: Value,
     sealer: &Sealer,
-) -> Result<Swapped, Answer> {
-    let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
+) -> Result<Swapped, ReplyError> {
+    let Value::Array(answer) = value else { return Err(ReplyError::Unreadable) };
     let ours = |asked: &Value| bytes(asked) == Some(&write_id.as_bytes()[..]);
     match <[Value; 5]>::try_from(answer) {
         Ok([kind, asked, now, fence, lease]) if bytes(&kind) == Some(b"S") && ours(&asked) => {
@@ -45,9 +45,9 @@ pub(crate) fn swapped(
             Ok([kind, asked, now, stored]) if bytes(&kind) == Some(b"C") && ours(&asked) => {
                 Ok(Swapped::Conflict(snapshot(key, &now, &stored, sealer)?))
             }
-            _ => Err(Answer::Unreadable),
+            _ => Err(ReplyError::Unreadable),
         },
-        Ok(_) => Err(Answer::Unreadable),
+        Ok(_) => Err(ReplyError::Unreadable),
     }
 }
 
@@ -63,13 +63,13 @@ pub(crate) fn loaded(
     (key, name): (&OperationId, &str),
     value: Value,
     sealer: &Sealer,
-) -> Result<Snapshot, Answer> {
-    let Value::Array(answer) = value else { return Err(Answer::Unreadable) };
+) -> Result<Snapshot, ReplyError> {
+    let Value::Array(answer) = value else { return Err(ReplyError::Unreadable) };
     match <[Value; 3]>::try_from(answer) {
         Ok([asked, now, stored]) if bytes(&asked) == Some(name.as_bytes()) => {
             snapshot(key, &now, &stored, sealer)
         }
-        _ => Err(Answer::Unreadable),
+        _ => Err(ReplyError::Unreadable),
     }
 }
 
@@ -78,24 +78,24 @@ pub(crate) fn got(
     key: &OperationId,
     value: &Value,
     sealer: &Sealer,
-) -> Result<Option<StoredRecord>, Answer> {
+) -> Result<Option<StoredRecord>, ReplyError> {
     if *value == Value::Nil {
         return Ok(None);
     }
-    let stored = bytes(value).ok_or(Answer::Unreadable)?;
-    open(key, stored, sealer).map(Some).map_err(Answer::Damaged)
+    let stored = bytes(value).ok_or(ReplyError::Unreadable)?;
+    open(key, stored, sealer).map(Some).map_err(ReplyError::Damaged)
 }
 
 /// Why an answer is of no use.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ReplyError {
     /// Not what a script answers, or not to this request: nobody can tell what it did.
     Unreadable,
     /// The script did its work, and what it found is damaged, or not ours to read.
     Damaged(StoreError),
 }
 
-impl Answer {
+impl ReplyError {
     /// The error of a request that changes nothing.
     pub(crate) fn into_read_error(self) -> StoreError {
         match self {
@@ -110,7 +110,7 @@ fn snapshot(
     now: &Value,
     stored: &Value,
     sealer: &Sealer,
-) -> Result<Snapshot, Answer> {
+) -> Result<Snapshot, ReplyError> {
     let now = time(now)?;
     let stored = match stored {
         Value::Boolean(false) => None,
@@ -151,12 +151,12 @@ fn columns(stored: &[u8]) -> Option<(Columns, &[u8])> {
     Some((Columns { write_id: WriteId::from_bytes(*write_id), numbers }, rest))
 }
 
-fn time(value: &Value) -> Result<Timestamp, Answer> {
+fn time(value: &Value) -> Result<Timestamp, ReplyError> {
     number(value).map(Timestamp::from_micros)
 }
 
-fn number(value: &Value) -> Result<u64, Answer> {
-    bytes(value).and_then(parse).ok_or(Answer::Unreadable)
+fn number(value: &Value) -> Result<u64, ReplyError> {
+    bytes(value).and_then(parse).ok_or(ReplyError::Unreadable)
 }
 
 /// Digits only: no sign, no white space.

@@ -25,7 +25,7 @@ use crate::link::Link;
 use crate::names::Names;
 use crate::options::Options;
 use crate::pages;
-use crate::record::{self, Answer, micros};
+use crate::record::{self, ReplyError, micros};
 use crate::script::Lua;
 use crate::watches::Watches;
 
@@ -305,8 +305,8 @@ impl RedisStore {
         };
         let answer = answer.map_err(Failure::of_write)?;
         record::swapped((&key, write_id), answer, &self.sealer).map_err(|answer| match answer {
-            Answer::Damaged(error) => error,
-            Answer::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
+            ReplyError::Damaged(error) => error,
+            ReplyError::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
         })
     }
 
@@ -338,7 +338,7 @@ impl RedisStore {
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
         let answer = answer.map_err(Failure::of_read)?;
-        record::loaded((key, &name), answer, &self.sealer).map_err(Answer::into_read_error)
+        record::loaded((key, &name), answer, &self.sealer).map_err(ReplyError::into_read_error)
     }
 
     /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
@@ -348,7 +348,7 @@ impl RedisStore {
         let mut get = redis::cmd("GET");
         get.arg(self.names.name(key));
         let answer = self.link.send(&get).await.map_err(Failure::of_read)?;
-        record::got(key, &answer, &self.sealer).map_err(Answer::into_read_error)
+        record::got(key, &answer, &self.sealer).map_err(ReplyError::into_read_error)
     }
 }
 

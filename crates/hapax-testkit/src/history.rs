@@ -40,7 +40,7 @@ pub enum Call {
 
 /// What the store answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum StoreReply {
     /// The swap was stored.
     Stored,
     /// The load or the conflict found this tag.
@@ -59,7 +59,7 @@ pub struct Operation {
     /// What was asked.
     pub call: Call,
     /// What was answered.
-    pub answer: Answer,
+    pub answer: StoreReply,
 }
 
 /// Notes operations while they happen, by key. Shared by the tasks that call the store.
@@ -80,10 +80,10 @@ impl Recorder {
     pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
         let call = Call::Swap { expected: swap.expected, write_id: swap.write_id };
         match answer {
-            Ok(Swapped::Stored(_)) => self.note(swap.id, called, call, Answer::Stored),
+            Ok(Swapped::Stored(_)) => self.note(swap.id, called, call, StoreReply::Stored),
             Ok(Swapped::Conflict(seen)) => self.note(swap.id, called, call, found(seen)),
             Err(StoreError::Unavailable(_)) => {}
-            Err(_) => self.note(swap.id, called, call, Answer::Ambiguous),
+            Err(_) => self.note(swap.id, called, call, StoreReply::Ambiguous),
         }
     }
 
@@ -104,7 +104,7 @@ impl Recorder {
         })
     }
 
-    fn note(&self, key: OperationId, called: u64, call: Call, answer: Answer) {
+    fn note(&self, key: OperationId, called: u64, call: Call, answer: StoreReply) {
         let returned = self.clock.fetch_add(1, Ordering::SeqCst);
         let operation = Operation { called, returned, call, answer };
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,8 +112,8 @@ impl Recorder {
     }
 }
 
-fn found(seen: &Snapshot) -> Answer {
-    Answer::Found(seen.stored.as_ref().map(|stored| stored.write_id))
+fn found(seen: &Snapshot) -> StoreReply {
+    StoreReply::Found(seen.stored.as_ref().map(|stored| stored.write_id))
 }
 
 /// A history that no atomic store tells.
@@ -193,20 +193,20 @@ impl<'a> Search<'a> {
         let mut tags = HashSet::new();
         for operation in history {
             match (operation.call, operation.answer) {
-                (Call::Swap { expected, write_id }, Answer::Stored) => {
+                (Call::Swap { expected, write_id }, StoreReply::Stored) => {
                     tags.extend([expected, Some(write_id)])
                 }
-                (Call::Swap { expected, .. }, Answer::Found(found)) => {
+                (Call::Swap { expected, .. }, StoreReply::Found(found)) => {
                     tags.extend([expected, found]);
                 }
-                (Call::Swap { expected, .. }, Answer::Ambiguous) => tags.extend([expected]),
-                (Call::Load, Answer::Found(found)) => tags.extend([found]),
-                (Call::Load, Answer::Stored | Answer::Ambiguous) => {}
+                (Call::Swap { expected, .. }, StoreReply::Ambiguous) => tags.extend([expected]),
+                (Call::Load, StoreReply::Found(found)) => tags.extend([found]),
+                (Call::Load, StoreReply::Stored | StoreReply::Ambiguous) => {}
             }
         }
-        let definite = bits(&|operation| operation.answer != Answer::Ambiguous);
+        let definite = bits(&|operation| operation.answer != StoreReply::Ambiguous);
         let met = bits(&|operation| match (operation.call, operation.answer) {
-            (Call::Swap { write_id, .. }, Answer::Ambiguous) => tags.contains(&Some(write_id)),
+            (Call::Swap { write_id, .. }, StoreReply::Ambiguous) => tags.contains(&Some(write_id)),
             _ => false,
         });
         let (tried, order, longest) = (HashSet::new(), Vec::new(), Vec::new());
@@ -232,9 +232,9 @@ impl<'a> Search<'a> {
         let mut writes = Vec::new();
         for (at, next) in self.possible(happened, write_id) {
             match self.history[at].answer {
-                Answer::Found(_) => return self.follow(happened, at, next),
-                Answer::Ambiguous if next == write_id => {}
-                Answer::Stored | Answer::Ambiguous => writes.push((at, next)),
+                StoreReply::Found(_) => return self.follow(happened, at, next),
+                StoreReply::Ambiguous if next == write_id => {}
+                StoreReply::Stored | StoreReply::Ambiguous => writes.push((at, next)),
             }
         }
         writes.into_iter().any(|(at, next)| self.follow(happened, at, next))
@@ -267,12 +267,12 @@ impl<'a> Search<'a> {
 /// The tag after `operation` on a key that bears `tag`; `None` if its answer would be wrong.
 fn apply(write_id: Option<WriteId>, operation: &Operation) -> Option<Option<WriteId>> {
     let (next, answer) = match operation.call {
-        Call::Load => (write_id, Answer::Found(write_id)),
-        Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
+        Call::Load => (write_id, StoreReply::Found(write_id)),
+        Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, StoreReply::Stored),
         Call::Swap { expected, write_id: new } if write_id == expected => {
-            (Some(new), Answer::Stored)
+            (Some(new), StoreReply::Stored)
         }
-        Call::Swap { .. } => (write_id, Answer::Found(write_id)),
+        Call::Swap { .. } => (write_id, StoreReply::Found(write_id)),
     };
-    (operation.answer == answer || operation.answer == Answer::Ambiguous).then_some(next)
+    (operation.answer == answer || operation.answer == StoreReply::Ambiguous).then_some(next)
 }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::dice::Dice;
 use crate::effect::{EXECUTION, Effect};
-use crate::ledger::Answer;
+use crate::ledger::ClientResponse;
 use crate::world::World;
 use crate::{Policy, lock};
 
@@ -28,7 +28,7 @@ const OPERATION: Duration = Duration::from_secs(60);
 
 /// What a request came to.
 enum Reply {
-    Final(Answer),
+    Final(ClientResponse),
     /// 409 `outcome-unknown`.
     Unknown,
     /// To be sent again.
@@ -130,7 +130,7 @@ async fn send(port: u16, key: &str) -> Result<Reply, Box<dyn std::error::Error +
     if let Some(fence) = header(EXECUTION) {
         let effect = Effect { status: head.status.as_u16(), body: body.to_vec() };
         let replayed = header("idempotency-replayed") == Some("true");
-        return Ok(Reply::Final(Answer { effect, fence: fence.parse().ok(), replayed }));
+        return Ok(Reply::Final(ClientResponse { effect, fence: fence.parse().ok(), replayed }));
     }
     let body = String::from_utf8_lossy(&body);
     let code = |code: &str| body.contains(&format!("\"{code}\""));

@@ -96,7 +96,7 @@ enum Stage {
 
 /// An answer as a client got it.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     pub(crate) effect: Effect,
     /// The fence it names.
     pub(crate) fence: Option<u64>,
@@ -198,7 +198,7 @@ impl Ledger {
     }
 
     /// A client got a final answer.
-    pub(crate) fn answer(&mut self, key: &str, answer: &Answer) {
+    pub(crate) fn answer(&mut self, key: &str, answer: &ClientResponse) {
         let Some(log) = self.keys.get_mut(key) else { return };
         let mut wrong = Vec::new();
         match answer.fence {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::machine::{Resolution, Resolve};
 use hapax::{
-    Answer, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OnUnknown, Policy,
+    Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OnUnknown, Policy, Receipt,
     RunError, Scope,
 };
 use tokio::sync::oneshot;
@@ -87,7 +87,7 @@ async fn send(
     function: &Function<Sent, String>,
     server: &MailServer,
     hang: Option<oneshot::Sender<()>>,
-) -> Result<Answer<Sent>, RunError<Sent, String>> {
+) -> Result<Receipt<Sent>, RunError<Sent, String>> {
     let server = server.clone();
     let work = |_| async move {
         let sent = server.send();

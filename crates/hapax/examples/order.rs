@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::{
-    Answer, Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OutcomeClass,
+    Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OutcomeClass, Receipt,
     RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let order = Order { customer: "c-1".into(), cart: "cart-9".into(), apples: 3 };
     for tap in 1..=3 {
         match shop.place(&order).await {
-            Ok(Answer { value, replayed, .. }) => say(format!("tap {tap}: {value}, {replayed}")),
+            Ok(Receipt { value, replayed, .. }) => say(format!("tap {tap}: {value}, {replayed}")),
             Err(error) => say(format!("tap {tap}: {error}")),
         }
     }
@@ -94,7 +94,7 @@ impl Shop {
     async fn place(
         self: &Arc<Self>,
         order: &Order,
-    ) -> Result<Answer<String>, RunError<String, OrderError>> {
+    ) -> Result<Receipt<String>, RunError<String, OrderError>> {
         let scope = Scope::of([("customer", &order.customer)]);
         let key = NaturalKey::order(&order.customer, &order.cart).key();
         let (shop, order_, scope_, key_) =

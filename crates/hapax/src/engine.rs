@@ -13,7 +13,7 @@ mod waiters;
 pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 #[cfg(feature = "function")]
 pub use function::{
-    Answer, Function, FunctionBuilder, FunctionError, OutcomeClass, ReconcileCall, Reconciled,
+    Function, FunctionBuilder, FunctionError, OutcomeClass, Receipt, ReconcileCall, Reconciled,
     RunError,
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};

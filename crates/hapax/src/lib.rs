@@ -110,15 +110,15 @@ pub mod transaction;
 pub mod value;
 
 pub use clock::{Clock, SystemClock, Timestamp};
-#[cfg(feature = "function")]
-pub use engine::{
-    Answer, Function, FunctionBuilder, FunctionError, OutcomeClass, ReconcileCall, Reconciled,
-    RunError,
-};
 #[cfg(feature = "tokio")]
 pub use engine::{
     Claim, ClaimError, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle, Limits,
     OperationRequest, Reconciliation, Stats,
+};
+#[cfg(feature = "function")]
+pub use engine::{
+    Function, FunctionBuilder, FunctionError, OutcomeClass, Receipt, ReconcileCall, Reconciled,
+    RunError,
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{

@@ -45,12 +45,12 @@ use std::fmt;
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Swap, Swapped};
 
-#[cfg(feature = "function")]
-pub use crate::engine::{Answer, Fault, TransactError};
 #[cfg(feature = "tokio")]
 pub use crate::engine::{
     Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms, TxTermsError,
 };
+#[cfg(feature = "function")]
+pub use crate::engine::{Fault, Receipt, TransactError};
 
 /// Whatever a database has to say of a failure.
 pub type Source = Box<dyn StdError + Send + Sync>;

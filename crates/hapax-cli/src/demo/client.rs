@@ -246,7 +246,7 @@ impl Meaning {
 }
 
 #[derive(Debug)]
-struct Answer {
+struct ServiceResponse {
     status: StatusCode,
     retry_after: Option<Duration>,
     body: Bytes,
@@ -262,7 +262,7 @@ struct Problem {
     code: String,
 }
 
-impl Answer {
+impl ServiceResponse {
     fn meaning(&self) -> Meaning {
         match self.status.as_u16() {
             200..=299 => Meaning::Final(match serde_json::from_slice(&self.body) {
@@ -284,7 +284,7 @@ impl Answer {
 }
 
 /// One request on a connection of its own, so that no request is ever sent again unseen.
-async fn post(address: SocketAddr, key: &str, body: String) -> Result<Answer, NoAnswer> {
+async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceResponse, NoAnswer> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -303,7 +303,7 @@ async fn post(address: SocketAddr, key: &str, body: String) -> Result<Answer, No
     let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(NoAnswer::body)?.to_bytes();
     let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let retry_after = retry_after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
-    Ok(Answer { status: head.status, retry_after, body })
+    Ok(ServiceResponse { status: head.status, retry_after, body })
 }
 
 /// Sends a request, whole, and closes the connection before or while the answer comes.

@@ -17,8 +17,8 @@ use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
 use super::methods::{AnyVerb, Verb};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status, Time,
-    Unknown, Url,
+    Addr, AdminAddr, CompletionOutageArg, Copies, Docs, Key, KeyForm, Missing, Name, Outage,
+    Status, Time, Unknown, Url,
 };
 
 /// How long a copy waits unless it is said.
@@ -168,8 +168,8 @@ impl PolicyFields {
         };
         set(&mut policy.store_outage, self.store_outage.map(outage));
         let answer = |answer| match answer {
-            Answer::Deliver => CompletionOutage::Deliver,
-            Answer::Withhold => CompletionOutage::Withhold,
+            CompletionOutageArg::Deliver => CompletionOutage::Deliver,
+            CompletionOutageArg::Withhold => CompletionOutage::Withhold,
         };
         set(&mut policy.completion_outage, self.completion_outage.map(answer));
         set(&mut policy.stream, self.stream);
@@ -258,8 +258,8 @@ impl PolicyFields {
                 StoreOutage::Open => Outage::Open,
             }),
             completion_outage: Some(match policy.completion_outage {
-                CompletionOutage::Deliver => Answer::Deliver,
-                CompletionOutage::Withhold => Answer::Withhold,
+                CompletionOutage::Deliver => CompletionOutageArg::Deliver,
+                CompletionOutage::Withhold => CompletionOutageArg::Withhold,
             }),
             stream: Some(policy.stream),
             expires: Some(policy.expires),

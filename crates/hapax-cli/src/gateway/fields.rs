@@ -13,8 +13,8 @@ use super::fingerprint::{Form, Part};
 use super::methods::{AnyVerb, Verb};
 use super::transport::{Spoken, Trusted};
 use super::values::{
-    Addr, AdminAddr, Answer, Copies, Docs, Key, KeyForm, Missing, Name, Outage, Status, Time,
-    Unknown, Url, list, statuses, text, trimmed,
+    Addr, AdminAddr, CompletionOutageArg, Copies, Docs, Key, KeyForm, Missing, Name, Outage,
+    Status, Time, Unknown, Url, list, statuses, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -386,7 +386,7 @@ pub(super) struct PolicyFields {
     /// Where the store goes away before an outcome is recorded: the client gets the answer, marked as
     /// pending, or 503 [default: deliver]
     #[arg(long, env = "HAPAX_COMPLETION_OUTAGE", value_enum)]
-    pub(super) completion_outage: Option<Answer>,
+    pub(super) completion_outage: Option<CompletionOutageArg>,
 
     /// Stream responses: their keys are final at the headers, and only the status is kept [default:
     /// only text/event-stream]

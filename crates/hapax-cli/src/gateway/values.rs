@@ -234,7 +234,7 @@ pub(super) enum Outage {
 /// What becomes of answers that cannot be recorded yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Answer {
+pub(super) enum CompletionOutageArg {
     Deliver,
     Withhold,
 }

@@ -171,7 +171,7 @@ pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
     let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
     let stage = arena.start(Policy { lease, retention, ..Policy::default() }, note).await;
     stage.send(stage.post("k")).await.is_first(201, "");
-    let anew = |answer: &crate::Answer| answer.header("idempotency-replayed") == "false";
+    let anew = |answer: &crate::TestResponse| answer.header("idempotency-replayed") == "false";
     stage.until(&stage.post("k"), anew).await;
     let calls = calls.lock().unwrap();
     let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };

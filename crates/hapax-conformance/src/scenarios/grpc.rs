@@ -10,7 +10,7 @@ use http_body::Frame;
 use http_body_util::channel::Channel;
 
 use super::execution::held;
-use crate::{Answer, Arena, Gate, Handler, Policy, Post, Runs, Stage, handler, reply};
+use crate::{Arena, Gate, Handler, Policy, Post, Runs, Stage, TestResponse, handler, reply};
 
 /// A message in its frame.
 fn message(text: &str) -> Bytes {
@@ -65,7 +65,7 @@ fn call(stage: &Stage, key: &str, text: &str) -> Post {
 }
 
 /// The status of a gRPC answer, wherever it is.
-fn status(answer: &Answer) -> &str {
+fn status(answer: &TestResponse) -> &str {
     assert_eq!(answer.status, 200);
     let trailers = answer.trailers.as_ref();
     let status = trailers.and_then(|map| map.get("grpc-status"));
@@ -152,7 +152,7 @@ pub async fn w16_a_grpc_answer_overrides_its_status(arena: Arena) {
 }
 
 #[track_caller]
-fn is_refused(answer: &Answer, code: &str, word: &str) {
+fn is_refused(answer: &TestResponse, code: &str, word: &str) {
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/grpc");
     // Trailers only: all of it is in the head.

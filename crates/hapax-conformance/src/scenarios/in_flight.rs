@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::execution::held;
-use crate::{Answer, Arena, Gate, Policy, Runs, Stage, handler, reply};
+use crate::{Arena, Gate, Policy, Runs, Stage, TestResponse, handler, reply};
 
 fn wait(patience: Duration) -> Policy {
     // Many come at once, and it is not the store's speed that is tested.
@@ -21,7 +21,7 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: Arena) {
     let began = Instant::now();
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
-    let seconds = |answer: Answer| {
+    let seconds = |answer: TestResponse| {
         answer.is_refused(409, "in-flight");
         let seconds = answer.problem()["retry_after"].as_u64().unwrap();
         assert_eq!(answer.header("retry-after"), seconds.to_string());
@@ -73,7 +73,7 @@ pub async fn w18_waiting_copies_get_the_replay(arena: Arena) {
 
 /// This many copies of `k`, as many as may wait: one more is refused, which it is only once all of
 /// them do.
-async fn all_waiting(stage: &Stage, count: usize) -> JoinSet<Answer> {
+async fn all_waiting(stage: &Stage, count: usize) -> JoinSet<TestResponse> {
     let mut copies = JoinSet::new();
     for _ in 0..=count {
         let copy = stage.begin(stage.post("k"));

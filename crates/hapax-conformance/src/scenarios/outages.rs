@@ -66,7 +66,7 @@ pub async fn w20_open_is_refused_together_with_block(arena: Arena) {
 async fn in_between(
     arena: &Arena,
     completion_outage: CompletionOutage,
-) -> (Stage, Runs, crate::Answer) {
+) -> (Stage, Runs, crate::TestResponse) {
     let (runs, gate) = (Runs::new(), Gate::closed());
     let policy = Policy { completion_outage, ..brisk() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
@@ -87,7 +87,7 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Arena)
     copy.is_replay(201, "1");
     assert_eq!(copy.header("idempotency-recorded"), "pending");
     stage.mend().await;
-    let recorded = |answer: &crate::Answer| answer.header("idempotency-recorded").is_empty();
+    let recorded = |answer: &crate::TestResponse| answer.header("idempotency-recorded").is_empty();
     stage.until(&stage.post("k"), recorded).await.is_replay(201, "1");
     // It is in the store: another process knows it.
     stage.end().await;
@@ -120,7 +120,7 @@ pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(a
         cut_off.cut().await;
         gate.open();
         assert_eq!(first.await.unwrap().header("idempotency-recorded"), "pending");
-        let in_flight = |answer: &crate::Answer| answer.header("retry-after").is_empty();
+        let in_flight = |answer: &crate::TestResponse| answer.header("retry-after").is_empty();
         let answer = other.until(&other.post(&key), in_flight).await;
         if again {
             answer.is_first(201, "2");
@@ -142,7 +142,7 @@ pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: Arena) {
     // Twice the lease: it has lapsed by the store's clock.
     tokio::time::sleep(lease * 2).await;
     stage.mend().await;
-    let renewed = |answer: &crate::Answer| answer.refusal().1 == "in-flight";
+    let renewed = |answer: &crate::TestResponse| answer.refusal().1 == "in-flight";
     stage.until(&stage.post("k"), renewed).await;
     gate.open();
     first.await.unwrap().is_first(201, "1");

@@ -217,7 +217,7 @@ pub async fn w14_a_lease_that_lapsed_is_unknown(arena: Arena) {
     first.abort();
     drop(stage);
     let stage = arena.start(policy, held(&runs, &gate)).await;
-    let lapsed = |answer: &crate::Answer| answer.refusal().1 != "in-flight";
+    let lapsed = |answer: &crate::TestResponse| answer.refusal().1 != "in-flight";
     stage.until(&stage.post("k"), lapsed).await.is_refused(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
 use http_body_util::channel::Channel;
 
-use crate::{Answer, Arena, Call, Policy, Protocol, Runs, counting, handler, reply};
+use crate::{Arena, Call, Policy, Protocol, Runs, TestResponse, counting, handler, reply};
 
 pub async fn w22_one_key_over_both_protocols(arena: Arena) {
     let runs = Runs::new();
@@ -106,7 +106,7 @@ pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: Arena) {
     let retention = Duration::from_secs(1000);
     let policy = Policy { retention, expires: true, ..Policy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
-    let moment = |answer: &Answer| -> u64 {
+    let moment = |answer: &TestResponse| -> u64 {
         let date = answer.header("idempotency-expires");
         date.strip_prefix('@').unwrap_or_else(|| panic!("{answer:?}")).parse().unwrap()
     };

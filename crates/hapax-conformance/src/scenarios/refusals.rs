@@ -5,10 +5,10 @@ use hapax_http::server::KeyRule;
 
 use super::execution::held;
 use super::outcomes::breaking;
-use crate::{Answer, Arena, Gate, Policy, Runs, Stage, counting};
+use crate::{Arena, Gate, Policy, Runs, Stage, TestResponse, counting};
 
 /// One refusal of each of three kinds.
-async fn refusals(stage: &Stage) -> [Answer; 3] {
+async fn refusals(stage: &Stage) -> [TestResponse; 3] {
     [
         stage.send(stage.plain()).await,
         stage.send(stage.post("a, b")).await,
@@ -136,7 +136,7 @@ pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: Arena) {
     let cors = Some("https://shop.example");
     let (runs, gate) = (Runs::new(), Gate::closed());
     let stage = arena.start(Policy { cors, ..strict() }, held(&runs, &gate)).await;
-    let readable = |answer: &Answer, status: u16| {
+    let readable = |answer: &TestResponse, status: u16| {
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
         assert_eq!(answer.header("access-control-allow-credentials"), "true");

@@ -10,7 +10,7 @@ use http::header::{
 
 use super::outcomes::dictated;
 use crate::shapes::{self, Shape};
-use crate::{Answer, Arena, Policy, Protocol, Runs, handler, reply};
+use crate::{Arena, Policy, Protocol, Runs, TestResponse, handler, reply};
 
 /// All lines, in the order in which their names first came, values of one name as they came: what
 /// was between two lines of one name, a map of headers does not say.
@@ -34,7 +34,7 @@ fn sorted<'a>(
 
 /// What a shape's answer must be, first or replayed: all of it, and nothing else but what the
 /// server writes around it.
-fn check(answer: &Answer, shape: &Shape, first: Option<&Answer>, cookies: Cookies) {
+fn check(answer: &TestResponse, shape: &Shape, first: Option<&TestResponse>, cookies: Cookies) {
     let replayed = if first.is_some() { "true" } else { "false" };
     let name = &shape.name;
     assert_eq!(answer.header("idempotency-replayed"), replayed, "{name}");

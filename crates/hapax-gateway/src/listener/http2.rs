@@ -194,7 +194,13 @@ impl Served {
                 let pace = self.activity.watch();
                 return busy.answered(response.map(|body| {
                     let rest = Bytes::new();
-                    Body::new(Answer { body, rest, pace, _busy: busy.clone(), _place: place })
+                    Body::new(PacedResponse {
+                        body,
+                        rest,
+                        pace,
+                        _busy: busy.clone(),
+                        _place: place,
+                    })
                 }));
             }
             None => Box::pin(self.door.front.overloaded(&self.link, request)).await,
@@ -235,7 +241,7 @@ struct Place {
 
 /// An answer in pieces, so that h2 asks for the next one only when it has sent the one before: then
 /// it shows whether the client takes it.
-struct Answer {
+struct PacedResponse {
     body: Body,
     rest: Bytes,
     pace: activity::Pace,
@@ -243,7 +249,7 @@ struct Answer {
     _place: Place,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for PacedResponse {
     type Data = Bytes;
     type Error = BoxError;
 

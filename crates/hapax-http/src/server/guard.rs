@@ -31,7 +31,7 @@ use super::policy::{
 };
 use super::quota::Place;
 use super::service::{Ticket, draining};
-use super::work::{Named, NotBegun, Received, Work, catch, cut_off, keep, pending};
+use super::work::{BufferedRequest, Named, NotBegun, Work, catch, cut_off, keep, pending};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
 use crate::fingerprint::HttpRequest;
@@ -135,16 +135,16 @@ where
         // After a length HTTP/1.1 would forward no trailers.
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
-    let received = Received { parts, body, trailers };
+    let received = BufferedRequest { parts, body, trailers };
     match settle(&layer, &policy, manner, claim) {
-        Settled::Answer(mut response) => {
+        ClaimDecision::Respond(mut response) => {
             let by = response.extensions().get().map_or(AnsweredBy::Replay, |it: &Answered| it.by);
             let operation = Some(layer.engine.operation_id(&scope, &key));
             response.extensions_mut().insert(Answered { operation, by });
             Ok(response)
         }
         // No await since the claim was granted: it cannot be dropped in between.
-        Settled::Execute(lease) => {
+        ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = Named::new(operation, &received.parts);
@@ -158,10 +158,10 @@ where
             response.extensions_mut().insert(Answered { operation, by });
             Ok(response)
         }
-        Settled::Unprotected if pass.gate().is_stopping() => {
+        ClaimDecision::Unprotected if pass.gate().is_stopping() => {
             Ok(layer.refuse(&policy, manner, &draining()))
         }
-        Settled::Unprotected => {
+        ClaimDecision::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
             let mut response = tokio::select! {
                 biased;
@@ -300,8 +300,8 @@ fn happened(
     Verdict::Happened(keep(whole))
 }
 
-enum Settled {
-    Answer(Response<Body>),
+enum ClaimDecision {
+    Respond(Response<Body>),
     Execute(Lease),
     Unprotected,
 }
@@ -311,13 +311,13 @@ fn settle(
     policy: &RoutePolicy,
     manner: Manner,
     claim: Result<Claim, ClaimError>,
-) -> Settled {
+) -> ClaimDecision {
     let problem = match claim {
-        Ok(Claim::Execute(lease)) => return Settled::Execute(lease),
+        Ok(Claim::Execute(lease)) => return ClaimDecision::Execute(lease),
         Ok(Claim::Replay(replay)) => match replayed(layer, policy, &replay) {
             Ok(response) => {
                 layer.observe(policy, Event::Replayed { expires_in: replay.expires_in });
-                return Settled::Answer(response);
+                return ClaimDecision::Respond(response);
             }
             Err(problem) => problem,
         },
@@ -340,10 +340,10 @@ fn settle(
         Ok(Claim::Reconcile(_)) => unknown(),
         Err(error) => match outage(layer, policy, &error) {
             Some(problem) => problem,
-            None => return Settled::Unprotected,
+            None => return ClaimDecision::Unprotected,
         },
     };
-    Settled::Answer(layer.refuse(policy, manner, &problem))
+    ClaimDecision::Respond(layer.refuse(policy, manner, &problem))
 }
 
 fn unknown() -> Problem {
@@ -418,7 +418,7 @@ fn replayed(
 async fn detach<S, B>(
     work: Work,
     inner: S,
-    received: Received,
+    received: BufferedRequest,
     lease: Lease,
 ) -> Result<Response<Body>, S::Error>
 where

@@ -46,7 +46,10 @@ use tower_service::Service;
 
 use super::observe::{Event, Recorded};
 use super::policy::COME_BACK;
-use super::work::{Answer, Attempt, Ending, Given, Panicked, Received, Work, catch};
+use super::work::{
+    BufferedRequest, ExecutionReply, HandlerResponse, HandlerResult, Panicked, Recording, Work,
+    catch,
+};
 use crate::body::{Body, BoxError};
 use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
@@ -77,7 +80,7 @@ impl Work {
         route: &InDatabase,
         lease: Lease,
         mut inner: S,
-        received: Received,
+        received: BufferedRequest,
     ) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
@@ -94,16 +97,20 @@ impl Work {
             let attempt = self.attempt(transacting.lease(), &mut inner, request).await;
             let took = began.elapsed();
             let (class, end, answer) = match attempt {
-                Attempt::Given(ending, given) => {
+                HandlerResult::Given(ending, given) => {
                     let (class, end, answer) = self.fate(route, run.is_taken(), ending, given);
                     (class, end, Ok(answer))
                 }
-                Attempt::Problem(problem) => {
-                    (OutcomeClass::Unknown, end(Ending::unknown()), Ok(Answer::Problem(problem)))
+                HandlerResult::Problem(problem) => (
+                    OutcomeClass::Unknown,
+                    end(Recording::unknown()),
+                    Ok(ExecutionReply::Problem(problem)),
+                ),
+                HandlerResult::NotBegun => {
+                    return Ok(self.not_begun(transacting.into_lease()).await);
                 }
-                Attempt::NotBegun => return Ok(self.not_begun(transacting.into_lease()).await),
-                Attempt::Failed(error) => {
-                    (OutcomeClass::Unknown, end(Ending::unknown()), Err(error))
+                HandlerResult::Failed(error) => {
+                    (OutcomeClass::Unknown, end(Recording::unknown()), Err(error))
                 }
             };
             // On a task of its own from here on; this one is not cancelled either.
@@ -160,7 +167,7 @@ impl Work {
             let event = Event::Executed { class, recorded, attempt: number, took };
             self.layer.observe(&self.policy, event);
             let answer = match (instead, answer) {
-                (Some(problem), _) => Answer::Problem(problem),
+                (Some(problem), _) => ExecutionReply::Problem(problem),
                 (None, answer) => answer?,
             };
             return Ok(self.answer(class, recorded, until, answer));
@@ -172,17 +179,17 @@ impl Work {
         &self,
         route: &InDatabase,
         taken: bool,
-        ending: Ending,
-        mut given: Given,
-    ) -> (OutcomeClass, End, Answer) {
+        ending: Recording,
+        mut given: HandlerResponse,
+    ) -> (OutcomeClass, End, ExecutionReply) {
         let failed = given.failed_by().filter(|_| taken);
         if let Some(FailedBy(error)) = failed {
             if route.database.any_is_conflict(&**error) {
-                return (OutcomeClass::Retryable, End::Again, Answer::Given(given));
+                return (OutcomeClass::Retryable, End::Again, ExecutionReply::Given(given));
             }
             given.log_failure();
             self.manner.tell(&mut given.head.headers, OutcomeClass::Retryable);
-            return (OutcomeClass::Retryable, End::Release, Answer::Given(given));
+            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Given(given));
         }
         given.log_failure();
         if taken && ending.class == OutcomeClass::Final && ending.commits.is_none() {
@@ -190,14 +197,14 @@ impl Work {
                 "a response does not tell whether it is a refusal: its handler has to say so, by \
                  `Execution::commit` or `Execution::roll_back`"
             );
-            return (OutcomeClass::Retryable, End::Release, Answer::Problem(undecided()));
+            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Problem(undecided()));
         }
-        (ending.class, end(ending), Answer::Given(given))
+        (ending.class, end(ending), ExecutionReply::Given(given))
     }
 }
 
-fn end(ending: Ending) -> End {
-    let Ending { class, retention, kept, commits } = ending;
+fn end(ending: Recording) -> End {
+    let Recording { class, retention, kept, commits } = ending;
     match (class, kept) {
         (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
             End::Complete { outcome, retention }

@@ -62,7 +62,7 @@ impl Named {
 }
 
 /// What a handler gave.
-pub(super) struct Given {
+pub(super) struct HandlerResponse {
     pub(super) head: response::Parts,
     /// What is in memory of the body.
     read: Bytes,
@@ -71,7 +71,7 @@ pub(super) struct Given {
     shares: [Share; 2],
 }
 
-impl Given {
+impl HandlerResponse {
     /// The error that its handler failed by.
     pub(super) fn failed_by(&self) -> Option<&FailedBy> {
         self.head.extensions.get()
@@ -94,7 +94,7 @@ enum Rest {
 struct Broken;
 
 /// What is to be recorded.
-pub(super) struct Ending {
+pub(super) struct Recording {
     pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
@@ -103,14 +103,14 @@ pub(super) struct Ending {
     pub(super) commits: Option<bool>,
 }
 
-pub(super) enum Answer {
-    Given(Given),
+pub(super) enum ExecutionReply {
+    Given(HandlerResponse),
     Problem(Problem),
 }
 
 /// What one call of the handler came to.
-pub(super) enum Attempt<E> {
-    Given(Ending, Given),
+pub(super) enum HandlerResult<E> {
+    Given(Recording, HandlerResponse),
     /// The service's own error.
     Failed(E),
     /// No response, or not all of one.
@@ -120,13 +120,13 @@ pub(super) enum Attempt<E> {
 }
 
 /// A request, read to its end.
-pub(super) struct Received {
+pub(super) struct BufferedRequest {
     pub(super) parts: Parts,
     pub(super) body: Bytes,
     pub(super) trailers: Option<HeaderMap>,
 }
 
-impl Received {
+impl BufferedRequest {
     pub(super) fn request(self) -> Request<Body> {
         Request::from_parts(self.parts, Body::whole(self.body, self.trailers))
     }
@@ -147,7 +147,7 @@ impl Work {
         self,
         lease: Lease,
         mut inner: S,
-        received: Received,
+        received: BufferedRequest,
     ) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
@@ -165,14 +165,16 @@ impl Work {
         let attempt = self.attempt(&lease, &mut inner, received.request()).await;
         let took = began.elapsed();
         let (ending, answer) = match attempt {
-            Attempt::Given(ending, given) => {
+            HandlerResult::Given(ending, given) => {
                 given.log_failure();
-                (ending, Answer::Given(given))
+                (ending, ExecutionReply::Given(given))
             }
-            Attempt::Problem(problem) => (Ending::unknown(), Answer::Problem(problem)),
-            Attempt::NotBegun => return Ok(self.not_begun(lease).await),
-            Attempt::Failed(error) => {
-                self.record(lease, Ending::unknown(), took).await;
+            HandlerResult::Problem(problem) => {
+                (Recording::unknown(), ExecutionReply::Problem(problem))
+            }
+            HandlerResult::NotBegun => return Ok(self.not_begun(lease).await),
+            HandlerResult::Failed(error) => {
+                self.record(lease, Recording::unknown(), took).await;
                 return Err(error);
             }
         };
@@ -196,7 +198,7 @@ impl Work {
         lease: &Lease,
         inner: &mut S,
         mut request: Request<Body>,
-    ) -> Attempt<S::Error>
+    ) -> HandlerResult<S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -222,8 +224,8 @@ impl Work {
             () = self.pass.gate().stopping() => None,
         };
         let problem = match given {
-            Some(Ok(Ok(Ok((ending, given))))) => return Attempt::Given(ending, given),
-            Some(Ok(Err(error))) => return Attempt::Failed(error),
+            Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Given(ending, given),
+            Some(Ok(Err(error))) => return HandlerResult::Failed(error),
             Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
                 "The response broke off: the request may have taken effect.",
@@ -232,14 +234,14 @@ impl Work {
                 Code::HandlerFailed,
                 "The handler failed in the middle: the request may have taken effect.",
             ),
-            None if !begun.load(Ordering::Relaxed) => return Attempt::NotBegun,
+            None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
             None => cut_off(),
         };
-        Attempt::Problem(problem)
+        HandlerResult::Problem(problem)
     }
 
     /// Reads a response as far as it is to be kept.
-    async fn receive<B>(&self, response: Response<B>) -> Result<Given, Broken>
+    async fn receive<B>(&self, response: Response<B>) -> Result<HandlerResponse, Broken>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -250,7 +252,7 @@ impl Work {
         let mut body = erase(WithoutTrailers { body, drop: is_ours });
         if options.stream || is_event_stream(&head.headers) {
             let rest = Rest::Coming(body);
-            return Ok(Given {
+            return Ok(HandlerResponse {
                 head,
                 read: Bytes::new(),
                 rest,
@@ -278,12 +280,16 @@ impl Work {
             true => memory.recording.share(read.len(), None).await.unwrap_or_else(Share::none),
             false => Share::none(),
         };
-        Ok(Given { head, read, rest, shares: [share, copies] })
+        Ok(HandlerResponse { head, read, rest, shares: [share, copies] })
     }
 
     /// What a response means for its key; and the response as the client gets it.
-    fn judge(&self, overrides: HandlerOverride, given: Given) -> (Ending, Given) {
-        let Given { mut head, read, rest, shares } = given;
+    fn judge(
+        &self,
+        overrides: HandlerOverride,
+        given: HandlerResponse,
+    ) -> (Recording, HandlerResponse) {
+        let HandlerResponse { mut head, read, rest, shares } = given;
         let trailers = match &rest {
             Rest::Trailers(trailers) => Some(trailers.as_ref()),
             Rest::Coming(_) => None,
@@ -301,7 +307,7 @@ impl Work {
                 let cookies = self.policy.options.cookies;
                 let kept = (class != OutcomeClass::Retryable)
                     .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
-                (Ending { class, retention, kept, commits }, response.into_parts().0)
+                (Recording { class, retention, kept, commits }, response.into_parts().0)
             }
             Rest::Coming(_) => {
                 let (class, retention) = self.classify(overrides, &head, None);
@@ -309,7 +315,7 @@ impl Work {
                     self.layer.observe(&self.policy, Event::NotRetained);
                     Stored::NotRetained { status: head.status }.outcome()
                 });
-                (Ending { class, retention, kept, commits }, head)
+                (Recording { class, retention, kept, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -317,7 +323,7 @@ impl Work {
             self.manner.tell(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-        (ending, Given { head, read, rest, shares })
+        (ending, HandlerResponse { head, read, rest, shares })
     }
 
     /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
@@ -356,10 +362,10 @@ impl Work {
     async fn record(
         &self,
         lease: Lease,
-        ending: Ending,
+        ending: Recording,
         took: Duration,
     ) -> (Recorded, Option<Timestamp>) {
-        let Ending { class, retention, kept, .. } = ending;
+        let Recording { class, retention, kept, .. } = ending;
         let reason = match &kept {
             Some(_) => "its response leaves it unknown",
             None => "it gave no whole response",
@@ -394,7 +400,7 @@ impl Work {
         class: OutcomeClass,
         recorded: Recorded,
         until: Option<Timestamp>,
-        answer: Answer,
+        answer: ExecutionReply,
     ) -> Response<Body> {
         let withhold = class == OutcomeClass::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
@@ -403,9 +409,9 @@ impl Work {
                 Code::Superseded,
                 "Another execution of this request took over. Ask again for its outcome.",
             ),
-            (_, Answer::Problem(problem)) => problem,
-            (Recorded::Pending, Answer::Given(_)) if withhold => pending(),
-            (_, Answer::Given(mut given)) => {
+            (_, ExecutionReply::Problem(problem)) => problem,
+            (Recorded::Pending, ExecutionReply::Given(_)) if withhold => pending(),
+            (_, ExecutionReply::Given(mut given)) => {
                 if recorded == Recorded::Pending {
                     let pending = HeaderValue::from_static("pending");
                     given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
@@ -423,8 +429,12 @@ impl Work {
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.
-    fn deliver(&self, class: OutcomeClass, given: Given) -> Result<Response<Body>, Problem> {
-        let Given { head, read, rest, shares } = given;
+    fn deliver(
+        &self,
+        class: OutcomeClass,
+        given: HandlerResponse,
+    ) -> Result<Response<Body>, Problem> {
+        let HandlerResponse { head, read, rest, shares } = given;
         let held = self.layer.memory.answers.hold_now(read);
         drop(shares);
         let body = match (held, rest) {
@@ -465,7 +475,7 @@ pub(super) fn pending() -> Problem {
     Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
 }
 
-impl Ending {
+impl Recording {
     pub(super) const fn unknown() -> Self {
         Self { class: OutcomeClass::Unknown, retention: None, kept: None, commits: None }
     }

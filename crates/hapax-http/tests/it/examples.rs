@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use hapax_conformance::{Answer, Client, Protocol};
+use hapax_conformance::{Client, Protocol, TestResponse};
 use hapax_http::Body;
 use http::{HeaderName, Request};
 use tokio::io::AsyncWriteExt;
@@ -20,7 +20,12 @@ mod in_hyper;
 #[path = "../../examples/tonic/main.rs"]
 pub(crate) mod in_tonic;
 
-async fn post(address: SocketAddr, path: &str, key: Option<&str>, body: &'static str) -> Answer {
+async fn post(
+    address: SocketAddr,
+    path: &str,
+    key: Option<&str>,
+    body: &'static str,
+) -> TestResponse {
     let mut request = Request::post(path).header("authorization", "Bearer me");
     if let Some(key) = key {
         request = request.header(HeaderName::from_static("idempotency-key"), key);

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, Claim, Fingerprint, FingerprintScheme, Function, Idempotency, Key, OnUnknown,
-    OperationRequest, OutcomeClass, Policy, RunError, Scope,
+    Claim, Fingerprint, FingerprintScheme, Function, Idempotency, Key, OnUnknown, OperationRequest,
+    OutcomeClass, Policy, Receipt, RunError, Scope,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -89,7 +89,7 @@ fn declare(
 async fn call<F>(
     function: &Function<Everything, Refused>,
     work: F,
-) -> Result<Answer<Everything>, RunError<Everything, Refused>>
+) -> Result<Receipt<Everything>, RunError<Everything, Refused>>
 where
     F: Future<Output = Result<Everything, Refused>> + Send + 'static,
 {
@@ -117,8 +117,8 @@ async fn a_value_comes_back_whole(engines: &[Idempotency; 2]) {
     let [here, there] = declare(engines, "value", OnUnknown::Reexecute);
     let first = call(&here, async { Ok(everything()) }).await.unwrap();
     let again = call(&there, never()).await.unwrap();
-    assert_eq!(first, Answer { value: everything(), replayed: false, fence: first.fence });
-    assert_eq!(again, Answer { replayed: true, ..first });
+    assert_eq!(first, Receipt { value: everything(), replayed: false, fence: first.fence });
+    assert_eq!(again, Receipt { replayed: true, ..first });
 }
 
 async fn one_of_many_calls_executes(engines: &[Idempotency; 2]) {

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use hapax::{Answer, Function, Idempotency, Key, OnUnknown, OutcomeClass, Policy, RunError, Scope};
+use hapax::{
+    Function, Idempotency, Key, OnUnknown, OutcomeClass, Policy, Receipt, RunError, Scope,
+};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -33,7 +35,7 @@ struct Declined {
 }
 
 type Counted = Function<String, Declined>;
-type Said = Result<Answer<String>, RunError<String, Declined>>;
+type Said = Result<Receipt<String>, RunError<String, Declined>>;
 
 fn declare(engine: &Idempotency, name: &str, on_unknown: OnUnknown) -> Counted {
     let mut policy = Policy::default();

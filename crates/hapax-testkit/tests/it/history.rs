@@ -2,7 +2,9 @@
 
 use hapax::WriteId;
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::history::{Answer, Call, MAX_OPERATIONS, Operation, Violation, linearizable};
+use hapax_testkit::history::{
+    Call, MAX_OPERATIONS, Operation, StoreReply, Violation, linearizable,
+};
 
 fn write_id(number: u8) -> WriteId {
     WriteId::from_bytes([number; 16])
@@ -17,11 +19,11 @@ fn found_tag(number: u8) -> Option<WriteId> {
     (number > 0).then(|| write_id(number))
 }
 
-fn found(number: u8) -> Answer {
-    Answer::Found(found_tag(number))
+fn found(number: u8) -> StoreReply {
+    StoreReply::Found(found_tag(number))
 }
 
-fn at(called: u64, returned: u64, call: Call, answer: Answer) -> Operation {
+fn at(called: u64, returned: u64, call: Call, answer: StoreReply) -> Operation {
     Operation { called, returned, call, answer }
 }
 
@@ -33,9 +35,9 @@ fn refused(history: &[Operation]) -> bool {
 fn accepts_one_after_the_other() {
     let history = [
         at(0, 1, Call::Load, found(0)),
-        at(2, 3, swap(0, 1), Answer::Stored),
+        at(2, 3, swap(0, 1), StoreReply::Stored),
         at(4, 5, swap(0, 2), found(1)),
-        at(6, 7, swap(1, 3), Answer::Stored),
+        at(6, 7, swap(1, 3), StoreReply::Stored),
         at(8, 9, swap(1, 4), found(3)),
         at(10, 11, Call::Load, found(3)),
     ];
@@ -45,7 +47,7 @@ fn accepts_one_after_the_other() {
 #[test]
 fn accepts_any_order_of_what_overlaps() {
     let history = [
-        at(0, 10, swap(0, 1), Answer::Stored),
+        at(0, 10, swap(0, 1), StoreReply::Stored),
         at(1, 9, Call::Load, found(0)),
         at(2, 8, Call::Load, found(1)),
         at(3, 7, swap(0, 2), found(1)),
@@ -55,12 +57,12 @@ fn accepts_any_order_of_what_overlaps() {
 
 #[test]
 fn accepts_an_ambiguous_swap_early_late_or_never() {
-    let lost = at(0, 1, swap(0, 1), Answer::Ambiguous);
+    let lost = at(0, 1, swap(0, 1), StoreReply::Ambiguous);
     for rest in [
         vec![at(2, 3, Call::Load, found(0)), at(4, 5, Call::Load, found(1))],
         vec![at(2, 3, Call::Load, found(1))],
         vec![at(2, 3, Call::Load, found(0))],
-        vec![at(2, 3, swap(0, 1), Answer::Stored)],
+        vec![at(2, 3, swap(0, 1), StoreReply::Stored)],
     ] {
         let history: Vec<_> = std::iter::once(lost).chain(rest).collect();
         assert_eq!(linearizable(&history), Ok(()));
@@ -69,21 +71,22 @@ fn accepts_an_ambiguous_swap_early_late_or_never() {
 
 #[test]
 fn finds_two_winners_of_one_tag() {
-    assert!(refused(
-        &[at(0, 5, swap(0, 1), Answer::Stored), at(1, 6, swap(0, 2), Answer::Stored),]
-    ));
+    assert!(refused(&[
+        at(0, 5, swap(0, 1), StoreReply::Stored),
+        at(1, 6, swap(0, 2), StoreReply::Stored),
+    ]));
 }
 
 #[test]
 fn finds_a_stale_read() {
-    assert!(refused(&[at(0, 1, swap(0, 1), Answer::Stored), at(2, 3, Call::Load, found(0)),]));
+    assert!(refused(&[at(0, 1, swap(0, 1), StoreReply::Stored), at(2, 3, Call::Load, found(0)),]));
 }
 
 #[test]
 fn finds_an_acknowledged_write_that_is_gone() {
     assert!(refused(&[
-        at(0, 1, swap(0, 1), Answer::Stored),
-        at(2, 3, swap(1, 2), Answer::Stored),
+        at(0, 1, swap(0, 1), StoreReply::Stored),
+        at(2, 3, swap(1, 2), StoreReply::Stored),
         at(4, 5, Call::Load, found(1)),
     ]));
 }
@@ -91,7 +94,7 @@ fn finds_an_acknowledged_write_that_is_gone() {
 #[test]
 fn finds_a_write_that_was_refused_and_happened() {
     assert!(refused(&[
-        at(0, 1, swap(0, 1), Answer::Stored),
+        at(0, 1, swap(0, 1), StoreReply::Stored),
         at(2, 3, swap(0, 2), found(1)),
         at(4, 5, Call::Load, found(2)),
     ]));
@@ -100,7 +103,7 @@ fn finds_a_write_that_was_refused_and_happened() {
 #[test]
 fn finds_what_went_back_and_forth() {
     assert!(refused(&[
-        at(0, 9, swap(0, 1), Answer::Ambiguous),
+        at(0, 9, swap(0, 1), StoreReply::Ambiguous),
         at(1, 2, Call::Load, found(1)),
         at(3, 4, Call::Load, found(0)),
     ]));
@@ -117,7 +120,7 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
     let entropy = SeededEntropy::new(seed);
     let mut stored = None;
     let mut time = 0;
-    let mut under_way: Vec<(u64, Call, Option<Answer>)> = Vec::new();
+    let mut under_way: Vec<(u64, Call, Option<StoreReply>)> = Vec::new();
     let mut history = Vec::new();
     let mut last = [None; 5];
     while history.len() < 55 {
@@ -134,22 +137,23 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
         let which = entropy.below(5) as usize;
         let (called, call, answer) = under_way[which];
         match (call, answer) {
-            (Call::Load, None) => under_way[which].2 = Some(Answer::Found(stored)),
+            (Call::Load, None) => under_way[which].2 = Some(StoreReply::Found(stored)),
             (Call::Swap { expected, write_id }, None) if expected == stored => {
                 if atomic {
                     stored = Some(write_id);
                 }
-                under_way[which].2 = Some(Answer::Stored);
+                under_way[which].2 = Some(StoreReply::Stored);
             }
-            (Call::Swap { .. }, None) => under_way[which].2 = Some(Answer::Found(stored)),
+            (Call::Swap { .. }, None) => under_way[which].2 = Some(StoreReply::Found(stored)),
             (_, Some(answer)) => {
-                if let (false, Call::Swap { write_id, .. }, Answer::Stored) = (atomic, call, answer)
+                if let (false, Call::Swap { write_id, .. }, StoreReply::Stored) =
+                    (atomic, call, answer)
                 {
                     stored = Some(write_id);
                 }
                 last[which] = stored;
                 let lost = entropy.below(6) == 0;
-                let answer = if lost { Answer::Ambiguous } else { answer };
+                let answer = if lost { StoreReply::Ambiguous } else { answer };
                 history.push(at(called, time, call, answer));
                 under_way.remove(which);
             }
@@ -157,7 +161,9 @@ fn run(seed: u64, atomic: bool) -> Vec<Operation> {
     }
     // What was not answered by the end may have happened.
     history.extend(
-        under_way.into_iter().map(|(called, call, _)| at(called, time, call, Answer::Ambiguous)),
+        under_way
+            .into_iter()
+            .map(|(called, call, _)| at(called, time, call, StoreReply::Ambiguous)),
     );
     history
 }
@@ -174,7 +180,7 @@ fn is_quick_where_many_answers_were_lost() {
     let fresh =
         |number: u8| Call::Swap { expected: None, write_id: WriteId::from_bytes([number; 16]) };
     let mut history: Vec<_> =
-        (10..50).map(|number| at(0, 1, fresh(number), Answer::Ambiguous)).collect();
+        (10..50).map(|number| at(0, 1, fresh(number), StoreReply::Ambiguous)).collect();
     for time in 1..20 {
         history.push(at(time * 2, time * 2 + 1, Call::Load, found(if time < 10 { 0 } else { 17 })));
     }
@@ -186,25 +192,27 @@ fn is_quick_where_many_answers_were_lost() {
 
 /// Whether any order at all makes every answer right.
 fn any_order(left: &[Operation], write_id: Option<WriteId>) -> bool {
-    if left.iter().all(|operation| operation.answer == Answer::Ambiguous) {
+    if left.iter().all(|operation| operation.answer == StoreReply::Ambiguous) {
         return true;
     }
     (0..left.len()).any(|first| {
         let Operation { called, call, answer, .. } = left[first];
-        let answered = |other: &Operation| other.answer != Answer::Ambiguous;
+        let answered = |other: &Operation| other.answer != StoreReply::Ambiguous;
         if left.iter().any(|other| answered(other) && other.returned < called) {
             return false;
         }
         let (next, right) = match call {
-            Call::Load => (write_id, Answer::Found(write_id)),
-            Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, Answer::Stored),
-            Call::Swap { expected, write_id: new } if write_id == expected => {
-                (Some(new), Answer::Stored)
+            Call::Load => (write_id, StoreReply::Found(write_id)),
+            Call::Swap { write_id: new, .. } if write_id == Some(new) => {
+                (write_id, StoreReply::Stored)
             }
-            Call::Swap { .. } => (write_id, Answer::Found(write_id)),
+            Call::Swap { expected, write_id: new } if write_id == expected => {
+                (Some(new), StoreReply::Stored)
+            }
+            Call::Swap { .. } => (write_id, StoreReply::Found(write_id)),
         };
         let rest = [&left[..first], &left[first + 1..]].concat();
-        (answer == Answer::Ambiguous || answer == right) && any_order(&rest, next)
+        (answer == StoreReply::Ambiguous || answer == right) && any_order(&rest, next)
     })
 }
 
@@ -221,8 +229,8 @@ fn leaves_out_nothing_that_matters() {
                 let (call, answer) = match dice.below(6) {
                     0 | 1 => (Call::Load, found(one as u8)),
                     2 => (swap(one as u8, other as u8), found(third as u8)),
-                    3 | 4 => (swap(one as u8, other as u8), Answer::Stored),
-                    _ => (swap(one as u8, other as u8), Answer::Ambiguous),
+                    3 | 4 => (swap(one as u8, other as u8), StoreReply::Stored),
+                    _ => (swap(one as u8, other as u8), StoreReply::Ambiguous),
                 };
                 at(called, called + 1 + dice.below(8), call, answer)
             })

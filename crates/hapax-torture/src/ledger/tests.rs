@@ -31,10 +31,10 @@ impl Play {
 
     fn answers(self, fence: u64, replayed: bool) -> Self {
         let effect = Effect::of(KEY, fence);
-        self.answers_with(Answer { effect, fence: Some(fence), replayed })
+        self.answers_with(ClientResponse { effect, fence: Some(fence), replayed })
     }
 
-    fn answers_with(mut self, answer: Answer) -> Self {
+    fn answers_with(mut self, answer: ClientResponse) -> Self {
         self.0.answer(KEY, &answer);
         self
     }
@@ -157,10 +157,14 @@ fn an_answer_stays_as_it_was() {
     Play::new(Policy::Block).executes(1, 0).answers(1, true).answers(1, false).fine();
     let mut effect = Effect::of(KEY, 2);
     effect.body.push(0);
-    answered().answers_with(Answer { effect, fence: Some(2), replayed: true }).breaks("changed");
+    answered()
+        .answers_with(ClientResponse { effect, fence: Some(2), replayed: true })
+        .breaks("changed");
     let mut effect = Effect::of(KEY, 2);
     effect.status += 1;
-    answered().answers_with(Answer { effect, fence: Some(2), replayed: true }).breaks("changed");
+    answered()
+        .answers_with(ClientResponse { effect, fence: Some(2), replayed: true })
+        .breaks("changed");
 }
 
 #[test]

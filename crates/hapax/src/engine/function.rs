@@ -21,7 +21,7 @@ use crate::scope::Scope;
 
 /// What a function answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Answer<T> {
+pub struct Receipt<T> {
     /// Its value.
     pub value: T,
     /// Whether an earlier call executed it.
@@ -79,7 +79,7 @@ impl Idempotency {
         key: &Key,
         request: &R,
         work: W,
-    ) -> Result<Answer<T>, RunError<T, E>>
+    ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
@@ -103,7 +103,7 @@ impl Idempotency {
         key: &Key,
         request: &R,
         work: W,
-    ) -> Result<Answer<T>, RunError<T, E>>
+    ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use hapax_bank::{Receipt, Transfer};
+use hapax_bank::{Transfer, TransferReceipt};
 use hapax_testkit::servers::PostgresServer;
 
 use super::client::{Answer, Reply};
@@ -90,7 +90,7 @@ impl Ledger {
             };
             let right = match answer.status.as_u16() {
                 201 => {
-                    let receipt: Receipt = serde_json::from_slice(&answer.body).unwrap();
+                    let receipt: TransferReceipt = serde_json::from_slice(&answer.body).unwrap();
                     let Transfer { sender, receiver, amount, .. } = asked;
                     lines == [(receipt.line, *sender, *receiver, *amount)]
                 }

@@ -1,6 +1,6 @@
 //! The example, as it is.
 
-use hapax_bank::{Declined, Receipt, TABLES, Transfer};
+use hapax_bank::{Declined, TABLES, Transfer, TransferReceipt};
 use hapax_testkit::servers::PostgresServer;
 
 use super::client::{Answer, Door, Reply, ask};
@@ -36,8 +36,8 @@ async fn a_transfer_happens_once_by_either_door() {
         };
         let first = answer(plan.port, door, &asked("a", 30)).await;
         assert_eq!(first.status, 201);
-        let receipt: Receipt = serde_json::from_slice(&first.body).unwrap();
-        assert_eq!(receipt, Receipt { line, left });
+        let receipt: TransferReceipt = serde_json::from_slice(&first.body).unwrap();
+        assert_eq!(receipt, TransferReceipt { line, left });
         assert_eq!(answer(plan.port, door, &asked("a", 30)).await, first);
 
         let declined = answer(plan.port, door, &asked("b", 1_000)).await;

@@ -18,10 +18,10 @@ use tracing::Instrument;
 use super::super::backlog::ActiveExchange;
 use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
-use super::Answer;
+use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
 use super::error::{OutcomeClass, RunError};
-use super::outcome::{Ending, judge, replayed};
+use super::outcome::{CallEnd, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
 use crate::key::Key;
@@ -45,7 +45,7 @@ where
         key: &Key,
         request: &R,
         work: W,
-    ) -> Result<Answer<T>, RunError<T, E>>
+    ) -> Result<Receipt<T>, RunError<T, E>>
     where
         R: Serialize + ?Sized,
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
@@ -65,7 +65,7 @@ where
         key: &Key,
         request: &dyn OperationRequest,
         work: W,
-    ) -> Result<Answer<T>, RunError<T, E>>
+    ) -> Result<Receipt<T>, RunError<T, E>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
@@ -80,7 +80,7 @@ where
         request: &dyn OperationRequest,
         bytes: Bytes,
         work: W,
-    ) -> Result<Answer<T>, RunError<T, E>>
+    ) -> Result<Receipt<T>, RunError<T, E>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
@@ -141,11 +141,11 @@ where
         question.conclude(verdict, request).await
     }
 
-    fn replay(&self, replay: &Replay) -> Result<Answer<T>, RunError<T, E>> {
+    fn replay(&self, replay: &Replay) -> Result<Receipt<T>, RunError<T, E>> {
         let result = replayed(&replay.outcome, self.declared.errors.as_ref())?;
         match result {
             result if replay.deferred => Err(RunError::Pending { result }),
-            Ok(value) => Ok(Answer { value, replayed: true, fence: replay.fence }),
+            Ok(value) => Ok(Receipt { value, replayed: true, fence: replay.fence }),
             Err(error) => {
                 Err(RunError::Failed { error, class: OutcomeClass::Final, replayed: true })
             }
@@ -158,7 +158,7 @@ where
         lease: Lease,
         running: ActiveExchange,
         work: W,
-    ) -> oneshot::Receiver<Result<Answer<T>, RunError<T, E>>>
+    ) -> oneshot::Receiver<Result<Receipt<T>, RunError<T, E>>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
@@ -187,8 +187,8 @@ where
 /// Records what came of the work; only then is there an answer.
 async fn record<T, E>(
     lease: Lease,
-    done: Result<(Result<T, E>, OutcomeClass, Ending), Panicked>,
-) -> Result<Answer<T>, RunError<T, E>> {
+    done: Result<(Result<T, E>, OutcomeClass, CallEnd), Panicked>,
+) -> Result<Receipt<T>, RunError<T, E>> {
     let fence = lease.fence();
     let Ok((result, class, ending)) = done else {
         // If that is not taken, the lease lapses: nobody knows either way.
@@ -196,12 +196,12 @@ async fn record<T, E>(
         return Err(RunError::Panicked);
     };
     let finished = match ending {
-        Ending::Kept(outcome) => lease.complete(outcome, None).await.map(drop),
-        Ending::Released => lease.release().await,
-        Ending::Unknown(seen) => lease.abandon(seen).await,
+        CallEnd::Stored(outcome) => lease.complete(outcome, None).await.map(drop),
+        CallEnd::Released => lease.release().await,
+        CallEnd::Unknown(seen) => lease.abandon(seen).await,
     };
     match (finished, result) {
-        (Ok(()), Ok(value)) => Ok(Answer { value, replayed: false, fence }),
+        (Ok(()), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
         (Ok(()), Err(error)) => Err(RunError::Failed { error, class, replayed: false }),
         // Nothing is lost if it is forgotten: the lease lapses, and that is no worse.
         (Err(FinishError::Pending), Err(error)) if class != OutcomeClass::Final => {

@@ -68,8 +68,8 @@ pub(super) fn replayed<T: DeserializeOwned, E>(
 }
 
 /// How an execution ends.
-pub(super) enum Ending {
-    Kept(Outcome),
+pub(super) enum CallEnd {
+    Stored(Outcome),
     Released,
     /// With what operators may see of it.
     Unknown(Option<Outcome>),
@@ -79,19 +79,19 @@ pub(super) enum Ending {
 pub(super) fn judge<T: Serialize, E>(
     result: &Result<T, E>,
     errors: Option<&Errors<E>>,
-) -> (OutcomeClass, Ending) {
+) -> (OutcomeClass, CallEnd) {
     match (result, errors) {
-        (Ok(value), _) => (OutcomeClass::Final, Ending::Kept(of_value(value))),
-        (Err(_), None) => (OutcomeClass::Unknown, Ending::Unknown(None)),
+        (Ok(value), _) => (OutcomeClass::Final, CallEnd::Stored(of_value(value))),
+        (Err(_), None) => (OutcomeClass::Unknown, CallEnd::Unknown(None)),
         (Err(error), Some(errors)) => {
             let kept = || errors.keep.as_ref().map(|keep| (keep.write)(error));
             match (errors.class)(error) {
                 OutcomeClass::Final => match kept() {
-                    Some(outcome) => (OutcomeClass::Final, Ending::Kept(outcome)),
-                    None => (OutcomeClass::Unknown, Ending::Unknown(None)),
+                    Some(outcome) => (OutcomeClass::Final, CallEnd::Stored(outcome)),
+                    None => (OutcomeClass::Unknown, CallEnd::Unknown(None)),
                 },
-                OutcomeClass::Retryable => (OutcomeClass::Retryable, Ending::Released),
-                OutcomeClass::Unknown => (OutcomeClass::Unknown, Ending::Unknown(kept())),
+                OutcomeClass::Retryable => (OutcomeClass::Retryable, CallEnd::Released),
+                OutcomeClass::Unknown => (OutcomeClass::Unknown, CallEnd::Unknown(kept())),
             }
         }
     }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
-use crate::engine::function::Answer;
+use crate::engine::function::Receipt;
 use crate::engine::function::request::FunctionRequest;
 use crate::engine::idempotency::Idempotency;
 use crate::engine::lease::{FinishError, LeaseHandle};
@@ -135,7 +135,7 @@ impl Idempotency {
         request: &R,
         policy: &Policy,
         mut work: W,
-    ) -> Result<Answer<T>, TransactError<E>>
+    ) -> Result<Receipt<T>, TransactError<E>>
     where
         D: Transactions,
         R: Serialize + ?Sized,
@@ -180,7 +180,7 @@ impl Idempotency {
     }
 }
 
-fn replayed<T, E>(replay: &Replay) -> Result<Answer<T>, TransactError<E>>
+fn replayed<T, E>(replay: &Replay) -> Result<Receipt<T>, TransactError<E>>
 where
     T: DeserializeOwned,
     E: DeserializeOwned,
@@ -191,7 +191,7 @@ where
     }
     match value::read::<Result<T, E>>(replay.outcome.bytes()) {
         Ok(_) if replay.deferred => Err(TransactError::Pending),
-        Ok(Ok(value)) => Ok(Answer { value, replayed: true, fence: replay.fence }),
+        Ok(Ok(value)) => Ok(Receipt { value, replayed: true, fence: replay.fence }),
         Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
         Err(error) => Err(TransactError::Unreadable(error)),
     }
@@ -216,7 +216,7 @@ fn ending<T: Serialize, E: Serialize>(
 fn conclude<T, E>(
     ran: Ran<Result<T, Fault<E>>>,
     fence: FencingToken,
-) -> Result<Answer<T>, TransactError<E>> {
+) -> Result<Receipt<T>, TransactError<E>> {
     let (ended, given) = match ran {
         Ran::Ended(ended, given) => (ended, given),
         Ran::NotBegun(TakeError::Lease(FinishError::Lost | FinishError::Gone)) => {
@@ -229,7 +229,7 @@ fn conclude<T, E>(
         // What failed was rolled back, whatever became of the record since.
         (Ended::Recorded(_) | Ended::Failed(_), Err(Fault::Failed(error)))
         | (Ended::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
-        (Ended::Recorded(_), Ok(value)) => Ok(Answer { value, replayed: false, fence }),
+        (Ended::Recorded(_), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
         (Ended::Recorded(_), Err(Fault::Refused(error))) => {
             Err(TransactError::Refused { error, replayed: false })
         }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Answer, Function, FunctionBuilder, Idempotency, LeaseHandle, OnUnknown, OutcomeClass, RunError,
-    Scope,
+    Function, FunctionBuilder, Idempotency, LeaseHandle, OnUnknown, OutcomeClass, Receipt,
+    RunError, Scope,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
@@ -22,14 +22,14 @@ use super::key;
 const LEASE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-struct Receipt {
+struct Charged {
     id: String,
     cents: u64,
     note: Option<Option<f64>>,
 }
 
-fn receipt(id: &str) -> Receipt {
-    Receipt { id: id.into(), cents: 100, note: Some(None) }
+fn receipt(id: &str) -> Charged {
+    Charged { id: id.into(), cents: 100, note: Some(None) }
 }
 
 /// What cannot be written.
@@ -64,10 +64,10 @@ fn class(error: &Refused) -> OutcomeClass {
     }
 }
 
-type Charge = Function<Receipt, Refused>;
-type Charged = Result<Answer<Receipt>, RunError<Receipt, Refused>>;
+type Charge = Function<Charged, Refused>;
+type ChargeResult = Result<Receipt<Charged>, RunError<Charged, Refused>>;
 
-fn declare(process: &Idempotency) -> FunctionBuilder<Receipt, Refused> {
+fn declare(process: &Idempotency) -> FunctionBuilder<Charged, Refused> {
     process.function("charge").classify(class)
 }
 
@@ -76,10 +76,10 @@ fn charge(process: &Idempotency, on_unknown: OnUnknown) -> Charge {
 }
 
 /// Calls with the one key and request that all of these tests use.
-async fn call<W, F>(charge: &Charge, work: W) -> Charged
+async fn call<W, F>(charge: &Charge, work: W) -> ChargeResult
 where
     W: FnOnce(LeaseHandle) -> F + Send + 'static,
-    F: Future<Output = Result<Receipt, Refused>> + Send + 'static,
+    F: Future<Output = Result<Charged, Refused>> + Send + 'static,
 {
     charge.run(&Scope::shared(), &key(), &("order", 17), work).await
 }
@@ -89,7 +89,7 @@ async fn run<T, E, R, W, F>(
     process: &Idempotency,
     request: R,
     work: W,
-) -> Result<Answer<T>, RunError<T, E>>
+) -> Result<Receipt<T>, RunError<T, E>>
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Send + 'static,
@@ -129,7 +129,7 @@ impl Count {
     fn slowly(
         &self,
         takes: Duration,
-    ) -> impl FnOnce(LeaseHandle) -> futures::Boxed<Result<Receipt, Refused>> + Send + use<> {
+    ) -> impl FnOnce(LeaseHandle) -> futures::Boxed<Result<Charged, Refused>> + Send + use<> {
         let count = self.clone();
         move |_| {
             Box::pin(async move {
@@ -147,28 +147,28 @@ mod futures {
 }
 
 /// Work that must not run.
-async fn never(_: LeaseHandle) -> Result<Receipt, Refused> {
+async fn never(_: LeaseHandle) -> Result<Charged, Refused> {
     panic!("it was executed");
 }
 
 #[track_caller]
-fn replayed(charged: &Charged) -> &Receipt {
+fn replayed(charged: &ChargeResult) -> &Charged {
     match charged {
-        Ok(Answer { value, replayed: true, .. }) => value,
+        Ok(Receipt { value, replayed: true, .. }) => value,
         other => panic!("expected a replay, got {other:?}"),
     }
 }
 
 #[track_caller]
-fn executed(charged: &Charged) -> &Receipt {
+fn executed(charged: &ChargeResult) -> &Charged {
     match charged {
-        Ok(Answer { value, replayed: false, .. }) => value,
+        Ok(Receipt { value, replayed: false, .. }) => value,
         other => panic!("expected an execution, got {other:?}"),
     }
 }
 
 #[track_caller]
-fn failed(charged: &Charged) -> (&Refused, OutcomeClass, bool) {
+fn failed(charged: &ChargeResult) -> (&Refused, OutcomeClass, bool) {
     match charged {
         Err(RunError::Failed { error, class, replayed }) => (error, *class, *replayed),
         other => panic!("expected an error of the work, got {other:?}"),

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
 use super::{
-    Charge, Count, LEASE, Receipt, Refused, Stubborn, call, charge, declare, declined, executed,
+    Charge, Charged, Count, LEASE, Refused, Stubborn, call, charge, declare, declined, executed,
     failed, never, receipt, run,
 };
 
@@ -241,7 +241,7 @@ async fn a_destructor_that_panics_counts_like_the_work() {
     /// Panics when it is polled, or else when it is dropped.
     struct Work(#[allow(dead_code, reason = "it is dropped")] Bomb, bool);
     impl Future for Work {
-        type Output = Result<Receipt, Refused>;
+        type Output = Result<Charged, Refused>;
         fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
             assert!(!self.1, "in the work");
             Poll::Ready(Ok(receipt("r-1")))

@@ -60,7 +60,9 @@ async fn an_error_that_is_no_answer_is_not_pending() {
 }
 
 /// A function whose process cannot renew, and its successor in another one.
-async fn lapse(on_unknown: OnUnknown) -> (super::Charged, super::Charged, super::Charged) {
+async fn lapse(
+    on_unknown: OnUnknown,
+) -> (super::ChargeResult, super::ChargeResult, super::ChargeResult) {
     let (world, cut_off) = {
         let world = World::new();
         let cut_off = world.elsewhere();

@@ -8,7 +8,7 @@ use hapax::{FencingToken, Policy, ReconcileCall, Reconciled, RunError, Scope};
 use tokio::time::Instant;
 
 use super::super::{World, key, settle};
-use super::{Charge, Count, Receipt, Refused, call, declare, executed, never, receipt, replayed};
+use super::{Charge, Charged, Count, Refused, call, declare, executed, never, receipt, replayed};
 
 const HOOK: HookTiming =
     HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
@@ -17,7 +17,7 @@ const HOOK: HookTiming =
 fn asking<F, A>(world: &World, answer: F) -> (Charge, Arc<Mutex<Vec<FencingToken>>>)
 where
     F: Fn(ReconcileCall) -> A + Send + Sync + 'static,
-    A: Future<Output = Reconciled<Receipt>> + Send + 'static,
+    A: Future<Output = Reconciled<Charged>> + Send + 'static,
 {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
@@ -91,7 +91,7 @@ async fn the_hook_is_asked_whenever_the_policy_was_said() {
 }
 
 /// A function whose copies wait, and whose hook takes two seconds for this answer.
-fn waiting(world: &World, answer: Reconciled<Receipt>) -> Charge {
+fn waiting(world: &World, answer: Reconciled<Charged>) -> Charge {
     let ask = move |_| {
         let answer = answer.clone();
         async move {
@@ -195,7 +195,7 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     });
     let charge = charge.build().unwrap();
     let other =
-        world.process().function::<Receipt, Refused>("other").at_least_once().build().unwrap();
+        world.process().function::<Charged, Refused>("other").at_least_once().build().unwrap();
     let call = async |charge: &Charge, customer: &str| {
         let keys = Arc::clone(&keys);
         let work = move |lease: hapax::LeaseHandle| async move {
