@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hapax::store::BoxFuture;
-use hapax_http::server::Execution;
+use hapax_http::server::ExecutionHandle;
 use hapax_http::{Body, BoxError};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
@@ -70,7 +70,7 @@ pub fn reply(status: u16, body: impl Into<Bytes>) -> Response<Body> {
     response
 }
 
-/// Reads a request and has it handled. A fence is told by [`Execution`], or else by the headers
+/// Reads a request and has it handled. A fence is told by [`ExecutionHandle`], or else by the headers
 /// of a gateway, if they are there.
 pub async fn perform<B>(handler: &Handler, request: Request<B>) -> Response<Body>
 where
@@ -80,7 +80,7 @@ where
     let (parts, body) = request.into_parts();
     // Whoever breaks off in the middle is not handled.
     let Ok(body) = body.collect().await else { return reply(400, "broken off") };
-    let execution = parts.extensions.get::<Execution>();
+    let execution = parts.extensions.get::<ExecutionHandle>();
     let told = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let fence = match execution {
         Some(execution) => execution.fence().to_string().parse().ok(),

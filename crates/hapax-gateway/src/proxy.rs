@@ -20,7 +20,7 @@ use hapax_http::header::{
 };
 use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem};
-use hapax_http::server::Execution;
+use hapax_http::server::ExecutionHandle;
 use http::header::CONTENT_LENGTH;
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Request, Response, Uri, Version};
@@ -70,13 +70,13 @@ impl Proxy {
         if let Some((_, protocol)) = &switching {
             tunnel::ask(&mut parts.headers, protocol);
         }
-        let execution = parts.extensions.get::<Execution>();
+        let execution = parts.extensions.get::<ExecutionHandle>();
         if let Some(execution) = execution {
             parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
             parts.headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
             parts.headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
         }
-        let id = execution.map(Execution::id);
+        let id = execution.map(ExecutionHandle::id);
         let protected = id.is_some();
         let is_heard = parts.extensions.get::<Heard>().is_some();
         let (method, uri) = (parts.method.clone(), parts.uri.clone());

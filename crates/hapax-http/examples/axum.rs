@@ -17,8 +17,8 @@ use axum::{Extension, Router};
 use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
 use hapax_http::classify::OutcomeClass;
 use hapax_http::server::{
-    Execution, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy,
-    ScopeSource,
+    ExecutionHandle, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions,
+    RoutePolicy, ScopeSource,
 };
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -69,7 +69,10 @@ pub(crate) async fn serve(
     }
 }
 
-async fn pay(Extension(execution): Extension<Execution>, amount: String) -> (StatusCode, String) {
+async fn pay(
+    Extension(execution): Extension<ExecutionHandle>,
+    amount: String,
+) -> (StatusCode, String) {
     let Ok(amount) = amount.trim().parse::<u64>() else {
         return (StatusCode::BAD_REQUEST, "an amount in cents\n".into());
     };

@@ -3,7 +3,7 @@
 //! A response is *final* (kept, and replayed), *retryable* (the key is released) or *unknown* (it
 //! may or may not have happened). Which one, is decided in this order:
 //!
-//! 1. The handler's own word, through [`Execution::outcome`](crate::server::Execution::outcome).
+//! 1. The handler's own word, through [`Execution::outcome`](crate::server::ExecutionHandle::outcome).
 //! 2. [`ClassifiedResponse`] in the response's extensions: for a response that no handler gave.
 //! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
 //! 4. The route's own function.

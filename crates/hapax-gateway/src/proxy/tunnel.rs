@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax_http::server::Execution;
+use hapax_http::server::ExecutionHandle;
 use http::Response;
 use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use http::request::Parts;
@@ -45,7 +45,7 @@ pub(super) fn wanted(parts: &Parts, is_empty: bool) -> Option<(Switch, HeaderVal
     let ours = |name: &str| name == "h2c" || name.starts_with("http/") || name.starts_with("tls/");
     let foreign = !said.split(',').any(|name| ours(name.trim()));
     let asked = has_token(&parts.headers, &CONNECTION, "upgrade");
-    let free = is_empty && parts.extensions.get::<Execution>().is_none();
+    let free = is_empty && parts.extensions.get::<ExecutionHandle>().is_none();
     let switch = parts.extensions.get::<Switch>()?;
     (foreign && asked && free).then(|| (switch.clone(), protocol.clone()))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hapax::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
 use hapax_http::server::{
-    Execution, IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
+    ExecutionHandle, IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::header::AUTHORIZATION;
 use shop::payments_client::PaymentsClient;
@@ -60,7 +60,7 @@ impl Payments for Shop {
         &self,
         request: Request<ChargeRequest>,
     ) -> Result<Response<ChargeReply>, Status> {
-        let Some(execution) = request.extensions().get::<Execution>() else {
+        let Some(execution) = request.extensions().get::<ExecutionHandle>() else {
             return Err(Status::invalid_argument("charges need an idempotency-key"));
         };
         let id = format!("{} under {}", request.get_ref().order, execution.fence());

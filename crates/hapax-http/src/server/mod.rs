@@ -5,7 +5,7 @@
 //! 2. Its body is read, up to a limit, before anything is claimed. A bad key or an unknown caller
 //!    is refused before that.
 //! 3. From the claim on, the handler runs on a task of its own: a client that hangs up neither
-//!    cancels it nor loses its outcome. The handler finds an [`Execution`] in the request's
+//!    cancels it nor loses its outcome. The handler finds an [`ExecutionHandle`] in the request's
 //!    extensions.
 //! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only
 //!    then does the client get it. One that is too large, or a stream, is final without its body
@@ -62,26 +62,26 @@
 //! ```
 
 mod answered;
+mod collect;
 mod describe;
-mod execution;
+mod execute;
 mod future;
 mod gate;
-mod gather;
-mod guard;
+mod handle;
 mod layer;
 mod memory;
 mod observe;
 mod policy;
+mod protect;
 mod quota;
 mod scope;
 mod service;
 pub mod transaction;
-mod work;
 
 pub use answered::{Answered, AnsweredBy};
-pub use execution::Execution;
 pub use future::ResponseFuture;
 pub use gate::Drained;
+pub use handle::ExecutionHandle;
 pub use layer::IdempotencyLayer;
 pub use observe::{Event, Observer, Recorded};
 pub use policy::{

@@ -264,7 +264,7 @@ pub struct ReconcileRequest {
     /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
     /// refused from then on.
     pub fence: FencingToken,
-    /// Its operation id, as [`Execution::id`](super::Execution::id) gave it. Two callers may have the
+    /// Its operation id, as [`Execution::id`](super::ExecutionHandle::id) gave it. Two callers may have the
     /// same key, and never the same operation id: look the operation up by this.
     pub id: OperationId,
     /// Which execution of the record it is, from 1.

@@ -12,9 +12,9 @@ use tower_service::Service;
 
 use super::future::ResponseFuture;
 use super::gate::Pass;
-use super::guard::guard;
 use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
+use super::protect::protect;
 use crate::body::{Body, BoxError, WithoutTrailers};
 use crate::fingerprint::METHOD_OVERRIDES;
 use crate::header::{self, is_told, retain};
@@ -77,7 +77,7 @@ where
             Admission::Refuse(response) => ResponseFuture::refused(response),
             Admission::Guard(ticket) => {
                 let layer = Arc::clone(&self.layer);
-                ResponseFuture::guarded(Box::pin(guard(layer, ticket, inner, parts, body)))
+                ResponseFuture::guarded(Box::pin(protect(layer, ticket, inner, parts, body)))
             }
         }
     }
@@ -89,11 +89,11 @@ enum Admission {
     /// Not protected: unmarked, and untouched but for what only we say to handlers.
     Pass,
     Refuse(Response<Body>),
-    Guard(Ticket),
+    Guard(AdmittedRequest),
 }
 
 /// A request that has a key and a scope.
-pub(super) struct Ticket {
+pub(super) struct AdmittedRequest {
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) manner: Manner,
     pub(super) key: Key,
@@ -137,7 +137,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
         Err(problem) => Admission::Refuse(layer.refuse(&policy, manner, &problem)),
-        Ok(scope) => Admission::Guard(Ticket { policy, manner, key, scope, pass }),
+        Ok(scope) => Admission::Guard(AdmittedRequest { policy, manner, key, scope, pass }),
     }
 }
 

@@ -9,8 +9,8 @@
 //!
 //! | response | what was written | the record |
 //! | --- | --- | --- |
-//! | final, and good: 2xx or 3xx; in gRPC *ok* (0); or after [`Execution::commit`](super::Execution::commit) | commits | with it |
-//! | final, any other: a refusal; or after [`Execution::roll_back`](super::Execution::roll_back) | is rolled back | after that, by itself |
+//! | final, and good: 2xx or 3xx; in gRPC *ok* (0); or after [`Execution::commit`](super::ExecutionHandle::commit) | commits | with it |
+//! | final, any other: a refusal; or after [`Execution::roll_back`](super::ExecutionHandle::roll_back) | is rolled back | after that, by itself |
 //! | final, but not known whether it is good: gRPC-Web, a gRPC answer that is a stream or too large to keep | is rolled back | released |
 //! | retryable | is rolled back | released |
 //! | unknown; a panic; cut off | is rolled back | unknown |
@@ -44,12 +44,12 @@ use http::{Request, Response};
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::execute::{
+    BufferedRequest, ExecutionReply, HandlerResponse, HandlerResult, Panicked, Recording,
+    RequestExecution, catch,
+};
 use super::observe::{Event, Recorded};
 use super::policy::COME_BACK;
-use super::work::{
-    BufferedRequest, ExecutionReply, HandlerResponse, HandlerResult, Panicked, Recording, Work,
-    catch,
-};
 use crate::body::{Body, BoxError};
 use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
@@ -73,8 +73,8 @@ impl fmt::Debug for FailedBy {
     }
 }
 
-impl Work {
-    /// Like [`Work::run`], with transactions to be had.
+impl RequestExecution {
+    /// Like [`RequestExecution::run`], with transactions to be had.
     pub(super) async fn run_in<S, B>(
         self,
         route: &InDatabase,

@@ -197,13 +197,13 @@ pub(super) enum Activity {
     #[default]
     Idle,
     Talking,
-    Working(Box<Work>),
+    Working(Box<SimExecution>),
     Over,
 }
 
 /// An execution under way.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct SimExecution {
     pub(super) ownership: Ownership,
     pub(super) tenure: u32,
     /// The claim it came of.

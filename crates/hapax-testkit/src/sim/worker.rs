@@ -12,7 +12,7 @@ use super::plan::{self, KEYS, MS, WORKERS};
 use super::tally::{Event as Count, Fault};
 use super::truth::{Effect, Meaning, Truth, Violation, ensure};
 use super::world::{
-    Activity, ClaimTalk, Conv, Happening, Looker, OPERATORS, Talk, What, Work, World, note,
+    Activity, ClaimTalk, Conv, Happening, Looker, OPERATORS, SimExecution, Talk, What, World, note,
 };
 
 impl World {
@@ -135,7 +135,7 @@ impl World {
         let lease = entered.lease;
         self.judge(judged);
         note!(self, "worker {worker} executes under fence {}", ownership.fence());
-        let work = Work {
+        let work = SimExecution {
             ownership,
             tenure,
             conv,
@@ -159,7 +159,7 @@ impl World {
         self.go(worker, length, What::End);
     }
 
-    fn working(&mut self, worker: u8) -> Option<&mut Work> {
+    fn working(&mut self, worker: u8) -> Option<&mut SimExecution> {
         match &mut self.processes[usize::from(worker)].activity {
             Activity::Working(work) => Some(work),
             _ => None,

@@ -8,8 +8,8 @@ use hapax::store::Snapshot;
 
 use super::bug::Bug;
 pub(super) use super::parts::{
-    Activity, ClaimTalk, Conv, Dice, Happening, Ids, Letter, Looker, Process, Reply, Talk, What,
-    Work, WriteTalk,
+    Activity, ClaimTalk, Conv, Dice, Happening, Ids, Letter, Looker, Process, Reply, SimExecution,
+    Talk, What, WriteTalk,
 };
 use super::plan::{self, KEYS, MS, OPERATIONS, PAST_RETENTION, Plan, WORKERS};
 use super::store::ModelStore;

@@ -78,7 +78,7 @@ impl Idempotency {
         scope: &Scope,
         key: &Key,
         request: &R,
-        work: W,
+        operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -87,7 +87,7 @@ impl Idempotency {
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        Function::unnamed(self, OnUnknown::Block).run(scope, key, request, work).await
+        Function::unnamed(self, OnUnknown::Block).run(scope, key, request, operation).await
     }
 
     /// Executes `work` for `key` of `scope` until one execution has a value, and gives that to every
@@ -102,7 +102,7 @@ impl Idempotency {
         scope: &Scope,
         key: &Key,
         request: &R,
-        work: W,
+        operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -111,6 +111,6 @@ impl Idempotency {
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        Function::unnamed(self, OnUnknown::Reexecute).run(scope, key, request, work).await
+        Function::unnamed(self, OnUnknown::Reexecute).run(scope, key, request, operation).await
     }
 }

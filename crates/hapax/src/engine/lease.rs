@@ -150,7 +150,7 @@ impl Lease {
     /// meanwhile. `tokio::task::spawn_blocking` is for such work.
     ///
     /// Dropping it drops the work and stops renewing; a renewal under way goes on, on its task.
-    pub async fn keep_alive<T>(&self, work: impl Future<Output = T>) -> T {
+    pub async fn keep_alive<T>(&self, operation: impl Future<Output = T>) -> T {
         // Aborted when it is dropped. A renewal under way is on a further task and holds the lock
         // that the ending needs: stopping here is waiting for it there.
         let mut renewing = JoinSet::new();
@@ -158,7 +158,7 @@ impl Lease {
         // What was just spawned may be next on this thread, and on no other: it is let begin before
         // the work can block that.
         yield_now().await;
-        work.await
+        operation.await
     }
 
     /// It happened: keeps `outcome` for `retention`, or as the policy says. A retention of zero,

@@ -3,8 +3,8 @@
 mod commit;
 #[cfg(feature = "function")]
 mod function;
+mod run;
 mod slot;
-mod work;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +21,9 @@ use crate::transaction::{AnyTransactions, Source, Transactions};
 use self::commit::{Committed, commit, roll_back};
 #[cfg(feature = "function")]
 pub use self::function::{Fault, TransactError};
+pub use self::run::Ran;
 use self::slot::Closed;
 pub use self::slot::{TakeError, Tx, TxHandle};
-pub use self::work::Ran;
 
 /// How long transactions may take, and how often they are tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

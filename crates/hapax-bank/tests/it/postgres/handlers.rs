@@ -21,8 +21,8 @@ use hapax::{Idempotency, InFlight, OnUnknown};
 use hapax_http::axum::{Failed, InTransaction};
 use hapax_http::server::transaction::{InDatabase, Tx, TxHandle, TxTerms};
 use hapax_http::server::{
-    Execution, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy,
-    ScopeSource, StoreOutage,
+    ExecutionHandle, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions,
+    RoutePolicy, ScopeSource, StoreOutage,
 };
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -178,11 +178,12 @@ async fn what_is_written_commits_with_what_is_final_and_good() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_may_say_that_a_refusal_commits() {
     let world = World::new().await;
-    let app = world.app(post(|Extension(execution): Extension<Execution>, tx: Db| async move {
-        tx.execute(LINE, &[]).await.unwrap();
-        execution.commit();
-        StatusCode::PAYMENT_REQUIRED
-    }));
+    let app =
+        world.app(post(|Extension(execution): Extension<ExecutionHandle>, tx: Db| async move {
+            tx.execute(LINE, &[]).await.unwrap();
+            execution.commit();
+            StatusCode::PAYMENT_REQUIRED
+        }));
     ask(&app, "k").await.is_first(402);
     ask(&app, "k").await.is_replay(402);
     assert_eq!(world.lines().await, "1");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use hapax_http::Body;
-use hapax_http::server::{Execution, RouteOptions};
+use hapax_http::server::{ExecutionHandle, RouteOptions};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -50,10 +50,13 @@ async fn axum_over_a_socket() {
     let app = Router::new()
         .route(
             "/pay",
-            post(move |axum::Extension(execution): axum::Extension<Execution>, body: String| {
-                let run = count.next();
-                async move { format!("{body} run {run} attempt {}", execution.attempt()) }
-            }),
+            post(
+                move |axum::Extension(execution): axum::Extension<ExecutionHandle>,
+                      body: String| {
+                    let run = count.next();
+                    async move { format!("{body} run {run} attempt {}", execution.attempt()) }
+                },
+            ),
         )
         .layer(world.layer(RouteOptions::default()));
     let (listener, address) = listener().await;

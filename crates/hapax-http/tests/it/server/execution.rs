@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use hapax::OnUnknown;
 use hapax_http::Body;
-use hapax_http::server::{Execution, RouteOptions};
+use hapax_http::server::{ExecutionHandle, RouteOptions};
 use http::{HeaderValue, Request};
 use tokio::time::{Duration, sleep};
 use tower::ServiceExt;
@@ -168,7 +168,7 @@ async fn wire_13_the_handler_knows_fence_and_attempt() {
     let seen = Seen::default();
     let note = Arc::clone(&seen);
     let app = world.app(reexecute(), move |request: Request<Body>| {
-        let execution = request.extensions().get::<Execution>().unwrap();
+        let execution = request.extensions().get::<ExecutionHandle>().unwrap();
         let attempt = execution.attempt();
         note.lock().unwrap().push((execution.fence().get(), attempt));
         assert_eq!(request.headers()["idempotency-key"], "k");
@@ -198,7 +198,7 @@ async fn wire_13_whoever_was_taken_over_is_superseded() {
         let handler = move |request: Request<Body>| {
             let (runs, go, told) = handler.clone();
             async move {
-                let execution = request.extensions().get::<Execution>().unwrap().clone();
+                let execution = request.extensions().get::<ExecutionHandle>().unwrap().clone();
                 if runs.next() > 1 {
                     return respond(201, "second");
                 }
@@ -259,7 +259,7 @@ async fn what_a_recovery_point_holds_is_not_printed() {
     const POINT: &[u8] = b"s3cr3t";
     let world = World::new();
     let app = world.app(reexecute(), |request: Request<Body>| async move {
-        let execution = request.extensions().get::<Execution>().unwrap();
+        let execution = request.extensions().get::<ExecutionHandle>().unwrap();
         if execution.attempt() == 1 {
             execution.save(bytes::Bytes::from_static(POINT)).await.unwrap();
             return respond(500, "");

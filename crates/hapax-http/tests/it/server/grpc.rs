@@ -9,7 +9,7 @@ use crate::examples::in_tonic::shop::{ChargeReply, ChargeRequest};
 use bytes::Bytes;
 use hapax::OnUnknown;
 use hapax::machine::HookTiming;
-use hapax_http::server::{Execution, ReconcileRequest, Reconciled, RouteOptions};
+use hapax_http::server::{ExecutionHandle, ReconcileRequest, Reconciled, RouteOptions};
 use tonic::metadata::MetadataValue;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -30,7 +30,8 @@ impl Payments for Shop {
         request: Request<ChargeRequest>,
     ) -> Result<Response<ChargeReply>, Status> {
         let run = self.runs.next();
-        let attempt = request.extensions().get::<Execution>().map_or(0, Execution::attempt);
+        let attempt =
+            request.extensions().get::<ExecutionHandle>().map_or(0, ExecutionHandle::attempt);
         let order = request.into_inner().order;
         match order.as_str() {
             "slow" => self.go.wait().await,

@@ -4,7 +4,7 @@ use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    CompletionOutage, Event, Execution, IdempotencyLayer, Recorded, RouteError, RouteOptions,
+    CompletionOutage, Event, ExecutionHandle, IdempotencyLayer, Recorded, RouteError, RouteOptions,
     RoutePolicy, ScopeSource, StoreOutage,
 };
 use http::Request;
@@ -42,7 +42,7 @@ async fn wire_20_open_executes_unprotected() {
     let world = World::new();
     let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |request: Request<Body>| async move {
-        let protected = request.extensions().get::<Execution>().is_some();
+        let protected = request.extensions().get::<ExecutionHandle>().is_some();
         let mut response = respond(201, protected.to_string());
         response.headers_mut().insert("idempotency-outcome", "final".parse().unwrap());
         response

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{ClassifiedResponse, OutcomeClass, Profile};
-use hapax_http::server::{Event, Execution, Observer, RouteOptions};
+use hapax_http::server::{Event, ExecutionHandle, Observer, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use tokio::time::sleep;
@@ -327,7 +327,7 @@ async fn wire_16_a_function_overrides_the_profile_but_not_the_response() {
 async fn wire_16_a_handler_says_it_by_its_execution() {
     let say = |class, retention| {
         move |request: Request<Body>| {
-            let execution = request.extensions().get::<Execution>().unwrap();
+            let execution = request.extensions().get::<ExecutionHandle>().unwrap();
             execution.outcome(class);
             execution.retention(retention);
             marked(200, "idempotency-outcome", "final")
@@ -349,7 +349,7 @@ async fn wire_16_a_handler_says_it_by_its_execution() {
 #[tokio::test(start_paused = true)]
 async fn wire_16_a_retention_of_zero_is_not_said() {
     let first = |request: Request<Body>| {
-        let execution = request.extensions().get::<Execution>().unwrap();
+        let execution = request.extensions().get::<ExecutionHandle>().unwrap();
         execution.retention(Duration::ZERO);
         marked(200, "idempotency-retention", "60")
     };

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hapax::machine::HookTiming;
 use hapax::{OnUnknown, PolicyError};
 use hapax_http::server::{
-    Event, Execution, Reconcile, ReconcileRequest, Reconciled, RouteError, RouteOptions,
+    Event, ExecutionHandle, Reconcile, ReconcileRequest, Reconciled, RouteError, RouteOptions,
     RoutePolicy, ScopeSource,
 };
 use http::Response;
@@ -197,7 +197,7 @@ async fn wire_15_did_not_happen_gives_a_larger_fence() {
     let fences = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = Arc::clone(&fences);
     let app = world.app(asking(hook), move |request| {
-        let execution = request.extensions().get::<Execution>().unwrap();
+        let execution = request.extensions().get::<ExecutionHandle>().unwrap();
         seen.lock().unwrap().push(execution.fence());
         let attempt = execution.attempt();
         async move { respond(if attempt == 1 { 500 } else { 201 }, "") }

@@ -44,7 +44,7 @@ where
         scope: &Scope,
         key: &Key,
         request: &R,
-        work: W,
+        operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         R: Serialize + ?Sized,
@@ -52,7 +52,7 @@ where
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let asked = FunctionRequest::of(request).map_err(RunError::Request)?;
-        self.call(scope, key, &asked, asked.bytes.clone(), work).await
+        self.call(scope, key, &asked, asked.bytes.clone(), operation).await
     }
 
     /// [`run`](Self::run) for a request that has a fingerprint of its own.
@@ -64,13 +64,13 @@ where
         scope: &Scope,
         key: &Key,
         request: &dyn OperationRequest,
-        work: W,
+        operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.call(scope, key, request, Bytes::new(), work).await
+        self.call(scope, key, request, Bytes::new(), operation).await
     }
 
     async fn call<W, F>(
@@ -79,7 +79,7 @@ where
         key: &Key,
         request: &dyn OperationRequest,
         bytes: Bytes,
-        work: W,
+        operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
@@ -98,7 +98,7 @@ where
         match claim? {
             // No await since the claim was granted: it cannot be dropped in between.
             Claim::Execute(lease) => {
-                let answered = self.detach(lease, running, work);
+                let answered = self.detach(lease, running, operation);
                 // The task ends without an answer only when the runtime shuts down.
                 answered.await.unwrap_or(Err(RunError::Interrupted))
             }
@@ -157,7 +157,7 @@ where
         &self,
         lease: Lease,
         running: ActiveExchange,
-        work: W,
+        operation: W,
     ) -> oneshot::Receiver<Result<Receipt<T>, RunError<T, E>>>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
@@ -170,12 +170,12 @@ where
             let handle = lease.handle();
             // In one future, so that a panic in `work`, in classifying or in writing what it answered
             // counts like one in the work. Written under the lease, which is renewed meanwhile.
-            let work = catch(async {
+            let operation = catch(async {
                 let result = work(handle).await;
                 let (class, ending) = judge(&result, declared.errors.as_ref());
                 (result, class, ending)
             });
-            let done = lease.keep_alive(work).await;
+            let done = lease.keep_alive(operation).await;
             // Nobody listens any more: the outcome is recorded all the same.
             drop(answer.send(record(lease, done).await));
         };

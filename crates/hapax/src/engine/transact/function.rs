@@ -134,7 +134,7 @@ impl Idempotency {
         (scope, key): (&Scope, &Key),
         request: &R,
         policy: &Policy,
-        mut work: W,
+        mut operation: W,
     ) -> Result<Receipt<T>, TransactError<E>>
     where
         D: Transactions,

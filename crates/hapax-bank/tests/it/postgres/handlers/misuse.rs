@@ -33,21 +33,23 @@ async fn a_refusal_in_grpc_is_rolled_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_tell_whether_it_refuses_is_rolled_back_unless_the_handler_does() {
     let world = World::new().await;
-    let app = |said: fn(&Execution)| {
-        world.app(post(move |Extension(execution): Extension<Execution>, tx: Db| async move {
-            tx.execute(LINE, &[]).await.unwrap();
-            said(&execution);
-            response("Application/gRPC-Web", "0")
-        }))
+    let app = |said: fn(&ExecutionHandle)| {
+        world.app(post(
+            move |Extension(execution): Extension<ExecutionHandle>, tx: Db| async move {
+                tx.execute(LINE, &[]).await.unwrap();
+                said(&execution);
+                response("Application/gRPC-Web", "0")
+            },
+        ))
     };
     for _ in 0..2 {
         ask(&app(|_| ()), "silent").await.is_problem(500, "handler-failed");
     }
     assert_eq!(world.lines().await, "0");
-    ask(&app(Execution::commit), "silent").await.is_first(200);
+    ask(&app(ExecutionHandle::commit), "silent").await.is_first(200);
     assert_eq!(world.lines().await, "1");
-    ask(&app(Execution::roll_back), "refusal").await.is_first(200);
-    ask(&app(Execution::commit), "refusal").await.is_replay(200);
+    ask(&app(ExecutionHandle::roll_back), "refusal").await.is_first(200);
+    ask(&app(ExecutionHandle::commit), "refusal").await.is_replay(200);
     assert_eq!(world.lines().await, "1");
 
     // Without a transaction there is nothing to decide.

@@ -21,8 +21,11 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::answered::{Answered, AnsweredBy};
+use super::collect::{Collected, collect};
 use super::describe::DescribedHttpRequest;
-use super::gather::{Gathered, gather};
+use super::execute::{
+    BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
+};
 use super::layer::IdempotencyLayer;
 use super::observe::Event;
 use super::policy::{
@@ -30,8 +33,7 @@ use super::policy::{
     StoreOutage,
 };
 use super::quota::Place;
-use super::service::{Ticket, draining};
-use super::work::{BufferedRequest, Named, NotBegun, Work, catch, cut_off, keep, pending};
+use super::service::{AdmittedRequest, draining};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
 use crate::fingerprint::HttpRequest;
@@ -52,9 +54,9 @@ const ROOM: Duration = Duration::from_secs(30);
 /// been executed.
 const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
 
-pub(super) async fn guard<S, Q, B>(
+pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
-    ticket: Ticket,
+    ticket: AdmittedRequest,
     mut inner: S,
     mut parts: Parts,
     body: Q,
@@ -68,7 +70,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let Ticket { policy, manner, key, scope, pass } = ticket;
+    let AdmittedRequest { policy, manner, key, scope, pass } = ticket;
 
     let claimed = {
         let claiming = async {
@@ -147,8 +149,8 @@ where
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
-            let named = Named::new(operation, &received.parts);
-            let work = Work { layer, policy, manner, pass, named };
+            let named = ExecutionLabel::new(operation, &received.parts);
+            let work = RequestExecution { layer, policy, manner, pass, named };
             let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
@@ -191,21 +193,21 @@ where
     let limit = policy.options.max_request_body;
     let mut body = erase(WithoutTrailers { body, drop: is_told });
     let requests = &layer.memory.requests;
-    match gather(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
-        Gathered::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
-        Gathered::NoRoom => {
+    match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
+        Collected::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
+        Collected::NoRoom => {
             let detail = format!("There is no room for the request's body now. {NOTHING}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
         }
-        Gathered::TooLarge { .. } => {
+        Collected::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
-        Gathered::Broken(error) if is_timed_out(&*error) => {
+        Collected::Broken(error) if is_timed_out(&*error) => {
             let detail = format!("The request body came too slowly. {NOTHING}");
             Err(Problem::new(Code::RequestTimeout, detail))
         }
-        Gathered::Broken(error) => {
+        Collected::Broken(error) => {
             tracing::debug!(error, "a request body broke off");
             Err(Problem::new(Code::MalformedRequest, "The request body broke off."))
         }
@@ -416,7 +418,7 @@ fn replayed(
 
 /// Runs the work on a task of its own, and waits for its answer as long as the client does.
 async fn detach<S, B>(
-    work: Work,
+    work: RequestExecution,
     inner: S,
     received: BufferedRequest,
     lease: Lease,

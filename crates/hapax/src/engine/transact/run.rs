@@ -27,7 +27,7 @@ impl Lease {
     /// whose transaction lost against another runs again.
     ///
     /// All of it is on a task of its own: it goes on when its caller is dropped.
-    pub async fn transact<D, W, F, X>(self, within: &InDatabase<D>, work: W) -> Ran<X>
+    pub async fn transact<D, W, F, X>(self, within: &InDatabase<D>, operation: W) -> Ran<X>
     where
         D: Transactions,
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
@@ -40,13 +40,13 @@ impl Lease {
         let transacting = Transacting::new(self, within.any());
         let task = async move {
             let _running = running;
-            run(transacting, work).await
+            run(transacting, operation).await
         };
         inner.runtime.spawn(task.in_current_span()).await.unwrap_or(Ran::Panicked)
     }
 }
 
-async fn run<T, W, F, X>(mut transacting: Transacting, mut work: W) -> Ran<X>
+async fn run<T, W, F, X>(mut transacting: Transacting, mut operation: W) -> Ran<X>
 where
     T: Send + 'static,
     W: FnMut(Tx<T>, LeaseHandle) -> F + Send + 'static,
@@ -70,14 +70,14 @@ where
         // On a task, so that a panic ends that and not this one.
         let working = async move {
             let given = work(tx, handle).await;
-            (work, given)
+            (operation, given)
         };
         let working = runtime.spawn(working.in_current_span());
         let Ok((back, (ending, given))) = working.await else {
             let _ = transacting.end(run, Ending::Abandon { seen: None }).await;
             return Ran::Panicked;
         };
-        work = back;
+        operation = back;
         match transacting.end(run, ending).await {
             Ended::Again(again) => transacting = again,
             ended => return Ran::Ended(ended, given),

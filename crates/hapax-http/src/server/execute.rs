@@ -16,9 +16,9 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, r
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::execution::{Execution, HandlerOverride};
+use super::collect::{Collected, collect};
 use super::gate::Pass;
-use super::gather::{Gathered, gather};
+use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
 use super::memory::{SMALL, Share};
 use super::observe::{Event, Recorded};
@@ -39,23 +39,23 @@ use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
 
 /// What holds around an execution.
-pub(super) struct Work {
+pub(super) struct RequestExecution {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) manner: Manner,
     /// Given up last: a drain waits until the outcome is written, or held back.
     pub(super) pass: Pass,
-    pub(super) named: Named,
+    pub(super) named: ExecutionLabel,
 }
 
 /// How an execution is named in logs: its key must not be there.
-pub(super) struct Named {
+pub(super) struct ExecutionLabel {
     id: OperationId,
     method: Method,
     uri: Uri,
 }
 
-impl Named {
+impl ExecutionLabel {
     pub(super) fn new(id: OperationId, request: &Parts) -> Self {
         Self { id, method: request.method.clone(), uri: request.uri.clone() }
     }
@@ -142,7 +142,7 @@ impl BufferedRequest {
 #[derive(Clone, Copy)]
 pub(super) struct NotBegun;
 
-impl Work {
+impl RequestExecution {
     pub(super) async fn run<S, B>(
         self,
         lease: Lease,
@@ -204,7 +204,8 @@ impl Work {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let execution = Execution::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
+        let execution =
+            ExecutionHandle::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
         // In one future, so that a panic in `call`, in a body or in a route's function counts like
         // one in a handler.
@@ -262,14 +263,14 @@ impl Work {
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
         let headers = length::is_of_the_body(&self.named.method, head.status);
         let headers = headers.then_some(&head.headers);
-        let gathered = gather(&mut body, headers, limit, &memory.responses, None).await;
+        let gathered = collect(&mut body, headers, limit, &memory.responses, None).await;
         let (read, rest, share) = match gathered {
-            Gathered::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
-            Gathered::TooLarge { read, share } => (read, Rest::Coming(body), share),
+            Collected::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
+            Collected::TooLarge { read, share } => (read, Rest::Coming(body), share),
             // It waits as long as it takes.
-            Gathered::NoRoom => return Err(Broken),
-            Gathered::Broken(error) => {
-                let Named { id, method, uri } = &self.named;
+            Collected::NoRoom => return Err(Broken),
+            Collected::Broken(error) => {
+                let ExecutionLabel { id, method, uri } = &self.named;
                 let path = uri.path();
                 tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);

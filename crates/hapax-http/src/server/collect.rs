@@ -12,7 +12,7 @@ use crate::body::{BoxError, Erased};
 use crate::length::Announced;
 
 /// What was read of a body.
-pub(super) enum Gathered {
+pub(super) enum Collected {
     /// All of it.
     Whole { body: Bytes, trailers: Option<HeaderMap>, share: Share },
     /// It is larger than the limit. This much was read; the rest is still to come.
@@ -29,21 +29,21 @@ pub(super) enum Gathered {
 ///
 /// The share is of the whole body, or of the limit where the length is unknown, and it is taken
 /// once: what waits for it holds nothing that others wait for.
-pub(super) async fn gather(
+pub(super) async fn collect(
     body: &mut Erased,
     headers: Option<&HeaderMap>,
     limit: usize,
     pool: &Pool,
     patience: Option<Duration>,
-) -> Gathered {
+) -> Collected {
     let mut share = Share::none();
     let announced = headers.map(|headers| Announced::new(headers, &body.size_hint()));
     let announced = match announced.transpose() {
         Ok(announced) => announced.unwrap_or_default(),
-        Err(contradicted) => return Gathered::Broken(contradicted.into()),
+        Err(contradicted) => return Collected::Broken(contradicted.into()),
     };
     if body.size_hint().lower() > limit as u64 {
-        return Gathered::TooLarge { read: Bytes::new(), share };
+        return Collected::TooLarge { read: Bytes::new(), share };
     }
     let upper = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
     let most = upper.map_or(limit, |upper| upper.min(limit));
@@ -54,33 +54,33 @@ pub(super) async fn gather(
     loop {
         let known = read.length.max(read.len());
         if known > SMALL && share.is_none() {
-            let Some(taken) = pool.share(most, patience).await else { return Gathered::NoRoom };
+            let Some(taken) = pool.share(most, patience).await else { return Collected::NoRoom };
             share = taken;
             read.length = most;
         }
         let Some(frame) = body.frame().await else { break };
         let frame = match frame {
             Ok(frame) => frame,
-            Err(error) => return Gathered::Broken(error),
+            Err(error) => return Collected::Broken(error),
         };
         match frame.into_data() {
             Ok(data) => {
                 read.push(data);
                 if let Err(contradicted) = announced.check_so_far(read.len()) {
-                    return Gathered::Broken(contradicted.into());
+                    return Collected::Broken(contradicted.into());
                 }
                 if read.len() > limit {
-                    return Gathered::TooLarge { read: read.finish(), share };
+                    return Collected::TooLarge { read: read.finish(), share };
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
         }
     }
     if let Err(contradicted) = announced.check_end(read.len()) {
-        return Gathered::Broken(contradicted.into());
+        return Collected::Broken(contradicted.into());
     }
     share.trim(read.len());
-    Gathered::Whole { body: read.finish(), trailers, share }
+    Collected::Whole { body: read.finish(), trailers, share }
 }
 
 /// Most bodies are one frame, which need not be copied.

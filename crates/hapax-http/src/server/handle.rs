@@ -13,16 +13,16 @@ use crate::classify::OutcomeClass;
 ///
 /// ```
 /// use hapax_http::classify::OutcomeClass;
-/// use hapax_http::server::Execution;
+/// use hapax_http::server::ExecutionHandle;
 /// fn handler(request: &http::Request<hapax_http::Body>) {
-///     if let Some(execution) = request.extensions().get::<Execution>() {
+///     if let Some(execution) = request.extensions().get::<ExecutionHandle>() {
 ///         println!("run {} under fence {}", execution.attempt(), execution.fence());
 ///         execution.outcome(OutcomeClass::Final);
 ///     }
 /// }
 /// ```
 #[derive(Clone)]
-pub struct Execution {
+pub struct ExecutionHandle {
     id: OperationId,
     lease: LeaseHandle,
     checkpoint: Option<Bytes>,
@@ -37,7 +37,7 @@ pub(super) struct HandlerOverride {
     pub(super) commits: Option<bool>,
 }
 
-impl Execution {
+impl ExecutionHandle {
     pub(super) fn new(id: OperationId, lease: LeaseHandle, checkpoint: Option<Bytes>) -> Self {
         Self { id, lease, checkpoint, overrides: Arc::default() }
     }
@@ -123,7 +123,7 @@ impl Execution {
 }
 
 /// Without what the recovery point holds.
-impl fmt::Debug for Execution {
+impl fmt::Debug for ExecutionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution")
             .field("id", &self.id)
