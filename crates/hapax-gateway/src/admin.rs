@@ -28,8 +28,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::metrics::{Gauges, Metrics};
+use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::store::Opened;
-use crate::work::{Phase, Work};
 
 /// What is here beside the API: method, path, what it is.
 const PROBES: [(&str, &str, &str); 3] = [
@@ -57,7 +57,7 @@ const STORE: [(&str, &str, &str); 2] = [
 pub(crate) struct Admin {
     pub(crate) engine: hapax::Idempotency,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) work: Work,
+    pub(crate) shutdown: Shutdown,
     /// The store, for what it counts.
     pub(crate) opened: Opened,
     /// Whether the store answered when last asked.
@@ -75,9 +75,9 @@ pub(crate) struct Serving {
 
 impl Serving {
     /// Begins to accept connections, until `work` closes. The caller aborts the task, or awaits it.
-    pub(crate) fn begin(listener: TcpListener, work: Work) -> Self {
+    pub(crate) fn begin(listener: TcpListener, shutdown: Shutdown) -> Self {
         let (app, current) = watch::channel(before_the_store());
-        Self { task: tokio::spawn(listener::serve(listener, current, work)), app }
+        Self { task: tokio::spawn(listener::serve(listener, current, shutdown)), app }
     }
 
     /// Serves everything from the next request on, on connections that are there as well.
@@ -137,7 +137,7 @@ impl Admin {
     /// The JSON of `/api/stats`.
     pub(crate) fn stats(&self) -> Value {
         let mut now = hapax_operators::now(&self.engine);
-        now["requests"] = self.work.in_hand().into();
+        now["requests"] = self.shutdown.active_requests().into();
         now["store_up"] = self.store_up.load(Ordering::Relaxed).into();
         json!({ "now": now, "since_start": self.metrics.totals() })
     }
@@ -182,7 +182,7 @@ async fn confirm(
 type Shared = State<(Arc<Admin>, Operators)>;
 
 async fn ready(State((admin, operators)): Shared) -> Response {
-    if admin.work.phase() > Phase::Serving {
+    if admin.shutdown.phase() > ShutdownPhase::Serving {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
     }
     let up = operators.keys().store_answers().await;
@@ -206,7 +206,7 @@ async fn ready(State((admin, operators)): Shared) -> Response {
 async fn metrics(State((admin, operators)): Shared) -> Response {
     let gauges = Gauges {
         engine: admin.engine.stats(),
-        requests: admin.work.in_hand(),
+        requests: admin.shutdown.active_requests(),
         store_up: operators.keys().store_answers().await,
         undecided: operators.census().undecided(),
     };

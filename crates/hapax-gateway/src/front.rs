@@ -28,8 +28,8 @@ use crate::proxy::Peer;
 use crate::proxy::headers::{drop_own, name_host};
 use crate::proxy::names::overriding;
 use crate::proxy::tunnel::Switch;
+use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::upstream::Fault;
-use crate::work::{Phase, Work};
 
 /// Of this attempt alone: an earlier one with the same key may have been executed.
 const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
@@ -38,7 +38,7 @@ const NOTHING: &str = "This attempt executed nothing: ask again with the same ke
 #[derive(Debug)]
 pub(crate) struct Front {
     pub(crate) current: Arc<Current>,
-    pub(crate) work: Work,
+    pub(crate) shutdown: Shutdown,
     pub(crate) stall: Duration,
     /// Where each request has a line.
     pub(crate) access: Option<Arc<AccessLog>>,
@@ -70,7 +70,7 @@ impl Front {
         link: Arc<Link>,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let in_hand = self.work.take();
+        let active_requests = self.shutdown.begin_request();
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let (mut parts, body) = request.into_parts();
         // First of all and for every request: the guard counts them.
@@ -104,7 +104,7 @@ impl Front {
         if let Some(entry) = entry {
             entry.end(&response);
         }
-        response.map(|body| in_hand.until_sent(body))
+        response.map(|body| active_requests.guard_body(body))
     }
 
     /// Answers a request for which there was no place.
@@ -191,7 +191,7 @@ impl Front {
     }
 
     fn is_ending(&self) -> bool {
-        self.work.phase() >= Phase::Draining
+        self.shutdown.phase() >= ShutdownPhase::Draining
     }
 
     /// Why no request is taken from this connection, or none at all. What passes has the form that

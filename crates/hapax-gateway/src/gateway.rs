@@ -27,10 +27,10 @@ use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
+use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
-use crate::work::{Phase, Work};
 pub use reload::ReloadError;
 use reload::Reloading;
 
@@ -57,7 +57,7 @@ pub struct Running {
     engine: Idempotency,
     opened: Opened,
     certificates: AllCertificates,
-    work: Work,
+    shutdown: Shutdown,
     access: Option<Arc<AccessLog>>,
     store_timeout: Duration,
     listener: Task,
@@ -67,7 +67,7 @@ pub struct Running {
 
 /// What a drain left behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ended {
+pub struct ShutdownReport {
     /// Requests that did not end in time: what was sent is recorded as unknown.
     pub cut_off: usize,
     /// Outcomes that the store did not take in time. They are lost; their leases lapse.
@@ -241,21 +241,21 @@ impl Running {
     /// 3. What has not ended then is cut off. Of what was sent to the upstream the outcome is
     ///    recorded as unknown; what was not sent is released.
     /// 4. What is held back for the store gets one more store time-out; then everything is closed.
-    pub async fn shutdown(mut self) -> Ended {
+    pub async fn shutdown(mut self) -> ShutdownReport {
         let delay = self.reloading.drain_delay();
         if !delay.is_zero() {
             tracing::info!(?delay, "not ready any more; connections are accepted until the drain");
-            self.work.enter(Phase::Leaving);
+            self.shutdown.enter(ShutdownPhase::Leaving);
             sleep(delay).await;
         }
-        tracing::info!(requests = self.work.in_hand(), "draining");
-        self.work.enter(Phase::Draining);
-        let (work, engine) = (self.work.clone(), self.engine.clone());
-        let idle = || work.in_hand() == 0 && engine.stats().in_flight == 0;
+        tracing::info!(requests = self.shutdown.active_requests(), "draining");
+        self.shutdown.enter(ShutdownPhase::Draining);
+        let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
+        let idle = || shutdown.active_requests() == 0 && engine.stats().in_flight == 0;
         let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
-        let mut ended = Ended::default();
+        let mut ended = ShutdownReport::default();
         if !in_time {
-            ended.cut_off = work.in_hand().max(engine.stats().in_flight);
+            ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
             self.lasting.upstreams.cut();
         }
         // What the cut ended is recorded now; what hangs elsewhere is unknown.
@@ -264,11 +264,11 @@ impl Running {
         if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
             ended.not_recorded = self.engine.stats().deferred;
         }
-        self.work.enter(Phase::Closing);
+        self.shutdown.enter(ShutdownPhase::Closing);
         self.listener.join(CLOSE).await;
         if let Some(access) = &self.access {
             // Requests that were aborted write their lines as they are dropped.
-            listener::settled(CLOSE / 10, || work.in_hand() == 0).await;
+            listener::settled(CLOSE / 10, || shutdown.active_requests() == 0).await;
             access.flush(CLOSE).await;
         }
         if let Some(admin) = &mut self.admin {
@@ -309,7 +309,7 @@ struct Listeners {
     admin: Option<Probed>,
     /// With the port that the kernel chose, where it was to choose one.
     admin_addr: Option<SocketAddr>,
-    work: Work,
+    shutdown: Shutdown,
 }
 
 /// An admin listener that answers; dropping it ends that.
@@ -331,12 +331,12 @@ impl Drop for Probed {
 
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
-        let work = Work::new();
+        let shutdown = Shutdown::new();
         let data = bind(config.listen)?;
         let admin = config.admin.map(bind).transpose()?;
         let admin_addr = admin.as_ref().map(local_addr).transpose()?;
-        let begin = |listener| Probed(Some(admin::Serving::begin(listener, work.clone())));
-        Ok(Self { data, admin: admin.map(begin), admin_addr, work })
+        let begin = |listener| Probed(Some(admin::Serving::begin(listener, shutdown.clone())));
+        Ok(Self { data, admin: admin.map(begin), admin_addr, shutdown })
     }
 }
 
@@ -379,10 +379,10 @@ fn run(
     let reloading = Reloading::new(config.clone(), settled.largest);
     let current = Arc::new(Current::new(lasting.live(config, settled, None)?));
     reloading.probe(&current);
-    let Listeners { data, admin: probed, admin_addr, work } = listeners;
+    let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
     let front = Arc::new(Front {
         current: Arc::clone(&current),
-        work: work.clone(),
+        shutdown: shutdown.clone(),
         stall: config.limits.stall,
         access: access.clone(),
     });
@@ -401,7 +401,7 @@ fn run(
         opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
-        work: work.clone(),
+        shutdown: shutdown.clone(),
         store_up: AtomicBool::new(true),
     });
     warn(config, &opened);
@@ -431,7 +431,7 @@ fn run(
         reloading,
         opened,
         certificates,
-        work,
+        shutdown,
         access,
         store_timeout: config.store_timeout,
         listener: Task(tokio::spawn(listener::serve(data, door))),

@@ -63,18 +63,18 @@ mod observe;
 mod proxy;
 mod reconcile;
 mod routes;
+mod shutdown;
 mod store;
 mod tls;
 mod units;
 mod upstream;
-mod work;
 
 pub use config::{
     Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits, ListenTls,
     Matched, Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport,
     TransportError, UpstreamTls,
 };
-pub use gateway::{Ended, Gateway, ReloadError, Running, StartError};
+pub use gateway::{Gateway, ReloadError, Running, ShutdownReport, StartError};
 pub use store::{
     CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
     StoreUrlError, Written,

@@ -21,8 +21,8 @@ use crate::config::{Limits, Network};
 use crate::crowd::{Counted, Entry, Places, Source, Sources};
 use crate::front::Front;
 use crate::proxy::Peer;
+use crate::shutdown::ShutdownPhase;
 use crate::tls::ServerTls;
-use crate::work::Phase;
 use io::{Io, Opening};
 
 /// How long a connection must have sent nothing to be closed for another one. A client's first bytes come
@@ -70,9 +70,9 @@ impl Door {
 /// Serves connections until the drain begins, then those that are there until they end. Dropping
 /// the future ends them all.
 pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
-    let work = door.front.work.clone();
+    let shutdown = door.front.shutdown.clone();
     let mut connections = JoinSet::new();
-    let mut draining = pin!(work.reached(Phase::Draining));
+    let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     // The one that was accepted and waits for a place; further ones wait in the kernel's queue.
     let mut next: Option<Arrival> = None;
     let failures = Seldom::default();

@@ -29,7 +29,7 @@ use tower_service::Service;
 use crate::crowd::{Entry, Places, Sheddable, Source};
 use crate::front::Patient;
 use crate::guard::{Guarded, Heads, MAX_HEAD};
-use crate::work::{Phase, UntilSent, Work};
+use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
 
 /// Connections at once; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
@@ -54,11 +54,11 @@ const STALL: Duration = Duration::from_secs(10);
 
 /// Serves each request by what `app` is when it arrives, until the gateway closes; then what is under
 /// way. Dropping the future ends all.
-pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, work: Work) {
+pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, shutdown: Shutdown) {
     let places = Places::new(CONNECTIONS, "operators", IDLE);
     let requests = Arc::new(Semaphore::new(REQUESTS));
     let mut connections = JoinSet::new();
-    let mut closing = pin!(work.reached(Phase::Closing));
+    let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
     // The one that was accepted and waits for a place.
     let mut next = None;
     let failures = Seldom::default();
@@ -71,7 +71,7 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, w
             Some(place) = places.take(), if next.is_some() => {
                 if let Some((stream, peer)) = next.take() {
                     let idle = Idle::enter(places.sheddable(), peer);
-                    let shared = (app.clone(), Arc::clone(&requests), work.clone());
+                    let shared = (app.clone(), Arc::clone(&requests), shutdown.clone());
                     connections.spawn(async move {
                         connection(stream, peer, idle, shared).await;
                         drop(place);
@@ -142,13 +142,13 @@ impl Drop for Busy {
 }
 
 /// What all connections share: what is served, places for requests that are no probes, and the phase.
-type Shared = (watch::Receiver<Router>, Arc<Semaphore>, Work);
+type Shared = (watch::Receiver<Router>, Arc<Semaphore>, Shutdown);
 
 async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
     idle: Idle,
-    (app, requests, work): Shared,
+    (app, requests, shutdown): Shared,
 ) {
     let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
@@ -158,7 +158,7 @@ async fn connection(
         let (busy, heads, requests) = (idle.begin(), Arc::clone(&heads), Arc::clone(&requests));
         async move {
             let response = answer(app, heads, requests, request, peer).await?;
-            Ok::<_, Infallible>(response.map(|body| Body::new(UntilSent::new(body, busy))))
+            Ok::<_, Infallible>(response.map(|body| Body::new(GuardedBody::new(body, busy))))
         }
     });
     let mut connection = pin!(
@@ -170,7 +170,7 @@ async fn connection(
     );
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = work.reached(Phase::Closing) => {
+        () = shutdown.reached(ShutdownPhase::Closing) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -214,5 +214,5 @@ async fn answer(
     request.extensions_mut().insert(ConnectInfo(peer));
     // A router has nothing to wait for before it is called.
     let response = app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await?;
-    Ok(response.map(|body| Body::new(UntilSent::new(body, place))))
+    Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))
 }

@@ -22,7 +22,7 @@ use crate::front::Link;
 use crate::guard::{Guarded, MAX_FIELDS, MAX_HEAD};
 use crate::proxy::Peer;
 use crate::proxy::tunnel::{self, Switch};
-use crate::work::Phase;
+use crate::shutdown::ShutdownPhase;
 
 /// What hyper buffers of a connection; a head must fit.
 const MAX_BUFFER: usize = MAX_HEAD + 16 * 1024;
@@ -38,7 +38,7 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
     let switch = Switch::default();
     let heads = guarded.heads();
     let link = Arc::new(Link { heads: Some(heads.clone()), peer, switch: Some(switch.clone()) });
-    let (front, work) = (&door.front, &door.front.work);
+    let (front, shutdown) = (&door.front, &door.front.shutdown);
     let is_old = AtomicBool::new(false);
     let service = service_fn(|request: Request<Incoming>| {
         is_old.store(request.version() == Version::HTTP_10, Ordering::Relaxed);
@@ -59,7 +59,7 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
         .max_headers(MAX_FIELDS)
         .serve_connection(TokioIo::new(guarded), service);
     let ended = {
-        let mut closing = pin!(work.reached(Phase::Closing));
+        let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
         let mut told = false;
         std::future::poll_fn(|cx| {
             if !told && closing.as_mut().poll(cx).is_ready() {
@@ -81,7 +81,7 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
         let read = [&parts.read_buf[..], &withheld[..]].concat();
         return tokio::select! {
             passed = tunnel::run(io, &read, tunnel) => passed,
-            () = work.reached(Phase::Closing) => Ok(()),
+            () = shutdown.reached(ShutdownPhase::Closing) => Ok(()),
         };
     }
     if is_old.into_inner() && ended.is_err_and(|error| error.is_user()) {

@@ -39,7 +39,7 @@ use crate::front::Link;
 use crate::guard::Stalling;
 use crate::guard::http2::MAX_LIST;
 use crate::proxy::Peer;
-use crate::work::Phase;
+use crate::shutdown::ShutdownPhase;
 use activity::{Activity, Busy, State};
 
 /// Requests that a connection may have open with its own place only.
@@ -105,8 +105,8 @@ pub(super) async fn serve(
             .max_local_error_reset_streams(PROVOKED)
             .serve_connection(TokioIo::new(io), service)
     );
-    let work = &door.front.work;
-    let mut draining = pin!(work.reached(Phase::Draining));
+    let shutdown = &door.front.shutdown;
+    let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     let mut told = false;
     loop {
         let idle = if told { LEAVE } else { door.limits.head_timeout };

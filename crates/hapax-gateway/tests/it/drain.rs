@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
-use hapax_gateway::{Ended, Gateway, Opened};
+use hapax_gateway::{Gateway, Opened, ShutdownReport};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
@@ -63,7 +63,7 @@ async fn work_in_hand_finishes_and_nothing_new_begins() {
         assert_eq!((answer.status, answer.header("connection")), (201, "close"));
         assert_eq!(connection.rest().await, b"");
     }
-    assert_eq!(ending.await.unwrap(), Ended::default());
+    assert_eq!(ending.await.unwrap(), ShutdownReport::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +76,7 @@ async fn an_idle_gateway_ends_at_once() {
     idle.send(request("POST", "/", &[], "x")).await;
     idle.answer().await;
     let ended = tokio::time::timeout(PATIENCE, gateway.shutdown()).await.unwrap();
-    assert_eq!(ended, Ended::default());
+    assert_eq!(ended, ShutdownReport::default());
     assert_eq!(idle.rest().await, b"");
 }
 

@@ -265,7 +265,7 @@ async fn a_drain_lets_what_is_under_way_end_and_takes_nothing_new() {
     let answer = read(response.await.unwrap()).await.unwrap();
     assert_eq!((answer.status, answer.text().as_str()), (201, "done"));
     busy.ended().await.unwrap();
-    assert_eq!(ending.await.unwrap(), hapax_gateway::Ended::default());
+    assert_eq!(ending.await.unwrap(), hapax_gateway::ShutdownReport::default());
     assert_eq!(upstream.seen().len(), 1);
 }
 

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::collect::{Collected, collect};
-use super::gate::Pass;
+use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
 use super::memory::{SMALL, Share};
@@ -44,7 +44,7 @@ pub(super) struct RequestExecution {
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) manner: Manner,
     /// Given up last: a drain waits until the outcome is written, or held back.
-    pub(super) pass: Pass,
+    pub(super) permit: DrainPermit,
     pub(super) named: ExecutionLabel,
 }
 
@@ -154,7 +154,7 @@ impl RequestExecution {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        if self.pass.gate().is_stopping() {
+        if self.permit.gate().is_stopping() {
             // It would be cut off at once.
             return Ok(self.not_begun(lease).await);
         }
@@ -222,7 +222,7 @@ impl RequestExecution {
             // An answer that is there when time is up is not thrown away.
             biased;
             given = lease.keep_alive(work) => Some(given),
-            () = self.pass.gate().stopping() => None,
+            () = self.permit.gate().stopping() => None,
         };
         let problem = match given {
             Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Given(ending, given),

@@ -11,7 +11,7 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::answered::{Answered, AnsweredBy};
-use super::gate::{Drained, Gate};
+use super::drain::{DrainGate, DrainReport};
 use super::memory::Memory;
 use super::observe::{Event, Nobody, Observer};
 use super::policy::RoutePolicy;
@@ -33,7 +33,7 @@ pub struct IdempotencyLayer {
     observer: Arc<dyn Observer>,
     pub(super) memory: Memory,
     pub(super) quotas: Arc<Quotas>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<DrainGate>,
     /// Log lines about a store that is away.
     pub(super) away: Arc<Seldom>,
 }
@@ -62,7 +62,7 @@ impl IdempotencyLayer {
             observer: Arc::new(Nobody),
             memory: Memory::unbounded(),
             quotas: Arc::default(),
-            gate: Gate::new(),
+            gate: DrainGate::new(),
             away: Arc::default(),
         }
     }
@@ -117,7 +117,7 @@ impl IdempotencyLayer {
     /// [`store_timeout`](Idempotency::store_timeout) after the grace: what is inside then is not
     /// recorded, and its leases lapse unless it ends after all. What is held back for a store that
     /// is away is a matter for [`Idempotency::drain`]. Dropping this stops waiting, not draining.
-    pub async fn drain(&self, grace: Duration) -> Drained {
+    pub async fn drain(&self, grace: Duration) -> DrainReport {
         self.gate.drain(grace, self.engine.store_timeout().saturating_mul(2)).await
     }
 

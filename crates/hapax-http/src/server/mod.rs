@@ -64,9 +64,9 @@
 mod answered;
 mod collect;
 mod describe;
+mod drain;
 mod execute;
 mod future;
-mod gate;
 mod handle;
 mod layer;
 mod memory;
@@ -79,8 +79,8 @@ mod service;
 pub mod transaction;
 
 pub use answered::{Answered, AnsweredBy};
+pub use drain::DrainReport;
 pub use future::ResponseFuture;
-pub use gate::Drained;
 pub use handle::ExecutionHandle;
 pub use layer::IdempotencyLayer;
 pub use observe::{Event, Observer, Recorded};

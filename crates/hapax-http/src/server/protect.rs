@@ -70,7 +70,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, manner, key, scope, pass } = ticket;
+    let AdmittedRequest { policy, manner, key, scope, permit } = ticket;
 
     let claimed = {
         let claiming = async {
@@ -122,16 +122,16 @@ where
             // What is claimed is answered or, when time is up, released: not left to lapse.
             biased;
             claimed = claiming => claimed,
-            () = pass.gate().stopping() => Err(draining()),
+            () = permit.gate().stopping() => Err(draining()),
         }
     };
     let (claim, place, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.refuse(&policy, manner, &problem)),
     };
-    let pass = match place {
-        Some(place) => pass.with(place),
-        None => pass,
+    let permit = match place {
+        Some(place) => permit.with(place),
+        None => permit,
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
         // After a length HTTP/1.1 would forward no trailers.
@@ -150,7 +150,7 @@ where
             let operation = layer.engine.operation_id(&scope, &key);
             let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts);
-            let work = RequestExecution { layer, policy, manner, pass, named };
+            let work = RequestExecution { layer, policy, manner, permit, named };
             let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
@@ -160,7 +160,7 @@ where
             response.extensions_mut().insert(Answered { operation, by });
             Ok(response)
         }
-        ClaimDecision::Unprotected if pass.gate().is_stopping() => {
+        ClaimDecision::Unprotected if permit.gate().is_stopping() => {
             Ok(layer.refuse(&policy, manner, &draining()))
         }
         ClaimDecision::Unprotected => {
@@ -171,7 +171,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = pass.gate().stopping() => return Ok(layer.refuse(&policy, manner, &cut_off())),
+                () = permit.gate().stopping() => return Ok(layer.refuse(&policy, manner, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));

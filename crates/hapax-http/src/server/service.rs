@@ -10,8 +10,8 @@ use http::request::Parts;
 use http::{HeaderName, Request, Response};
 use tower_service::Service;
 
+use super::drain::DrainPermit;
 use super::future::ResponseFuture;
-use super::gate::Pass;
 use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
 use super::protect::protect;
@@ -98,7 +98,7 @@ pub(super) struct AdmittedRequest {
     pub(super) manner: Manner,
     pub(super) key: Key,
     pub(super) scope: Scope,
-    pub(super) pass: Pass,
+    pub(super) permit: DrainPermit,
 }
 
 fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
@@ -107,7 +107,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     };
     let options = &policy.options;
     let manner = Manner::of(&parts.headers);
-    let Some(pass) = layer.gate.enter() else {
+    let Some(permit) = layer.gate.enter() else {
         return Admission::Refuse(layer.refuse(&policy, manner, &draining()));
     };
     if !options.methods.contains(&parts.method) {
@@ -137,7 +137,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
         Err(problem) => Admission::Refuse(layer.refuse(&policy, manner, &problem)),
-        Ok(scope) => Admission::Guard(AdmittedRequest { policy, manner, key, scope, pass }),
+        Ok(scope) => Admission::Guard(AdmittedRequest { policy, manner, key, scope, permit }),
     }
 }
 

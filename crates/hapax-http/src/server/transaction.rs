@@ -120,7 +120,7 @@ impl RequestExecution {
                     let ready = catch(poll_fn(|cx| inner.poll_ready(cx)));
                     let ready = tokio::select! {
                         biased;
-                        () = self.pass.gate().stopping() => None,
+                        () = self.permit.gate().stopping() => None,
                         ready = again.lease().keep_alive(ready) => Some(ready),
                     };
                     if let Some(Ok(Ok(()))) = ready {

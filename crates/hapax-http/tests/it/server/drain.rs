@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::{Idempotency, InFlight, Limits, OnUnknown};
 use hapax_http::server::{
-    Drained, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+    DrainReport, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };
 use tokio::time::{Instant, advance, sleep};
 
@@ -43,7 +43,7 @@ async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert!(!drain.is_finished());
     go.give();
-    assert_eq!(drain.await.unwrap(), Drained { cut_off: 0, left: 0 });
+    assert_eq!(drain.await.unwrap(), DrainReport { cut_off: 0, left: 0 });
     assert_eq!(first.await.unwrap().status, 201);
 
     let next = world.other_process();
@@ -65,7 +65,7 @@ async fn wire_23_what_is_not_back_in_time_is_unknown() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     let began = Instant::now();
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
     assert!(began.elapsed() < GRACE + Duration::from_secs(1));
     let answer = client.await.unwrap();
     assert_eq!((answer.status.as_u16(), &*answer.code()), (504, "upstream-timeout"));
@@ -90,7 +90,7 @@ async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
     runs.reach(1).await;
     let waiting = begin(&app, pay("k", "{}"));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 2, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 2, left: 0 });
     assert_eq!(waiting.await.unwrap().code(), "draining");
     assert_eq!(runs.count(), 1);
 }
@@ -109,7 +109,7 @@ async fn wire_23_what_runs_unprotected_is_cut_off_too() {
     world.store.is(Mood::Down);
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
     assert_eq!(client.await.unwrap().code(), "upstream-timeout");
 }
 
@@ -132,7 +132,7 @@ async fn a_drain_waits_for_detached_work() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     client.abort();
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 0, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 0, left: 0 });
     assert_eq!(ended.count(), 1);
 }
 
@@ -173,7 +173,7 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
             assert!(!poll(&mut drain));
             let answer = client.await.unwrap();
             assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"paid"[..]), "{mood:?}");
-            assert_eq!(drain.await, Drained { cut_off: 1, left: 0 });
+            assert_eq!(drain.await, DrainReport { cut_off: 1, left: 0 });
         }
     }
 }
@@ -198,7 +198,7 @@ async fn wire_23_a_drain_ends_whatever_happens() {
     runs.reach(1).await;
     let began = Instant::now();
     // Its outcome is held back, and waits to be told so until there is room for it.
-    assert_eq!(layer.drain(GRACE).await, Drained { cut_off: 1, left: 1 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 1 });
     assert_eq!(began.elapsed(), GRACE + engine.store_timeout() * 2);
     world.store.is(Mood::Well);
     engine.drain().await;
@@ -247,7 +247,7 @@ async fn nothing_begins_when_time_is_up() {
         });
         let answer = client.await.unwrap();
         assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "draining"));
-        assert_eq!((drain.await.unwrap(), runs.count()), (Drained { cut_off: 1, left: 0 }, 0));
+        assert_eq!((drain.await.unwrap(), runs.count()), (DrainReport { cut_off: 1, left: 0 }, 0));
         world.engine.drain().await;
         let next = world.other_process();
         let app = next.app(RouteOptions::default(), |_| async { respond(201, "next") });

@@ -10,7 +10,7 @@ use super::quota::Place;
 
 /// Counts the requests inside, and keeps new ones out once it is draining.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct DrainGate {
     state: watch::Sender<State>,
 }
 
@@ -24,7 +24,7 @@ struct State {
 /// What was left when a drain ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use = "work that was cut off left outcomes that nobody knows"]
-pub struct Drained {
+pub struct DrainReport {
     /// Requests that did not end within the grace and were cut off.
     pub cut_off: usize,
     /// Of these, requests that were still inside when the drain was over: their handlers gave no
@@ -32,19 +32,19 @@ pub struct Drained {
     pub left: usize,
 }
 
-impl Gate {
+impl DrainGate {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self { state: watch::Sender::default() })
     }
 
     /// Lets a request in; `None` once it is draining. One look and one count under one lock: a
     /// drain that begins later waits for it.
-    pub(super) fn enter(self: &Arc<Self>) -> Option<Pass> {
+    pub(super) fn enter(self: &Arc<Self>) -> Option<DrainPermit> {
         let entered = self.state.send_if_modified(|state| {
             state.inside += usize::from(!state.draining);
             !state.draining
         });
-        entered.then(|| Pass { gate: Arc::clone(self), place: None })
+        entered.then(|| DrainPermit { gate: Arc::clone(self), place: None })
     }
 
     /// Whether what is inside must end.
@@ -59,30 +59,30 @@ impl Gate {
     }
 
     /// `last`: how long what was cut off may take to record that.
-    pub(super) async fn drain(&self, grace: Duration, last: Duration) -> Drained {
+    pub(super) async fn drain(&self, grace: Duration, last: Duration) -> DrainReport {
         self.state.send_modify(|state| state.draining = true);
         let mut state = self.state.subscribe();
         if timeout(grace, state.wait_for(|state| state.inside == 0)).await.is_ok() {
-            return Drained::default();
+            return DrainReport::default();
         }
         let cut_off = self.state.borrow().inside;
         self.state.send_modify(|state| state.stopping = true);
         let _ = timeout(last, state.wait_for(|state| state.inside == 0)).await;
         let left = self.state.borrow().inside;
-        Drained { cut_off, left }
+        DrainReport { cut_off, left }
     }
 }
 
 /// A place inside; given up when dropped.
 #[derive(Debug)]
-pub(super) struct Pass {
-    gate: Arc<Gate>,
+pub(super) struct DrainPermit {
+    gate: Arc<DrainGate>,
     /// Among the caller's keys in flight, for as long.
     place: Option<Place>,
 }
 
-impl Pass {
-    pub(super) fn gate(&self) -> &Gate {
+impl DrainPermit {
+    pub(super) fn gate(&self) -> &DrainGate {
         &self.gate
     }
 
@@ -93,7 +93,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for DrainPermit {
     fn drop(&mut self) {
         // First: whoever hears that nobody is inside finds its place free.
         drop(self.place.take());

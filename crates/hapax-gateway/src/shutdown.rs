@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 /// How far a gateway's life has come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum ShutdownPhase {
     /// It takes requests.
     Serving,
     /// It takes requests and says that it is not ready, so that balancers send them elsewhere.
@@ -25,54 +25,54 @@ pub(crate) enum Phase {
 
 /// Shared by everything that works. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
-    phase: watch::Sender<Phase>,
-    in_hand: Arc<AtomicUsize>,
+pub(crate) struct Shutdown {
+    phase: watch::Sender<ShutdownPhase>,
+    active_requests: Arc<AtomicUsize>,
 }
 
-impl Work {
+impl Shutdown {
     pub(crate) fn new() -> Self {
-        Self { phase: watch::Sender::new(Phase::Serving), in_hand: Arc::default() }
+        Self { phase: watch::Sender::new(ShutdownPhase::Serving), active_requests: Arc::default() }
     }
 
-    pub(crate) fn enter(&self, phase: Phase) {
+    pub(crate) fn enter(&self, phase: ShutdownPhase) {
         self.phase.send_replace(phase);
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> ShutdownPhase {
         *self.phase.borrow()
     }
 
     /// Resolves once `phase`, or a later one, is reached.
-    pub(crate) async fn reached(&self, phase: Phase) {
+    pub(crate) async fn reached(&self, phase: ShutdownPhase) {
         // Cannot fail: this very value holds the sender.
         let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
     }
 
     /// Requests whose answers are not yet handed over whole.
-    pub(crate) fn in_hand(&self) -> usize {
-        self.in_hand.load(Ordering::Acquire)
+    pub(crate) fn active_requests(&self) -> usize {
+        self.active_requests.load(Ordering::Acquire)
     }
 
     /// One more, until the guard is dropped.
-    pub(crate) fn take(&self) -> InHand {
-        self.in_hand.fetch_add(1, Ordering::AcqRel);
-        InHand(Arc::clone(&self.in_hand))
+    pub(crate) fn begin_request(&self) -> ActiveRequest {
+        self.active_requests.fetch_add(1, Ordering::AcqRel);
+        ActiveRequest(Arc::clone(&self.active_requests))
     }
 }
 
 /// A request in hand.
 #[derive(Debug)]
-pub(crate) struct InHand(Arc<AtomicUsize>);
+pub(crate) struct ActiveRequest(Arc<AtomicUsize>);
 
-impl InHand {
+impl ActiveRequest {
     /// Until this body is handed over, or dropped.
-    pub(crate) fn until_sent(self, body: Body) -> Body {
-        Body::new(UntilSent::new(body, self))
+    pub(crate) fn guard_body(self, body: Body) -> Body {
+        Body::new(GuardedBody::new(body, self))
     }
 }
 
-impl Drop for InHand {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -80,18 +80,18 @@ impl Drop for InHand {
 
 /// A body that keeps a guard until it is handed over, or dropped.
 #[derive(Debug)]
-pub(crate) struct UntilSent<B, G> {
+pub(crate) struct GuardedBody<B, G> {
     body: B,
     _guard: G,
 }
 
-impl<B, G> UntilSent<B, G> {
+impl<B, G> GuardedBody<B, G> {
     pub(crate) const fn new(body: B, guard: G) -> Self {
         Self { body, _guard: guard }
     }
 }
 
-impl<B, G> http_body::Body for UntilSent<B, G>
+impl<B, G> http_body::Body for GuardedBody<B, G>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     G: Unpin,
