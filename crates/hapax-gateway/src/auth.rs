@@ -89,16 +89,16 @@ impl Auth {
     /// Asks at `path` of `origin`, as `told`, in HTTP/1.1.
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
-        told: &ForwardAuth,
+        config: &ForwardAuth,
         dialling: &Dialling,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let given = told.given().into_iter();
+        let given = config.given().into_iter();
         Self {
-            upstream: Upstream::new(origin, told.timeout, PLACES, dialling.http1()),
+            upstream: Upstream::new(origin, config.timeout, PLACES, dialling.http1()),
             path,
-            timeout: told.timeout,
-            scope: told.scope.clone(),
+            timeout: config.timeout,
+            scope: config.scope.clone(),
             given: given.map(|name| Given { plain: headers::plain(&name), name }).collect(),
             turns: Semaphore::new(CONCURRENT),
             metrics,

@@ -24,7 +24,7 @@ pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::ConfigError;
 pub use lookup::Matched;
-pub(crate) use policy::{ANSWER, SettledPolicy};
+pub(crate) use policy::{ANSWER, ResolvedPolicy};
 pub use policy::{Callers, PolicyConfig};
 pub use route::{Handling, RouteConfig};
 pub use transport::{
@@ -169,14 +169,14 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] says what would only show in production.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let settled = self.settle()?;
+        let resolved = self.resolve()?;
         crate::routes::Table::new(&self.policy, &self.routes).map(drop)?;
-        drop(settled);
+        drop(resolved);
         Ok(())
     }
 
     /// Settles what depends on each other, and refuses what would only show in production.
-    pub(crate) fn settle(&self) -> Result<Settled, ConfigError> {
+    pub(crate) fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
         self.transport.check()?;
         let upstream = origin(&self.upstream).ok_or(ConfigError::Upstream)?;
         if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
@@ -210,33 +210,33 @@ impl Config {
                 return Err(ConfigError::ZeroTimeout(name));
             }
         }
-        let policy = self.policy.settle(self)?;
-        let routes = self.settle_routes()?;
+        let policy = self.policy.resolve(self)?;
+        let routes = self.resolve_routes()?;
         let mut largest = LargestBodies { request: 0, response: 0 };
         for policy in self.policies() {
             largest.request = largest.request.max(policy.max_request_body);
             largest.response = largest.response.max(policy.max_response_body);
         }
         let memory = self.limits.shares(largest)?;
-        let settled = Settled { upstream, auth, policy, routes, memory, largest };
+        let resolved = ResolvedConfig { upstream, auth, policy, routes, memory, largest };
         // A reload cannot make it otherwise: what is https when there was none before needs a restart.
         let UpstreamTls { ca, client } = &self.transport.upstream_tls;
         for (flag, is_said) in
             [("--upstream-ca", ca.is_some()), ("--upstream-cert", client.is_some())]
         {
-            if is_said && !settled.is_secure() {
+            if is_said && !resolved.is_secure() {
                 return Err(ConfigError::NobodySecure(flag));
             }
         }
-        Ok(settled)
+        Ok(resolved)
     }
 
-    fn settle_routes(&self) -> Result<Vec<SettledPolicy>, ConfigError> {
+    fn resolve_routes(&self) -> Result<Vec<ResolvedPolicy>, ConfigError> {
         if self.routes.len() > RouteConfig::MOST {
             return Err(ConfigError::ManyRoutes(RouteConfig::MOST));
         }
         let settle = |(index, route): (usize, &RouteConfig)| {
-            route.settle(self).map_err(|error| route.error(index, error))
+            route.resolve(self).map_err(|error| route.error(index, error))
         };
         self.routes.iter().enumerate().map(settle).collect()
     }
@@ -255,17 +255,17 @@ impl Config {
 
 /// What follows from a [`Config`].
 #[derive(Debug)]
-pub(crate) struct Settled {
+pub(crate) struct ResolvedConfig {
     pub(crate) upstream: Origin,
     pub(crate) auth: Option<(Origin, PathAndQuery)>,
-    pub(crate) policy: SettledPolicy,
+    pub(crate) policy: ResolvedPolicy,
     /// Of each route, in their order.
-    pub(crate) routes: Vec<SettledPolicy>,
+    pub(crate) routes: Vec<ResolvedPolicy>,
     pub(crate) memory: Shares,
     pub(crate) largest: LargestBodies,
 }
 
-impl Settled {
+impl ResolvedConfig {
     /// Whether any server is behind TLS.
     pub(crate) fn is_secure(&self) -> bool {
         let policies = std::iter::once(&self.policy).chain(&self.routes);

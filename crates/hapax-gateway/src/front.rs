@@ -23,12 +23,12 @@ use crate::access::{AccessLog, Entry};
 use crate::auth::{Auth, Refused};
 use crate::cors;
 use crate::guard::{Heads, http2};
-use crate::live::{self, Current, Live, Route};
 use crate::proxy::Peer;
 use crate::proxy::headers::{drop_own, name_host};
 use crate::proxy::names::overriding;
 use crate::proxy::tunnel::Switch;
 use crate::shutdown::{Shutdown, ShutdownPhase};
+use crate::snapshot::{self, ConfigSnapshot, CurrentConfig, Route};
 use crate::upstream::Fault;
 
 /// Of this attempt alone: an earlier one with the same key may have been executed.
@@ -37,7 +37,7 @@ const NOTHING: &str = "This attempt executed nothing: ask again with the same ke
 /// One for all connections.
 #[derive(Debug)]
 pub(crate) struct Front {
-    pub(crate) current: Arc<Current>,
+    pub(crate) current: Arc<CurrentConfig>,
     pub(crate) shutdown: Shutdown,
     pub(crate) stall: Duration,
     /// Where each request has a line.
@@ -46,7 +46,7 @@ pub(crate) struct Front {
 
 /// What holds for a request, from its beginning to its end.
 struct Held {
-    live: Arc<Live>,
+    snapshot: Arc<ConfigSnapshot>,
     route: Arc<Route>,
     link: Arc<Link>,
     /// How it is refused.
@@ -76,16 +76,16 @@ impl Front {
         // First of all and for every request: the guard counts them.
         let away = self.turned_away(&link, &mut parts);
         let request = Request::from_parts(parts, body);
-        let live = self.current.now();
+        let snapshot = self.current.now();
         let manner = Manner::of(request.headers());
-        let found = live.route(request.uri().path(), request.method()).cloned();
-        name_route(&mut entry, found.as_ref().unwrap_or(live.rest()));
+        let found = snapshot.route(request.uri().path(), request.method()).cloned();
+        name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
         let mut response = match found {
             Ok(route) => {
                 // A preflight that is turned away is not answered as one.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
-                let held = Held { live, route, link: Arc::clone(&link), manner };
+                let held = Held { snapshot, route, link: Arc::clone(&link), manner };
                 // Boxed: it is large, and each caller of it would be.
                 let answer = |request| Box::pin(self.serve(away, held, request));
                 match cors {
@@ -94,8 +94,8 @@ impl Front {
                 }
             }
             Err(ambiguous) => {
-                let refused = refuse(live.rest(), &link, manner, &away.unwrap_or(ambiguous));
-                with_cors(live.rest(), request, refused).await
+                let refused = refuse(snapshot.rest(), &link, manner, &away.unwrap_or(ambiguous));
+                with_cors(snapshot.rest(), request, refused).await
             }
         };
         if self.is_ending() {
@@ -116,8 +116,9 @@ impl Front {
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let detail = format!("Too many requests are under way. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
-        let live = self.current.now();
-        let route = live.route(request.uri().path(), request.method()).unwrap_or(live.rest());
+        let snapshot = self.current.now();
+        let route =
+            snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
         name_route(&mut entry, route);
         let refused = refuse(route, link, Manner::of(request.headers()), &problem);
         let response = with_cors(route, request, refused).await;
@@ -148,9 +149,9 @@ impl Front {
         held: &Held,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let Held { live, route, link, .. } = held;
+        let Held { snapshot, route, link, .. } = held;
         let (mut parts, body) = self.admit(held, request)?.into_parts();
-        if let Some(auth) = live.auth() {
+        if let Some(auth) = snapshot.auth() {
             auth.drop_given(&mut parts.headers);
             if may_be_protected(route, &parts) {
                 match auth.ask(&parts, link.peer).await {
@@ -175,14 +176,16 @@ impl Front {
         }
         // Clones are ready: neither the layer nor the proxy has anything to wait for.
         let answered = match &route.service {
-            live::Service::Protected { layered, holds, .. } => {
-                parts.extensions.insert(holds.clone());
+            snapshot::RouteService::Protected { layered, policy, .. } => {
+                parts.extensions.insert(policy.clone());
                 layered.clone().call(Request::from_parts(parts, body)).await
             }
-            live::Service::Passed(proxy) => {
+            snapshot::RouteService::Passed(proxy) => {
                 proxy.clone().call(Request::from_parts(parts, body)).await
             }
-            live::Service::Observed(observed) => return Ok(observed.call(parts, body).await),
+            snapshot::RouteService::Observed(observed) => {
+                return Ok(observed.call(parts, body).await);
+            }
         };
         match answered {
             Ok(response) => Ok(response),
@@ -209,15 +212,15 @@ impl Front {
 
     /// What is left of a request that may go on: what the layer and the upstream see alike.
     fn admit(&self, held: &Held, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
-        let Held { live, route, link, .. } = held;
+        let Held { snapshot, route, link, .. } = held;
         let (mut parts, incoming) = request.into_parts();
         name_host(&mut parts.headers, &parts.uri);
-        if disguises(live, route, &parts) {
+        if disguises(snapshot, route, &parts) {
             let detail = "A header names another method, which would be protected.";
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
         // Dropped, such a field would leave a request without a key, or of another caller.
-        let by_auth = |name: &&HeaderName| live.auth().is_some_and(|auth| auth.gives(name));
+        let by_auth = |name: &&HeaderName| snapshot.auth().is_some_and(|auth| auth.gives(name));
         let scope = route.scope.iter().filter(|name| !by_auth(name));
         let identity = std::iter::once(&route.key_header).chain(scope);
         if protects(route, &parts.method)
@@ -234,7 +237,7 @@ impl Front {
         let kept = may_be_protected(route, &parts);
         let http2 = parts.version == Version::HTTP_2;
         let body = Patient::new(incoming, self.stall, kept);
-        let (auth, route) = (live.auth().cloned(), Arc::clone(route));
+        let (auth, route) = (snapshot.auth().cloned(), Arc::clone(route));
         let body = Patient { auth, route: Some(route), http2, ..body };
         Ok(Request::from_parts(parts, Body::new(body)))
     }
@@ -252,13 +255,13 @@ fn may_be_protected(route: &Route, parts: &Parts) -> bool {
 }
 
 fn protects(route: &Route, method: &Method) -> bool {
-    matches!(&route.service, live::Service::Protected { methods, .. } if methods.contains(method))
+    matches!(&route.service, snapshot::RouteService::Protected { methods, .. } if methods.contains(method))
 }
 
 /// Whether a request that is not protected asks its service, by a header, to take it for one that is.
-fn disguises(live: &Live, route: &Route, parts: &Parts) -> bool {
+fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
     let would_be = |method: Method| {
-        let there = live.route(parts.uri.path(), &method);
+        let there = snapshot.route(parts.uri.path(), &method);
         protects(route, &method) || there.map_or(true, |route| protects(route, &method))
     };
     !protects(route, &parts.method) && overriding(&parts.headers).any(would_be)

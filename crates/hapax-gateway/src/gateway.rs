@@ -18,21 +18,21 @@ use tokio::time::{sleep, timeout};
 
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
-use crate::config::{Config, ConfigError, Settled};
+use crate::config::{Config, ConfigError, ResolvedConfig};
 use crate::crowd::{Places, Sources};
 use crate::front::Front;
 use crate::housekeeping::housekeeping;
 use crate::listener::{self, Door};
-use crate::live::{Current, Lasting};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::shutdown::{Shutdown, ShutdownPhase};
+use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
 pub use reload::ReloadError;
-use reload::Reloading;
+use reload::ReloadState;
 
 /// How many requests to the upstream may be under way for each connection: its own, and that of a
 /// client that has hung up.
@@ -51,9 +51,9 @@ pub struct Gateway;
 pub struct Running {
     local_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
-    lasting: Lasting,
-    current: Arc<Current>,
-    reloading: Reloading,
+    resources: SharedResources,
+    current: Arc<CurrentConfig>,
+    reloading: ReloadState,
     engine: Idempotency,
     opened: Opened,
     certificates: AllCertificates,
@@ -123,14 +123,14 @@ impl Gateway {
     /// # Errors
     /// [`StartError`].
     pub async fn start(config: Config) -> Result<Running, StartError> {
-        let settled = config.settle()?;
-        let certificates = settled.certificates(&config).await?;
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(&config).await?;
         // Clients that connect from here on wait in the kernel's queue until the store is open.
         let listeners = Listeners::bind(&config)?;
         let listen = local_addr(&listeners.data)?;
-        let opening = opening(&config, &settled, listeners.admin_addr);
+        let opening = opening(&config, &resolved, listeners.admin_addr);
         let opened = opening.open_within(config.store_wait, listen).await?;
-        run(&config, settled, certificates, listeners, opened)
+        run(&config, resolved, certificates, listeners, opened)
     }
 
     /// Finds out whether a gateway could be started, as far as that can be told without listening,
@@ -141,12 +141,12 @@ impl Gateway {
     /// [`StartError`].
     pub async fn check(config: &Config) -> Result<(), StartError> {
         config.check()?;
-        let settled = config.settle()?;
-        settled.certificates(config).await?;
+        let resolved = config.resolve()?;
+        resolved.certificates(config).await?;
         if let Some(path) = config.token_file().filter(|path| path.exists()) {
             AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
         }
-        let opening = opening(config, &settled, None);
+        let opening = opening(config, &resolved, None);
         // It reads a file. Dropped, it ends by itself.
         let checked = tokio::task::spawn_blocking(move || opening.check()).await;
         checked.map_err(|_| StoreOpenError::Shutdown)??;
@@ -159,13 +159,14 @@ impl Gateway {
     /// # Errors
     /// [`StartError`] where the configuration cannot be.
     pub async fn probe(config: &Config) -> Result<Vec<Finding>, StartError> {
-        let settled = config.settle()?;
-        let certificates = settled.certificates(config).await?;
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(config).await?;
         let engine = Idempotency::builder(Arc::new(hapax::MemoryStore::default())).build();
         let (metrics, dialling) = (Arc::new(Metrics::new()), dialling(config, &certificates));
-        let live = Lasting::new(engine, 0, 0, metrics, 1, dialling).live(config, settled, None)?;
+        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, dialling)
+            .snapshot(config, resolved, None)?;
         let mut findings = Vec::new();
-        for asker in live.reconcile_clients() {
+        for asker in snapshot.reconcile_clients() {
             findings.push(reconcile::finding(asker.clone()).await);
         }
         Ok(findings)
@@ -177,10 +178,10 @@ impl Gateway {
     /// # Errors
     /// [`StartError`].
     pub async fn start_on(config: Config, opened: Opened) -> Result<Running, StartError> {
-        let settled = config.settle()?;
-        let certificates = settled.certificates(&config).await?;
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(&config).await?;
         let listeners = Listeners::bind(&config)?;
-        run(&config, settled, certificates, listeners, opened)
+        run(&config, resolved, certificates, listeners, opened)
     }
 }
 
@@ -229,7 +230,7 @@ impl Running {
     /// # Errors
     /// [`ReloadError`] where it cannot be, or not without a restart; what held before holds on.
     pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
-        self.reloading.reload(config, &self.lasting, &self.current)
+        self.reloading.reload(config, &self.resources, &self.current)
     }
 
     /// Drains and ends.
@@ -256,10 +257,10 @@ impl Running {
         let mut ended = ShutdownReport::default();
         if !in_time {
             ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
-            self.lasting.upstreams.cut();
+            self.resources.upstreams.cut();
         }
         // What the cut ended is recorded now; what hangs elsewhere is unknown.
-        let drained = self.lasting.layer.drain(self.store_timeout).await;
+        let drained = self.resources.layer.drain(self.store_timeout).await;
         ended.cut_off = ended.cut_off.max(drained.cut_off);
         if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
             ended.not_recorded = self.engine.stats().deferred;
@@ -361,7 +362,7 @@ fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
 
 fn run(
     config: &Config,
-    settled: Settled,
+    resolved: ResolvedConfig,
     certificates: AllCertificates,
     listeners: Listeners,
     opened: Opened,
@@ -369,15 +370,21 @@ fn run(
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
     let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
     let metrics = Arc::new(Metrics::new());
-    let Shares { bodies, observed, .. } = settled.memory;
+    let Shares { bodies, observed, .. } = resolved.memory;
     let census = Arc::new(Census::default());
-    let engine = engine(config, &settled, &opened, &metrics, &census);
+    let engine = engine(config, &resolved, &opened, &metrics, &census);
     let dialling = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
-    let lasting =
-        Lasting::new(engine.clone(), bodies, observed, Arc::clone(&metrics), concurrent, dialling);
-    let reloading = Reloading::new(config.clone(), settled.largest);
-    let current = Arc::new(Current::new(lasting.live(config, settled, None)?));
+    let resources = SharedResources::new(
+        engine.clone(),
+        bodies,
+        observed,
+        Arc::clone(&metrics),
+        concurrent,
+        dialling,
+    );
+    let reloading = ReloadState::new(config.clone(), resolved.largest);
+    let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
     reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
     let front = Arc::new(Front {
@@ -406,10 +413,10 @@ fn run(
     });
     warn(config, &opened);
     let serving = probed.zip(token).and_then(|(probed, token)| {
-        let (live, stats) = (Arc::clone(&current), Arc::clone(&admin));
+        let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
         let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
             .store_timeout(config.store_timeout)
-            .scope_headers(move || live.now().callers().to_vec())
+            .scope_headers(move || snapshot.now().callers().to_vec())
             .stats(move || stats.stats())
             .census(census)
             .build(token, audit(config, local_addr));
@@ -421,12 +428,12 @@ fn run(
         engine,
         housekeeping: Task(tokio::spawn(housekeeping(
             Arc::clone(&opened.store) as Arc<dyn Store>,
-            Arc::clone(&lasting.observed) as Arc<dyn Store>,
+            Arc::clone(&resources.observed) as Arc<dyn Store>,
             metrics,
-            Arc::clone(&lasting.upstreams),
+            Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
-        lasting,
+        resources,
         current,
         reloading,
         opened,
@@ -465,14 +472,14 @@ fn audit(config: &Config, listens: SocketAddr) -> Audit {
     Audit::new(path, format!("{listens}, process {}", std::process::id()))
 }
 
-fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Opening {
+fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>) -> Opening {
     Opening {
         store: config.store.clone(),
         cache: config.cache.clone(),
         secret_file: config.secret_file.clone(),
         token_file: config.token_file(),
         admin,
-        memory: settled.memory.store,
+        memory: resolved.memory.store,
         // Sooner than the engine gives up: a store that says that nothing was sent is worth more
         // than silence, after which anything may have happened.
         timeout: config.store_timeout * 3 / 4,
@@ -482,7 +489,7 @@ fn opening(config: &Config, settled: &Settled, admin: Option<SocketAddr>) -> Ope
 
 fn engine(
     config: &Config,
-    settled: &Settled,
+    resolved: &ResolvedConfig,
     opened: &Opened,
     metrics: &Metrics,
     census: &Arc<Census>,
@@ -491,11 +498,11 @@ fn engine(
         Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
     let mut limits = hapax::Limits {
         waiters_per_key: config.max_waiters,
-        deferred_bytes: settled.memory.deferred,
+        deferred_bytes: resolved.memory.deferred,
         ..hapax::Limits::default()
     };
     if let Some(told) = opened.told() {
-        limits.claims = memory::claims(told, settled.largest.response);
+        limits.claims = memory::claims(told, resolved.largest.response);
     }
     let mut builder = Idempotency::builder(census.watch(Arc::new(store)))
         .store_timeout(config.store_timeout)

@@ -43,10 +43,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::live::Holds;
 use crate::metrics::{Counts, Would};
 use crate::proxy::headers::drop_own;
 use crate::proxy::{Heard, Proxy};
+use crate::snapshot::PolicyExtension;
 
 /// Bytes of a permit for copies of bodies.
 pub(crate) const UNIT: usize = 1024;
@@ -104,7 +104,7 @@ impl Observed {
         }
         let (answer, answered) = oneshot::channel();
         let mut shadow = parts.clone();
-        shadow.extensions.insert(Holds(Arc::clone(&self.policy)));
+        shadow.extensions.insert(PolicyExtension(Arc::clone(&self.policy)));
         shadow.extensions.insert(Real(Arc::new(Mutex::new(Some(answered)))));
         let limit = if has_key { options.max_request_body } else { 0 };
         let copied = Copied {

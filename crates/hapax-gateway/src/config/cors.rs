@@ -73,7 +73,7 @@ impl Cors {
     ///
     /// tower-http panics, at each request, where credentials meet a wildcard: only what was found not
     /// to is made.
-    pub(super) fn settle(
+    pub(super) fn resolve(
         &self,
         protected: &[Method],
         sent: &[&HeaderName],
@@ -205,14 +205,14 @@ mod tests {
             ),
         ] {
             let settle =
-                |cors: &Cors| cors.settle(&[Method::POST], &[]).map(|layer| layer.layer(()));
+                |cors: &Cors| cors.resolve(&[Method::POST], &[]).map(|layer| layer.layer(()));
             assert!(settle(&alone).is_ok(), "{flag}");
             assert_eq!(settle(&beside).unwrap_err(), ConfigError::CorsMixed(flag));
             let sent = Cors { credentials: true, ..alone };
             assert_eq!(settle(&sent).unwrap_err(), ConfigError::CorsCredentials(flag));
         }
         let sent = Cors { credentials: true, ..shop() };
-        let _made = sent.settle(&[Method::POST], &[]).unwrap().layer(());
+        let _made = sent.resolve(&[Method::POST], &[]).unwrap().layer(());
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl Default for PolicyConfig {
 
 /// What follows from a [`PolicyConfig`].
 #[derive(Clone, Debug)]
-pub(crate) struct SettledPolicy {
+pub(crate) struct ResolvedPolicy {
     pub(crate) callers: Callers,
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
@@ -137,7 +137,7 @@ const MARGIN: Duration = Duration::from_millis(500);
 
 impl PolicyConfig {
     /// `config`: the one that it is part of.
-    pub(super) fn settle(&self, config: &Config) -> Result<SettledPolicy, ConfigError> {
+    pub(super) fn resolve(&self, config: &Config) -> Result<ResolvedPolicy, ConfigError> {
         let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
         if reconcile.is_some() && !self.is_asked(config) {
             return Err(ConfigError::ReconcileUrlUnused);
@@ -188,9 +188,9 @@ impl PolicyConfig {
         let by_auth = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         let named = callers.headers().iter().filter(|_| !by_auth);
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
-        let cors = self.cors.as_ref().map(|cors| cors.settle(&self.methods, &sent)).transpose()?;
+        let cors = self.cors.as_ref().map(|cors| cors.resolve(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
-        Ok(SettledPolicy { callers, missing, policy, reconcile, cors })
+        Ok(ResolvedPolicy { callers, missing, policy, reconcile, cors })
     }
 
     /// Whether anybody would ask at its reconcile URL: itself, or a route that has it from here.

@@ -1,6 +1,6 @@
 //! Paths for which something else holds.
 
-use super::{Config, ConfigError, PolicyConfig, SettledPolicy};
+use super::{Config, ConfigError, PolicyConfig, ResolvedPolicy};
 
 /// Paths for which something else holds.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,7 +45,7 @@ impl RouteConfig {
         self.name.as_deref().unwrap_or(&self.path)
     }
 
-    pub(super) fn settle(&self, config: &Config) -> Result<SettledPolicy, ConfigError> {
+    pub(super) fn resolve(&self, config: &Config) -> Result<ResolvedPolicy, ConfigError> {
         if self.name.as_deref().is_some_and(|name| !is_name(name)) {
             return Err(ConfigError::RouteName);
         }
@@ -53,7 +53,7 @@ impl RouteConfig {
         if self.handling == Handling::Observe && caller_is_asked_for {
             return Err(ConfigError::ObserveAuth);
         }
-        self.policy.settle(config)
+        self.policy.resolve(config)
     }
 
     /// Says that it is about this route, the `index`-th.

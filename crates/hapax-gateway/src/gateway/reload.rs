@@ -23,10 +23,10 @@ use tokio::runtime::Handle;
 use crate::config::{
     Callers, Config, ConfigError, Handling, ListenTls, PolicyConfig, Transport, UpstreamTls,
 };
-use crate::live::{Current, Lasting};
 use crate::memory::LargestBodies;
 use crate::reconcile;
 use crate::routes::Table;
+use crate::snapshot::{CurrentConfig, SharedResources};
 
 /// Why a configuration does not hold now. What held before holds on.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,65 +42,65 @@ pub enum ReloadError {
 
 /// What a reload is compared with.
 #[derive(Debug)]
-pub(super) struct Reloading {
-    told: Mutex<Config>,
+pub(super) struct ReloadState {
+    current: Mutex<Config>,
     /// What the memory was divided for.
     largest: LargestBodies,
     /// Where reconcile URLs are probed: a reload may come from outside of the runtime.
     runtime: Handle,
 }
 
-impl Reloading {
+impl ReloadState {
     /// It must be called on a tokio runtime.
-    pub(super) fn new(told: Config, largest: LargestBodies) -> Self {
-        Self { told: Mutex::new(told), largest, runtime: Handle::current() }
+    pub(super) fn new(current: Config, largest: LargestBodies) -> Self {
+        Self { current: Mutex::new(current), largest, runtime: Handle::current() }
     }
 
     /// Probes each reconcile URL, and warns of those that do not answer as they must. Each takes a
     /// few seconds at most, and holds up nothing.
-    pub(super) fn probe(&self, current: &Current) {
+    pub(super) fn probe(&self, current: &CurrentConfig) {
         for reconciler in current.now().reconcile_clients() {
             self.runtime.spawn(reconcile::warn_of(reconciler.clone()));
         }
     }
 
     pub(super) fn drain_timeout(&self) -> Duration {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
     }
 
     pub(super) fn drain_delay(&self) -> Duration {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).drain_delay
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).drain_delay
     }
 
     pub(super) fn reload(
         &self,
         config: Config,
-        lasting: &Lasting,
-        current: &Current,
+        resources: &SharedResources,
+        current: &CurrentConfig,
     ) -> Result<(), ReloadError> {
-        let settled = config.settle()?;
+        let resolved = config.resolve()?;
         // Held to the end: of two reloads one is the later.
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut fixed = changed(&told, &config);
-        let LargestBodies { request, response } = settled.largest;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fixed = changed(&current, &config);
+        let LargestBodies { request, response } = resolved.largest;
         if request > self.largest.request {
             fixed.push("--max-request-body (above the largest at the start)");
         }
         if response > self.largest.response {
             fixed.push("--max-response-body (above the largest at the start)");
         }
-        if settled.is_secure() && lasting.dialling.tls.is_none() {
+        if resolved.is_secure() && resources.dialling.tls.is_none() {
             fixed.push("https for a URL, where there was none before,");
         }
         if !fixed.is_empty() {
             return Err(ReloadError::Restart(fixed));
         }
-        let live = lasting.live(&config, settled, Some(&current.now()))?;
-        current.replace(live);
+        let snapshot = resources.snapshot(&config, resolved, Some(&current.now()))?;
+        current.replace(snapshot);
         self.probe(current);
-        compare(&told, &config);
+        compare(&current, &config);
         warn(&config);
-        *told = config;
+        *current = config;
         Ok(())
     }
 }
@@ -192,7 +192,7 @@ fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool);
 
 /// Warns of changes under which the retry of what was executed may execute again.
 fn compare(before: &Config, after: &Config) {
-    let Changed { open, anew } = Changed::of(before, after);
+    let ChangedRoutes { open, anew } = ChangedRoutes::of(before, after);
     for (paths, what) in [
         (open, "requests are no longer protected"),
         (anew, "the scope has changed: keys used before are new keys now"),
@@ -205,14 +205,14 @@ fn compare(before: &Config, after: &Config) {
 
 /// Paths for which something else holds than before.
 #[derive(PartialEq, Eq, Default, Debug)]
-struct Changed<'a> {
+struct ChangedRoutes<'a> {
     /// Where some method was protected, and is not any more.
     open: BTreeSet<&'a str>,
     /// Where callers were told apart by something else.
     anew: BTreeSet<&'a str>,
 }
 
-impl<'a> Changed<'a> {
+impl<'a> ChangedRoutes<'a> {
     /// Of each path that either configuration names, and of all others.
     fn of(before: &'a Config, after: &'a Config) -> Self {
         let table = |config: &Config| Table::new(&config.policy, &config.routes);
@@ -317,7 +317,7 @@ mod tests {
             (&config(PolicyConfig::default(), &[]), &plain, &[]),
             (&own, &own, &[]),
         ] {
-            let changed = Changed::of(before, after);
+            let changed = ChangedRoutes::of(before, after);
             assert!(changed.open.is_empty());
             assert_eq!(changed.anew.into_iter().collect::<Vec<_>>(), anew);
         }
@@ -337,7 +337,7 @@ mod tests {
             (&all, &config(patch.clone(), &[("/p", policy.clone())]), &["(any other)"]),
             (&config(patch, &[]), &all, &[]),
         ] {
-            let changed = Changed::of(before, after);
+            let changed = ChangedRoutes::of(before, after);
             assert!(changed.anew.is_empty());
             assert_eq!(changed.open.into_iter().collect::<Vec<_>>(), open);
         }

@@ -1,9 +1,9 @@
 //! What holds for requests: one configuration at a time.
 //!
-//! A request takes the [`Live`] of the moment it arrives and is served by that alone, to its end; a
+//! A request takes the [`ConfigSnapshot`] of the moment it arrives and is served by that alone, to its end; a
 //! reload replaces it for requests to come. So no request sees a mixture, and none is held up. What
 //! is not of a configuration (the engine and its store, memory, connections, counts) outlives it and
-//! is [`Lasting`].
+//! is [`SharedResources`].
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -21,7 +21,8 @@ use tower_layer::Layer;
 
 use crate::auth::Auth;
 use crate::config::{
-    Callers, Config, ConfigError, ForwardAuth, Handling, PolicyConfig, Settled, SettledPolicy,
+    Callers, Config, ConfigError, ForwardAuth, Handling, PolicyConfig, ResolvedConfig,
+    ResolvedPolicy,
 };
 use crate::metrics::{Counts, Metrics, Seen};
 use crate::observe::{self, Observed};
@@ -33,25 +34,25 @@ use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
 
 /// The configuration that holds for new requests.
 #[derive(Debug)]
-pub(crate) struct Current(RwLock<Arc<Live>>);
+pub(crate) struct CurrentConfig(RwLock<Arc<ConfigSnapshot>>);
 
-impl Current {
-    pub(crate) fn new(live: Live) -> Self {
-        Self(RwLock::new(Arc::new(live)))
+impl CurrentConfig {
+    pub(crate) fn new(snapshot: ConfigSnapshot) -> Self {
+        Self(RwLock::new(Arc::new(snapshot)))
     }
 
-    pub(crate) fn now(&self) -> Arc<Live> {
+    pub(crate) fn now(&self) -> Arc<ConfigSnapshot> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn replace(&self, live: Live) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+    pub(crate) fn replace(&self, snapshot: ConfigSnapshot) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
     }
 }
 
 /// One configuration, at work.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct ConfigSnapshot {
     table: Table,
     routes: Vec<Arc<Route>>,
     /// For what falls under no route.
@@ -69,7 +70,7 @@ pub(crate) struct Live {
 pub(crate) struct Route {
     /// Its name in metrics and logs; that of the rest is empty.
     pub(crate) name: Arc<str>,
-    pub(crate) service: Service,
+    pub(crate) service: RouteService,
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) cors: Option<CorsLayer>,
     pub(crate) counts: Arc<Counts>,
@@ -83,9 +84,9 @@ pub(crate) struct Route {
 
 /// Who answers on a route.
 #[derive(Debug)]
-pub(crate) enum Service {
+pub(crate) enum RouteService {
     /// The layer, under this policy, which protects these methods.
-    Protected { layered: IdempotencyService<Proxy>, holds: Holds, methods: Vec<Method> },
+    Protected { layered: IdempotencyService<Proxy>, policy: PolicyExtension, methods: Vec<Method> },
     /// The upstream.
     Passed(Proxy),
     /// The upstream, and it is found out what the layer would have done.
@@ -94,12 +95,12 @@ pub(crate) enum Service {
 
 /// A request extension: the policy that the layer holds it to.
 #[derive(Clone, Debug)]
-pub(crate) struct Holds(pub(crate) Arc<RoutePolicy>);
+pub(crate) struct PolicyExtension(pub(crate) Arc<RoutePolicy>);
 
 /// Whom to ask what became of an operation, with which headers, for how much, and for how long.
 type ReconcileTarget = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
 
-impl Live {
+impl ConfigSnapshot {
     /// The route that a request falls under.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<&Arc<Route>, Problem> {
         match self.table.route(path, method) {
@@ -131,8 +132,8 @@ impl Live {
 
 /// What outlives a configuration.
 #[derive(Debug)]
-pub(crate) struct Lasting {
-    /// It holds requests to what they bear as [`Holds`].
+pub(crate) struct SharedResources {
+    /// It holds requests to what they bear as [`PolicyExtension`].
     pub(crate) layer: IdempotencyLayer,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) upstreams: Arc<Upstreams>,
@@ -146,7 +147,7 @@ pub(crate) struct Lasting {
     room: Arc<Semaphore>,
 }
 
-impl Lasting {
+impl SharedResources {
     /// `observed`: bytes for what is observed.
     pub(crate) fn new(
         engine: Idempotency,
@@ -158,7 +159,10 @@ impl Lasting {
     ) -> Self {
         let held = |engine| {
             IdempotencyLayer::routed(engine, |parts| {
-                parts.extensions.get::<Holds>().map(|Holds(policy)| Arc::clone(policy))
+                parts
+                    .extensions
+                    .get::<PolicyExtension>()
+                    .map(|PolicyExtension(policy)| Arc::clone(policy))
             })
         };
         let capacity = MemoryCapacity { bytes: observed / 2, ..MemoryCapacity::default() };
@@ -178,125 +182,132 @@ impl Lasting {
     }
 
     /// Puts a configuration to work, with what `before` has of it.
-    pub(crate) fn live(
+    pub(crate) fn snapshot(
         &self,
         config: &Config,
-        settled: Settled,
-        before: Option<&Live>,
-    ) -> Result<Live, ConfigError> {
+        resolved: ResolvedConfig,
+        before: Option<&ConfigSnapshot>,
+    ) -> Result<ConfigSnapshot, ConfigError> {
         let table = Table::new(&config.policy, &config.routes)?;
         let upstream = before
-            .map(|live| &live.upstream)
-            .filter(|upstream| *upstream.origin() == settled.upstream)
+            .map(|snapshot| &snapshot.upstream)
+            .filter(|upstream| *upstream.origin() == resolved.upstream)
             .cloned()
             .unwrap_or_else(|| {
                 let timeout = config.policy.upstream_timeout;
                 self.upstreams.add(Upstream::new(
-                    settled.upstream.clone(),
+                    resolved.upstream.clone(),
                     timeout,
                     self.concurrent,
                     self.dialling.clone(),
                 ))
             });
-        let mut making =
-            Making { lasting: self, before, upstream: &upstream, reconcile_clients: Vec::new() };
-        let rest = making.route("", Handling::Protect, &config.policy, &settled.policy)?;
-        let mut callers = vec![settled.policy.callers.headers().to_vec()];
+        let mut builder = SnapshotBuilder {
+            resources: self,
+            before,
+            upstream: &upstream,
+            reconcile_clients: Vec::new(),
+        };
+        let rest = builder.route("", Handling::Protect, &config.policy, &resolved.policy)?;
+        let mut callers = vec![resolved.policy.callers.headers().to_vec()];
         let mut routes = Vec::with_capacity(config.routes.len());
-        for (index, (told, settled)) in config.routes.iter().zip(&settled.routes).enumerate() {
-            let route = making.route(told.name(), told.handling, &told.policy, settled);
-            routes.push(route.map_err(|error| told.error(index, error))?);
-            if !callers.iter().any(|names| names == settled.callers.headers()) {
-                callers.push(settled.callers.headers().to_vec());
+        for (index, (config, resolved)) in config.routes.iter().zip(&resolved.routes).enumerate() {
+            let route = builder.route(config.name(), config.handling, &config.policy, resolved);
+            routes.push(route.map_err(|error| config.error(index, error))?);
+            if !callers.iter().any(|names| names == resolved.callers.headers()) {
+                callers.push(resolved.callers.headers().to_vec());
             }
         }
-        let reconcile_clients = making.reconcile_clients;
-        let auth = settled.auth.zip(config.auth.as_ref()).map(|(target, told)| {
-            let same = before.and_then(|live| live.auth.as_ref()).filter(|(it, _)| it == told);
+        let reconcile_clients = builder.reconcile_clients;
+        let auth = resolved.auth.zip(config.auth.as_ref()).map(|(target, config)| {
+            let same =
+                before.and_then(|snapshot| snapshot.auth.as_ref()).filter(|(it, _)| it == config);
             same.cloned().unwrap_or_else(|| {
-                let auth = Auth::new(target, told, &self.dialling, Arc::clone(&self.metrics));
+                let auth = Auth::new(target, config, &self.dialling, Arc::clone(&self.metrics));
                 self.upstreams.add(auth.upstream().clone());
-                (told.clone(), Arc::new(auth))
+                (config.clone(), Arc::new(auth))
             })
         });
-        Ok(Live { table, routes, rest, auth, upstream, reconcile_clients, callers })
+        Ok(ConfigSnapshot { table, routes, rest, auth, upstream, reconcile_clients, callers })
     }
 }
 
 /// A configuration that is being put to work.
-struct Making<'a> {
-    lasting: &'a Lasting,
-    before: Option<&'a Live>,
+struct SnapshotBuilder<'a> {
+    resources: &'a SharedResources,
+    before: Option<&'a ConfigSnapshot>,
     upstream: &'a Upstream,
     reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
 }
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     fn route(
         &mut self,
         name: &str,
         handling: Handling,
-        told: &PolicyConfig,
-        settled: &SettledPolicy,
+        config: &PolicyConfig,
+        resolved: &ResolvedPolicy,
     ) -> Result<Arc<Route>, ConfigError> {
-        let lasting = self.lasting;
-        let counts = lasting.metrics.route(name);
+        let resources = self.resources;
+        let counts = resources.metrics.route(name);
         let proxy = Proxy {
-            upstream: self.upstream.with_timeout(told.upstream_timeout),
-            docs: told.docs_url.clone(),
+            upstream: self.upstream.with_timeout(config.upstream_timeout),
+            docs: config.docs_url.clone(),
             counts: Arc::clone(&counts),
         };
-        let scope = match &settled.callers {
+        let scope = match &resolved.callers {
             Callers::Everyone => ScopeSource::shared(),
-            Callers::Headers(names) => ScopeSource::headers(names.iter().cloned(), settled.missing),
+            Callers::Headers(names) => {
+                ScopeSource::headers(names.iter().cloned(), resolved.missing)
+            }
         };
         let service = match handling {
-            Handling::Pass => Service::Passed(proxy),
+            Handling::Pass => RouteService::Passed(proxy),
             Handling::Protect => {
-                let reconciler = settled
+                let reconciler = resolved
                     .reconcile
                     .clone()
-                    .map(|target| self.reconcile_client(target, told, settled));
-                let mut options = options(name, told, settled);
+                    .map(|target| self.reconcile_client(target, config, resolved));
+                let mut options = options(name, config, resolved);
                 options.reconcile = reconciler.map(|reconciler| {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
                     Arc::new(RouteReconciler { reconciler, route, counts }) as _
                 });
-                let holds = Holds(Arc::new(RoutePolicy::new(scope, options)?));
+                let policy = PolicyExtension(Arc::new(RoutePolicy::new(scope, options)?));
                 let seen = Seen {
-                    metrics: Arc::clone(&lasting.metrics),
+                    metrics: Arc::clone(&resources.metrics),
                     counts: Arc::clone(&counts),
-                    retention: told.retention,
+                    retention: config.retention,
                 };
-                let mut layer = lasting.layer.clone().observer(Arc::new(seen));
-                if let Some(docs) = &told.docs_url {
+                let mut layer = resources.layer.clone().observer(Arc::new(seen));
+                if let Some(docs) = &config.docs_url {
                     layer = layer.docs(docs.clone());
                 }
-                let methods = told.methods.clone();
-                Service::Protected { layered: layer.layer(proxy), holds, methods }
+                let methods = config.methods.clone();
+                RouteService::Protected { layered: layer.layer(proxy), policy, methods }
             }
             Handling::Observe => {
-                let options = observe::options(options(name, told, settled));
+                let options = observe::options(options(name, config, resolved));
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
-                let waits = told.in_flight != InFlight::Reject;
-                let asks = told.on_unknown == OnUnknown::Reconcile;
-                Service::Observed(Observed::new(
-                    &lasting.observing,
+                let waits = config.in_flight != InFlight::Reject;
+                let asks = config.on_unknown == OnUnknown::Reconcile;
+                RouteService::Observed(Observed::new(
+                    &resources.observing,
                     policy,
                     proxy,
-                    Arc::clone(&lasting.room),
+                    Arc::clone(&resources.room),
                     Arc::clone(&counts),
                     (waits, asks),
                 ))
             }
         };
         // What is observed is the upstream's own answer.
-        let cors = settled.cors.clone().filter(|_| handling != Handling::Observe);
-        let scope = settled.callers.headers().to_vec();
-        let key_header = told.key_header.clone();
-        let counted = scope.iter().chain(told.fingerprint.headers()).chain([&key_header]);
+        let cors = resolved.cors.clone().filter(|_| handling != Handling::Observe);
+        let scope = resolved.callers.headers().to_vec();
+        let key_header = config.key_header.clone();
+        let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);
         let names = Names::new(counted);
-        let docs = told.docs_url.clone();
+        let docs = config.docs_url.clone();
         Ok(Arc::new(Route {
             name: name.into(),
             service,
@@ -313,14 +324,14 @@ impl Making<'_> {
     fn reconcile_client(
         &mut self,
         target: (Origin, PathAndQuery),
-        told: &PolicyConfig,
-        settled: &SettledPolicy,
+        config: &PolicyConfig,
+        resolved: &ResolvedPolicy,
     ) -> ReconcileClient {
-        let timeout = told.upstream_timeout;
-        let mut shown = settled.callers.headers().to_vec();
-        shown.push(told.key_header.clone());
-        let question = (target, shown, told.max_response_body, timeout);
-        let earlier = self.before.map_or(&[][..], |live| &live.reconcile_clients);
+        let timeout = config.upstream_timeout;
+        let mut shown = resolved.callers.headers().to_vec();
+        shown.push(config.key_header.clone());
+        let question = (target, shown, config.max_response_body, timeout);
+        let earlier = self.before.map_or(&[][..], |snapshot| &snapshot.reconcile_clients);
         let known = |reconcile_clients: &[(ReconcileTarget, ReconcileClient)]| {
             reconcile_clients
                 .iter()
@@ -334,34 +345,35 @@ impl Making<'_> {
             self.reconcile_clients.push((question, reconciler.clone()));
             return reconciler;
         }
-        let lasting = self.lasting;
+        let resources = self.resources;
         let (target, shown, max_body, timeout) = question.clone();
-        let reconciler = ReconcileClient::new(target, shown, max_body, timeout, &lasting.dialling);
-        self.lasting.upstreams.add(reconciler.upstream().clone());
+        let reconciler =
+            ReconcileClient::new(target, shown, max_body, timeout, &resources.dialling);
+        self.resources.upstreams.add(reconciler.upstream().clone());
         self.reconcile_clients.push((question, reconciler.clone()));
         reconciler
     }
 }
 
-fn options(name: &str, told: &PolicyConfig, settled: &SettledPolicy) -> RouteOptions {
+fn options(name: &str, config: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteOptions {
     RouteOptions {
         name: Arc::from(name),
-        key: told.key,
-        key_header: told.key_header.clone(),
-        grammar: told.grammar,
-        fingerprint: told.fingerprint.clone(),
-        expires: told.expires,
-        methods: told.methods.clone(),
-        policy: settled.policy,
-        profile: told.profile,
-        statuses: told.statuses.clone(),
-        cookies: if told.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
-        stream: told.stream,
-        max_request_body: told.max_request_body,
-        max_response_body: told.max_response_body,
-        max_in_flight_per_scope: told.max_in_flight_per_scope,
-        store_outage: told.store_outage,
-        completion_outage: told.completion_outage,
+        key: config.key,
+        key_header: config.key_header.clone(),
+        grammar: config.grammar,
+        fingerprint: config.fingerprint.clone(),
+        expires: config.expires,
+        methods: config.methods.clone(),
+        policy: resolved.policy,
+        profile: config.profile,
+        statuses: config.statuses.clone(),
+        cookies: if config.replay_set_cookie { Cookies::Keep } else { Cookies::Drop },
+        stream: config.stream,
+        max_request_body: config.max_request_body,
+        max_response_body: config.max_response_body,
+        max_in_flight_per_scope: config.max_in_flight_per_scope,
+        store_outage: config.store_outage,
+        completion_outage: config.completion_outage,
         reconcile: None,
         // What it protects writes elsewhere.
         transactions: None,
