@@ -42,7 +42,7 @@ enum Message {
 /// A request under way. Dropped without an answer, its line says `unanswered`: the connection ended
 /// before an answer began.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct AccessEntry {
     log: Arc<AccessLog>,
     at: Timestamp,
     since: Instant,
@@ -88,9 +88,9 @@ impl AccessLog {
     }
 
     /// Returns the entry of a request that begins now.
-    pub(crate) fn begin<B>(self: &Arc<Self>, request: &Request<B>) -> Entry {
+    pub(crate) fn begin<B>(self: &Arc<Self>, request: &Request<B>) -> AccessEntry {
         let trace = request.headers().get("traceparent").filter(|it| it.len() <= MAX_TRACE);
-        Entry {
+        AccessEntry {
             log: Arc::clone(self),
             at: SystemClock.now(),
             since: Instant::now(),
@@ -119,7 +119,7 @@ impl AccessLog {
     }
 }
 
-impl Entry {
+impl AccessEntry {
     /// Appends the line of a request whose answer begins now.
     pub(crate) fn end<B>(mut self, response: &Response<B>) {
         self.is_answered = true;
@@ -164,7 +164,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for AccessEntry {
     fn drop(&mut self) {
         if !self.is_answered {
             self.append(self.line("unanswered"));

@@ -20,9 +20,9 @@ use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::config::{Config, ConfigError, ResolvedConfig};
 use crate::crowd::{Places, Sources};
-use crate::front::Front;
+use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
-use crate::listener::{self, Door};
+use crate::listener::{self, ListenerContext};
 use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
@@ -387,14 +387,14 @@ fn run(
     let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
     reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
-    let front = Arc::new(Front {
+    let handler = Arc::new(RequestHandler {
         current: Arc::clone(&current),
         shutdown: shutdown.clone(),
         stall: config.limits.stall,
         access: access.clone(),
     });
-    let door = Arc::new(Door {
-        front,
+    let context = Arc::new(ListenerContext {
+        handler,
         limits: config.limits,
         tls: certificates.listener.clone(),
         streams: config.transport.streams,
@@ -441,7 +441,7 @@ fn run(
         shutdown,
         access,
         store_timeout: config.store_timeout,
-        listener: Task(tokio::spawn(listener::serve(data, door))),
+        listener: Task(tokio::spawn(listener::serve(data, context))),
         admin: serving,
     })
 }

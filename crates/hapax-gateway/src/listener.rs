@@ -19,11 +19,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::config::{Limits, Network};
 use crate::crowd::{Counted, Entry, Places, Source, Sources};
-use crate::front::Front;
+use crate::handler::RequestHandler;
 use crate::proxy::Peer;
 use crate::shutdown::ShutdownPhase;
 use crate::tls::ServerTls;
-use io::{Io, Opening};
+use io::{DetectedConnection, Io};
 
 /// How long a connection must have sent nothing to be closed for another one. A client's first bytes come
 /// right behind its connection, or after a first loss.
@@ -31,8 +31,8 @@ pub(crate) const SILENT: Duration = Duration::from_secs(1);
 
 /// What holds for all connections.
 #[derive(Debug)]
-pub(crate) struct Door {
-    pub(crate) front: Arc<Front>,
+pub(crate) struct ListenerContext {
+    pub(crate) handler: Arc<RequestHandler>,
     pub(crate) limits: Limits,
     pub(crate) tls: Option<Arc<ServerTls>>,
     /// Requests that an HTTP/2 connection may have open.
@@ -46,7 +46,7 @@ pub(crate) struct Door {
 }
 
 /// A connection that was accepted.
-struct Arrival {
+struct AcceptedConnection {
     stream: TcpStream,
     peer: SocketAddr,
     /// Until its first byte is there.
@@ -55,26 +55,26 @@ struct Arrival {
     counted: Counted,
 }
 
-impl Door {
+impl ListenerContext {
     /// Counts a connection for its peer; `None` where it has too many.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Arrival> {
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<AcceptedConnection> {
         let sheddable = self.places.sheddable();
         let counted = self.sources.admit(peer.ip(), &self.places)?;
         let shed = Arc::default();
         // From here on, so that it can be shed before its task runs.
         let silent = sheddable.enter(Source::of(peer.ip()), Arc::clone(&shed));
-        Some(Arrival { stream, peer, silent, shed, counted })
+        Some(AcceptedConnection { stream, peer, silent, shed, counted })
     }
 }
 
 /// Serves connections until the drain begins, then those that are there until they end. Dropping
 /// the future ends them all.
-pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
-    let shutdown = door.front.shutdown.clone();
+pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) {
+    let shutdown = context.handler.shutdown.clone();
     let mut connections = JoinSet::new();
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     // The one that was accepted and waits for a place; further ones wait in the kernel's queue.
-    let mut next: Option<Arrival> = None;
+    let mut next: Option<AcceptedConnection> = None;
     let failures = Seldom::default();
     loop {
         // Each branch may be dropped: an accepted connection is in `next` by then, and a place that was
@@ -83,13 +83,13 @@ pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
             biased;
             () = &mut draining => break,
             Some(_) = connections.join_next() => {}
-            Some(place) = door.places.take(), if next.is_some() => {
+            Some(place) = context.places.take(), if next.is_some() => {
                 if let Some(arrival) = next.take() {
-                    connections.spawn(connection(arrival, Arc::clone(&door), place));
+                    connections.spawn(connection(arrival, Arc::clone(&context), place));
                 }
             }
             accepted = listener.accept(), if next.is_none() => match accepted {
-                Ok((stream, peer)) => next = door.admit(stream, peer),
+                Ok((stream, peer)) => next = context.admit(stream, peer),
                 Err(error) => {
                     if let Some(left_out) = failures.due() {
                         tracing::warn!(%error, left_out, "a connection could not be accepted");
@@ -101,15 +101,15 @@ pub(crate) async fn serve(listener: TcpListener, door: Arc<Door>) {
         }
     }
     // Who is in the kernel's queue already hears that this one is shutting down, rather than nothing.
-    while let Some(place) = door.places.try_take(1) {
+    while let Some(place) = context.places.try_take(1) {
         if next.is_none() {
             let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await else {
                 break;
             };
-            next = door.admit(stream, peer);
+            next = context.admit(stream, peer);
         }
         if let Some(arrival) = next.take() {
-            connections.spawn(connection(arrival, Arc::clone(&door), place));
+            connections.spawn(connection(arrival, Arc::clone(&context), place));
         }
     }
     drop(listener);
@@ -125,9 +125,13 @@ async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option
     .await
 }
 
-async fn connection(arrival: Arrival, door: Arc<Door>, place: OwnedSemaphorePermit) {
-    let Arrival { stream, peer, silent, shed, counted } = arrival;
-    if let Err(error) = speak(stream, peer, &door, place, (silent, shed)).await {
+async fn connection(
+    arrival: AcceptedConnection,
+    context: Arc<ListenerContext>,
+    place: OwnedSemaphorePermit,
+) {
+    let AcceptedConnection { stream, peer, silent, shed, counted } = arrival;
+    if let Err(error) = speak(stream, peer, &context, place, (silent, shed)).await {
         tracing::debug!(%error, "a connection ended early");
     }
     drop(counted);
@@ -137,7 +141,7 @@ async fn connection(arrival: Arrival, door: Arc<Door>, place: OwnedSemaphorePerm
 async fn speak(
     stream: TcpStream,
     addr: SocketAddr,
-    door: &Arc<Door>,
+    context: &Arc<ListenerContext>,
     place: OwnedSemaphorePermit,
     (silent, shed): (Entry, Arc<Notify>),
 ) -> std_io::Result<()> {
@@ -145,17 +149,18 @@ async fn speak(
     let opening = async {
         first_byte(&stream, &shed).await?;
         drop(silent);
-        open(stream, door).await
+        open(stream, context).await
     };
-    let opening = timeout(door.limits.head_timeout, opening).await;
-    let Opening { io, read, http2 } = opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
-    let believed = door.trusted.iter().any(|network| network.contains(addr.ip()));
-    let peer = Peer { addr, secure: door.tls.is_some(), believed, http2 };
+    let opening = timeout(context.limits.head_timeout, opening).await;
+    let DetectedConnection { io, read, http2 } =
+        opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
+    let believed = context.trusted.iter().any(|network| network.contains(addr.ip()));
+    let peer = Peer { addr, secure: context.tls.is_some(), believed, http2 };
     if http2 {
-        http2::serve(io, read, peer, door, place).await;
+        http2::serve(io, read, peer, context, place).await;
         return Ok(());
     }
-    let served = http1::serve(io, &read, peer, door).await;
+    let served = http1::serve(io, &read, peer, context).await;
     drop(place);
     served
 }
@@ -173,13 +178,13 @@ async fn first_byte(stream: &TcpStream, shed: &Notify) -> std_io::Result<()> {
 
 /// The first bytes tell HTTP/2 from HTTP/1, or the handshake of TLS does: there, who wants HTTP/2 has
 /// to say so in it (RFC 9113 3.2).
-async fn open(stream: TcpStream, door: &Door) -> std_io::Result<Opening> {
-    match &door.tls {
-        None => io::tell(Io::Plain(stream)).await,
+async fn open(stream: TcpStream, context: &ListenerContext) -> std_io::Result<DetectedConnection> {
+    match &context.tls {
+        None => io::detect(Io::Plain(stream)).await,
         Some(tls) => {
             let io = io::secure(stream, tls.now()).await?;
             let http2 = io.chose_http2();
-            Ok(Opening { io, read: Vec::new(), http2 })
+            Ok(DetectedConnection { io, read: Vec::new(), http2 })
         }
     }
 }

@@ -27,8 +27,8 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use crate::crowd::{Entry, Places, Sheddable, Source};
-use crate::front::Patient;
 use crate::guard::{Guarded, Heads, MAX_HEAD};
+use crate::handler::PacedBody;
 use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
 
 /// Connections at once; further ones wait in the kernel's queue.
@@ -115,9 +115,9 @@ impl Idle {
     }
 
     /// A request is under way until the result is dropped.
-    fn begin(&self) -> Busy {
+    fn begin(&self) -> ActiveProbe {
         self.set(None);
-        Busy(self.clone())
+        ActiveProbe(self.clone())
     }
 
     fn set(&self, entry: Option<Entry>) {
@@ -132,9 +132,9 @@ impl Idle {
 
 /// A request under way.
 #[derive(Debug)]
-struct Busy(Idle);
+struct ActiveProbe(Idle);
 
-impl Drop for Busy {
+impl Drop for ActiveProbe {
     fn drop(&mut self) {
         let IdleState { sheddable, source, shed, .. } = &*self.0.0;
         self.0.set(Some(sheddable.enter(*source, Arc::clone(shed))));
@@ -213,6 +213,7 @@ async fn answer(
     };
     request.extensions_mut().insert(ConnectInfo(peer));
     // A router has nothing to wait for before it is called.
-    let response = app.call(request.map(|body| Body::new(Patient::new(body, STALL, true)))).await?;
+    let response =
+        app.call(request.map(|body| Body::new(PacedBody::new(body, STALL, true)))).await?;
     Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))
 }

@@ -16,10 +16,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::Door;
+use super::ListenerContext;
 use super::io::Io;
-use crate::front::Link;
 use crate::guard::{Guarded, MAX_FIELDS, MAX_HEAD};
+use crate::handler::ClientConnection;
 use crate::proxy::Peer;
 use crate::proxy::tunnel::{self, Switch};
 use crate::shutdown::ShutdownPhase;
@@ -33,17 +33,26 @@ const LINGER_BYTES: usize = 64 << 20;
 
 /// Serves requests until the connection ends or leaves HTTP, and then what it left for. `read` came
 /// already.
-pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::Result<()> {
-    let guarded = Guarded::new(io, read, door.limits.stall);
+pub(super) async fn serve(
+    io: Io,
+    read: &[u8],
+    peer: Peer,
+    context: &ListenerContext,
+) -> io::Result<()> {
+    let guarded = Guarded::new(io, read, context.limits.stall);
     let switch = Switch::default();
     let heads = guarded.heads();
-    let link = Arc::new(Link { heads: Some(heads.clone()), peer, switch: Some(switch.clone()) });
-    let (front, shutdown) = (&door.front, &door.front.shutdown);
+    let connection = Arc::new(ClientConnection {
+        heads: Some(heads.clone()),
+        peer,
+        switch: Some(switch.clone()),
+    });
+    let (handler, shutdown) = (&context.handler, &context.handler.shutdown);
     let is_old = AtomicBool::new(false);
     let service = service_fn(|request: Request<Incoming>| {
         is_old.store(request.version() == Version::HTTP_10, Ordering::Relaxed);
         let heads = Arc::clone(&heads);
-        let answer = Arc::clone(front).answer(Arc::clone(&link), request);
+        let answer = Arc::clone(handler).answer(Arc::clone(&connection), request);
         Box::pin(async move {
             let response = answer.await;
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -54,7 +63,7 @@ pub(super) async fn serve(io: Io, read: &[u8], peer: Peer, door: &Door) -> io::R
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(door.limits.head_timeout)
+        .header_read_timeout(context.limits.head_timeout)
         .max_buf_size(MAX_BUFFER)
         .max_headers(MAX_FIELDS)
         .serve_connection(TokioIo::new(guarded), service);

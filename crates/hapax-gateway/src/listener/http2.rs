@@ -31,16 +31,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, sleep_until};
 
-use super::Door;
+use super::ListenerContext;
 use super::io::Io;
 use crate::config::Limits;
 use crate::crowd::Counted;
-use crate::front::Link;
 use crate::guard::Stalling;
 use crate::guard::http2::MAX_LIST;
+use crate::handler::ClientConnection;
 use crate::proxy::Peer;
 use crate::shutdown::ShutdownPhase;
-use activity::{Activity, Busy, State};
+use activity::{Activity, ConnectionState, StreamActivity};
 
 /// Requests that a connection may have open with its own place only.
 const LEAN: u32 = 4;
@@ -74,15 +74,15 @@ pub(super) async fn serve(
     io: Io,
     read: Vec<u8>,
     peer: Peer,
-    door: &Arc<Door>,
+    context: &Arc<ListenerContext>,
     place: OwnedSemaphorePermit,
 ) {
-    let link = Arc::new(Link { heads: None, peer, switch: None });
-    let room = Room::new(door, peer.addr.ip(), place);
+    let connection = Arc::new(ClientConnection { heads: None, peer, switch: None });
+    let room = ConnectionBudget::new(context, peer.addr.ip(), place);
     let activity = Arc::new(Activity::new());
-    let served = Served {
-        door: Arc::clone(door),
-        link,
+    let served = ConnectionContext {
+        context: Arc::clone(context),
+        connection,
         activity: Arc::clone(&activity),
         own: Arc::new(Semaphore::new(1)),
     };
@@ -90,7 +90,7 @@ pub(super) async fn serve(
         let answer = served.clone().answer(request);
         Box::pin(async move { Ok::<_, Infallible>(answer.await) })
     });
-    let io = Stalling::new(io, read, door.limits.stall);
+    let io = Stalling::new(io, read, context.limits.stall);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -105,12 +105,12 @@ pub(super) async fn serve(
             .max_local_error_reset_streams(PROVOKED)
             .serve_connection(TokioIo::new(io), service)
     );
-    let shutdown = &door.front.shutdown;
+    let shutdown = &context.handler.shutdown;
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     let mut told = false;
     loop {
-        let idle = if told { LEAVE } else { door.limits.head_timeout };
-        let look = activity.look_at(idle, door.limits.stall);
+        let idle = if told { LEAVE } else { context.limits.head_timeout };
+        let look = activity.look_at(idle, context.limits.stall);
         tokio::select! {
             biased;
             ended = connection.as_mut() => {
@@ -125,21 +125,21 @@ pub(super) async fn serve(
                 connection.as_mut().graceful_shutdown();
             }
             () = activity.abused() => {
-                if let Some(left_out) = door.abuse.due() {
+                if let Some(left_out) = context.abuse.due() {
                     let peer = peer.addr;
                     tracing::info!(%peer, left_out, "a client takes back most of what it asks for");
                 }
                 break;
             }
-            () = sleep_until(look) => match activity.state(idle, door.limits.stall) {
-                State::Alive => {}
-                State::Idle if !told => {
+            () = sleep_until(look) => match activity.state(idle, context.limits.stall) {
+                ConnectionState::Alive => {}
+                ConnectionState::Idle if !told => {
                     told = true;
                     activity.begin_to_leave();
                     connection.as_mut().graceful_shutdown();
                 }
-                State::Idle => break,
-                State::Stalled => {
+                ConnectionState::Idle => break,
+                ConnectionState::Stalled => {
                     tracing::debug!(peer = %peer.addr, "a client takes nothing of its answer");
                     break;
                 }
@@ -149,26 +149,26 @@ pub(super) async fn serve(
 }
 
 /// What a connection has, until it ends.
-struct Room {
+struct ConnectionBudget {
     streams: u32,
     window: u32,
     _place: OwnedSemaphorePermit,
     _more: Option<(OwnedSemaphorePermit, Counted)>,
 }
 
-impl Room {
-    fn new(door: &Door, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
-        let more = door.streams.saturating_sub(LEAN) as usize;
+impl ConnectionBudget {
+    fn new(context: &ListenerContext, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
+        let more = context.streams.saturating_sub(LEAN) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
-        let half_free = door.places.free() >= door.places.all() / 2;
+        let half_free = context.places.free() >= context.places.all() / 2;
         let places = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
         let more = places.and_then(|places| {
-            let counted = door.sources.more(ip, needed)?;
-            Some((door.places.try_take(places)?, counted))
+            let counted = context.sources.more(ip, needed)?;
+            Some((context.places.try_take(places)?, counted))
         });
         let (streams, window) = match &more {
-            Some(_) => (door.streams, WINDOW + MORE_WINDOW),
-            None => (door.streams.min(LEAN), WINDOW),
+            Some(_) => (context.streams, WINDOW + MORE_WINDOW),
+            None => (context.streams.min(LEAN), WINDOW),
         };
         Self { streams, window, _place: place, _more: more }
     }
@@ -176,21 +176,22 @@ impl Room {
 
 /// What requests of one connection share.
 #[derive(Clone)]
-struct Served {
-    door: Arc<Door>,
-    link: Arc<Link>,
+struct ConnectionContext {
+    context: Arc<ListenerContext>,
+    connection: Arc<ClientConnection>,
     activity: Arc<Activity>,
     /// The place of the request that may be under way without taking one.
     own: Arc<Semaphore>,
 }
 
-impl Served {
+impl ConnectionContext {
     /// Dropped before it resolves, the client took its request back.
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
         let busy = self.activity.begin();
         let response = match self.place().await {
             Some(place) => {
-                let response = Arc::clone(&self.door.front).answer(self.link, request).await;
+                let response =
+                    Arc::clone(&self.context.handler).answer(self.connection, request).await;
                 let pace = self.activity.watch();
                 return busy.answered(response.map(|body| {
                     let rest = Bytes::new();
@@ -203,38 +204,38 @@ impl Served {
                     })
                 }));
             }
-            None => Box::pin(self.door.front.overloaded(&self.link, request)).await,
+            None => Box::pin(self.context.handler.overloaded(&self.connection, request)).await,
         };
         busy.answered(response)
     }
 
     /// Waits for the connection's own place or for any; `None` if neither is there in time.
-    async fn place(&self) -> Option<Place> {
+    async fn place(&self) -> Option<StreamPermit> {
         let own = Arc::clone(&self.own);
         // The semaphore is never closed.
         tokio::select! {
             biased;
-            place = own.acquire_owned() => Some(Place { _place: place.ok()?, _counted: None }),
+            place = own.acquire_owned() => Some(StreamPermit { _place: place.ok()?, _counted: None }),
             place = self.another() => place,
-            () = sleep(self.door.limits.head_timeout) => None,
+            () = sleep(self.context.limits.head_timeout) => None,
         }
     }
 
     /// Waits for a place of the peer's share. Dropped, it has taken none.
-    async fn another(&self) -> Option<Place> {
-        let ip = self.link.peer.addr.ip();
+    async fn another(&self) -> Option<StreamPermit> {
+        let ip = self.connection.peer.addr.ip();
         let counted = loop {
-            match self.door.sources.more(ip, 1) {
+            match self.context.sources.more(ip, 1) {
                 Some(counted) => break counted,
                 None => sleep(AGAIN).await,
             }
         };
-        Some(Place { _place: self.door.places.take().await?, _counted: Some(counted) })
+        Some(StreamPermit { _place: self.context.places.take().await?, _counted: Some(counted) })
     }
 }
 
 /// The place of a request, until its answer was sent.
-struct Place {
+struct StreamPermit {
     _place: OwnedSemaphorePermit,
     _counted: Option<Counted>,
 }
@@ -244,9 +245,9 @@ struct Place {
 struct PacedResponse {
     body: Body,
     rest: Bytes,
-    pace: activity::Pace,
-    _busy: Busy,
-    _place: Place,
+    pace: activity::ResponsePace,
+    _busy: StreamActivity,
+    _place: StreamPermit,
 }
 
 impl http_body::Body for PacedResponse {

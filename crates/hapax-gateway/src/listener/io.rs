@@ -26,7 +26,7 @@ pub(super) enum Io {
 
 /// A connection of which is known what is spoken.
 #[derive(Debug)]
-pub(super) struct Opening {
+pub(super) struct DetectedConnection {
     pub(super) io: Io,
     /// What was read to find out.
     pub(super) read: Vec<u8>,
@@ -34,17 +34,17 @@ pub(super) struct Opening {
 }
 
 /// Reads until the connection is one of HTTP/2, or cannot be any more.
-pub(super) async fn tell(mut io: Io) -> io::Result<Opening> {
+pub(super) async fn detect(mut io: Io) -> io::Result<DetectedConnection> {
     let mut first = [0; PREFACE.len()];
     let mut have = 0;
     while have < first.len() {
         let count = io.read(&mut first[have..]).await?;
         have += count;
         if count == 0 || first[..have] != PREFACE[..have] {
-            return Ok(Opening { io, read: first[..have].to_vec(), http2: false });
+            return Ok(DetectedConnection { io, read: first[..have].to_vec(), http2: false });
         }
     }
-    Ok(Opening { io, read: first.to_vec(), http2: true })
+    Ok(DetectedConnection { io, read: first.to_vec(), http2: true })
 }
 
 /// Makes the handshake as `config` says.

@@ -26,7 +26,7 @@ pub(super) struct Activity {
 
 /// How a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum ConnectionState {
     Alive,
     /// Nothing has been under way for too long.
     Idle,
@@ -61,14 +61,14 @@ impl Activity {
         due.min(most).max(now + Duration::from_millis(1))
     }
 
-    pub(super) fn state(&self, idle: Duration, stall: Duration) -> State {
+    pub(super) fn state(&self, idle: Duration, stall: Duration) -> ConnectionState {
         let now = Instant::now();
         if self.turns().into_iter().any(|ms| self.at(ms) + stall <= now) {
-            return State::Stalled;
+            return ConnectionState::Stalled;
         }
         let quiet = self.busy.load(Ordering::Acquire) == 0;
         let last = self.at(self.last_ms.load(Ordering::Acquire));
-        if quiet && last + idle <= now { State::Idle } else { State::Alive }
+        if quiet && last + idle <= now { ConnectionState::Idle } else { ConnectionState::Alive }
     }
 
     /// Counts idleness anew.
@@ -82,20 +82,23 @@ impl Activity {
     }
 
     /// A request is under way until the last clone is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> Busy {
+    pub(super) fn begin(self: &Arc<Self>) -> StreamActivity {
         self.busy.fetch_add(1, Ordering::AcqRel);
-        Busy(Arc::new(Request { activity: Arc::clone(self), answered: AtomicUsize::new(0) }))
+        StreamActivity(Arc::new(Request {
+            activity: Arc::clone(self),
+            answered: AtomicUsize::new(0),
+        }))
     }
 
     /// Watches an answer until it is dropped.
-    pub(super) fn watch(self: &Arc<Self>) -> Pace {
+    pub(super) fn watch(self: &Arc<Self>) -> ResponsePace {
         let turn = Arc::new(AtomicU64::new(OURS));
         let mut answers = self.answers();
         // No longer than the answers there are, and those that just ended.
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&turn));
         drop(answers);
-        Pace { activity: Arc::clone(self), turn }
+        ResponsePace { activity: Arc::clone(self), turn }
     }
 
     /// Since when it has been the client's turn, by answer.
@@ -120,7 +123,7 @@ impl Activity {
 
 /// A request under way.
 #[derive(Clone, Debug)]
-pub(super) struct Busy(Arc<Request>);
+pub(super) struct StreamActivity(Arc<Request>);
 
 #[derive(Debug)]
 struct Request {
@@ -128,7 +131,7 @@ struct Request {
     answered: AtomicUsize,
 }
 
-impl Busy {
+impl StreamActivity {
     /// It has its answer: whatever becomes of it now, it was not taken back.
     pub(super) fn answered<B>(&self, response: Response<B>) -> Response<B> {
         self.0.answered.store(1, Ordering::Release);
@@ -156,12 +159,12 @@ const OURS: u64 = u64::MAX;
 
 /// Whose turn it is with an answer.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ResponsePace {
     activity: Arc<Activity>,
     turn: Arc<AtomicU64>,
 }
 
-impl Pace {
+impl ResponsePace {
     pub(super) fn is_ours(&self) {
         self.turn.store(OURS, Ordering::Release);
     }
@@ -187,17 +190,17 @@ mod tests {
     async fn a_connection_is_idle_when_nothing_was_under_way_for_long() {
         let activity = Arc::new(Activity::new());
         pass(IDLE - Duration::from_secs(1)).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
         let busy = activity.begin();
         pass(2 * IDLE).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
         drop(busy);
         pass(IDLE - Duration::from_secs(1)).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
         assert_eq!(activity.look_at(IDLE, STALL), Instant::now() + Duration::from_secs(1));
         assert_eq!(activity.look_at(2 * IDLE, STALL), Instant::now() + STALL);
         pass(Duration::from_secs(1)).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Idle);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Idle);
     }
 
     #[tokio::test(start_paused = true)]
@@ -205,17 +208,17 @@ mod tests {
         let activity = Arc::new(Activity::new());
         let (_busy, pace) = (activity.begin(), activity.watch());
         pass(2 * STALL).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
         pace.is_the_clients();
         assert_eq!(activity.look_at(IDLE, STALL), Instant::now() + STALL);
         pass(STALL).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Stalled);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Stalled);
         pace.is_ours();
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
         pace.is_the_clients();
         drop(pace);
         pass(2 * STALL).await;
-        assert_eq!(activity.state(IDLE, STALL), State::Alive);
+        assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
-use crate::access::{AccessLog, Entry};
+use crate::access::{AccessEntry, AccessLog};
 use crate::auth::{Auth, Refused};
 use crate::cors;
 use crate::guard::{Heads, http2};
@@ -36,7 +36,7 @@ const NOTHING: &str = "This attempt executed nothing: ask again with the same ke
 
 /// One for all connections.
 #[derive(Debug)]
-pub(crate) struct Front {
+pub(crate) struct RequestHandler {
     pub(crate) current: Arc<CurrentConfig>,
     pub(crate) shutdown: Shutdown,
     pub(crate) stall: Duration,
@@ -45,17 +45,17 @@ pub(crate) struct Front {
 }
 
 /// What holds for a request, from its beginning to its end.
-struct Held {
+struct RequestContext {
     snapshot: Arc<ConfigSnapshot>,
     route: Arc<Route>,
-    link: Arc<Link>,
+    connection: Arc<ClientConnection>,
     /// How it is refused.
     manner: Manner,
 }
 
 /// The connection that a request came by.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct ClientConnection {
     /// What its guard says of HTTP/1 requests.
     pub(crate) heads: Option<Arc<Heads>>,
     pub(crate) peer: Peer,
@@ -63,18 +63,18 @@ pub(crate) struct Link {
     pub(crate) switch: Option<Switch>,
 }
 
-impl Front {
+impl RequestHandler {
     /// Answers a request that came by `link`.
     pub(crate) async fn answer(
         self: Arc<Self>,
-        link: Arc<Link>,
+        connection: Arc<ClientConnection>,
         request: Request<Incoming>,
     ) -> Response<Body> {
         let active_requests = self.shutdown.begin_request();
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let (mut parts, body) = request.into_parts();
         // First of all and for every request: the guard counts them.
-        let away = self.turned_away(&link, &mut parts);
+        let away = self.rejection(&connection, &mut parts);
         let request = Request::from_parts(parts, body);
         let snapshot = self.current.now();
         let manner = Manner::of(request.headers());
@@ -85,21 +85,23 @@ impl Front {
                 // A preflight that is turned away is not answered as one.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
-                let held = Held { snapshot, route, link: Arc::clone(&link), manner };
+                let context =
+                    RequestContext { snapshot, route, connection: Arc::clone(&connection), manner };
                 // Boxed: it is large, and each caller of it would be.
-                let answer = |request| Box::pin(self.serve(away, held, request));
+                let answer = |request| Box::pin(self.serve(away, context, request));
                 match cors {
                     Some(cors) => cors::answer(&cors, request, answer).await,
                     None => answer(request).await,
                 }
             }
             Err(ambiguous) => {
-                let refused = refuse(snapshot.rest(), &link, manner, &away.unwrap_or(ambiguous));
+                let refused =
+                    refuse(snapshot.rest(), &connection, manner, &away.unwrap_or(ambiguous));
                 with_cors(snapshot.rest(), request, refused).await
             }
         };
         if self.is_ending() {
-            close(&mut response, &link);
+            close(&mut response, &connection);
         }
         if let Some(entry) = entry {
             entry.end(&response);
@@ -110,7 +112,7 @@ impl Front {
     /// Answers a request for which there was no place.
     pub(crate) async fn overloaded(
         &self,
-        link: &Link,
+        connection: &ClientConnection,
         request: Request<Incoming>,
     ) -> Response<Body> {
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
@@ -120,7 +122,7 @@ impl Front {
         let route =
             snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
         name_route(&mut entry, route);
-        let refused = refuse(route, link, Manner::of(request.headers()), &problem);
+        let refused = refuse(route, connection, Manner::of(request.headers()), &problem);
         let response = with_cors(route, request, refused).await;
         if let Some(entry) = entry {
             entry.end(&response);
@@ -131,30 +133,30 @@ impl Front {
     async fn serve(
         &self,
         away: Option<Problem>,
-        held: Held,
+        context: RequestContext,
         request: Request<Incoming>,
     ) -> Response<Body> {
         let answered = match away {
             Some(problem) => Err(problem),
-            None => self.pass_on(&held, request).await,
+            None => self.forward(&context, request).await,
         };
         match answered {
             Ok(response) => response,
-            Err(refused) => refuse(&held.route, &held.link, held.manner, &refused),
+            Err(refused) => refuse(&context.route, &context.connection, context.manner, &refused),
         }
     }
 
-    async fn pass_on(
+    async fn forward(
         &self,
-        held: &Held,
+        context: &RequestContext,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let Held { snapshot, route, link, .. } = held;
-        let (mut parts, body) = self.admit(held, request)?.into_parts();
+        let RequestContext { snapshot, route, connection, .. } = context;
+        let (mut parts, body) = self.admit(context, request)?.into_parts();
         if let Some(auth) = snapshot.auth() {
             auth.drop_given(&mut parts.headers);
             if may_be_protected(route, &parts) {
-                match auth.ask(&parts, link.peer).await {
+                match auth.ask(&parts, connection.peer).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(Refused::Denied(mut answer)) => {
                         let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
@@ -170,8 +172,8 @@ impl Front {
                 }
             }
         }
-        parts.extensions.insert(link.peer);
-        if let Some(switch) = &link.switch {
+        parts.extensions.insert(connection.peer);
+        if let Some(switch) = &connection.switch {
             parts.extensions.insert(switch.clone());
         }
         // Clones are ready: neither the layer nor the proxy has anything to wait for.
@@ -199,8 +201,8 @@ impl Front {
 
     /// Why no request is taken from this connection, or none at all. What passes has the form that
     /// HTTP/1.1 gives it.
-    fn turned_away(&self, link: &Link, parts: &mut Parts) -> Option<Problem> {
-        let refusal = match &link.heads {
+    fn rejection(&self, connection: &ClientConnection, parts: &mut Parts) -> Option<Problem> {
+        let refusal = match &connection.heads {
             Some(heads) => heads.refusal(),
             None => http2::settle(parts).err(),
         };
@@ -211,8 +213,12 @@ impl Front {
     }
 
     /// What is left of a request that may go on: what the layer and the upstream see alike.
-    fn admit(&self, held: &Held, request: Request<Incoming>) -> Result<Request<Body>, Problem> {
-        let Held { snapshot, route, link, .. } = held;
+    fn admit(
+        &self,
+        context: &RequestContext,
+        request: Request<Incoming>,
+    ) -> Result<Request<Body>, Problem> {
+        let RequestContext { snapshot, route, connection, .. } = context;
         let (mut parts, incoming) = request.into_parts();
         name_host(&mut parts.headers, &parts.uri);
         if disguises(snapshot, route, &parts) {
@@ -232,18 +238,18 @@ impl Front {
             );
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
-        route.names.drop_feigned(&mut parts.headers, link.peer);
+        route.names.drop_feigned(&mut parts.headers, connection.peer);
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept = may_be_protected(route, &parts);
         let http2 = parts.version == Version::HTTP_2;
-        let body = Patient::new(incoming, self.stall, kept);
+        let body = PacedBody::new(incoming, self.stall, kept);
         let (auth, route) = (snapshot.auth().cloned(), Arc::clone(route));
-        let body = Patient { auth, route: Some(route), http2, ..body };
+        let body = PacedBody { auth, route: Some(route), http2, ..body };
         Ok(Request::from_parts(parts, Body::new(body)))
     }
 }
 
-fn name_route(entry: &mut Option<Entry>, route: &Route) {
+fn name_route(entry: &mut Option<AccessEntry>, route: &Route) {
     if let Some(entry) = entry {
         entry.route = route.name.to_string();
     }
@@ -267,13 +273,18 @@ fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
     !protects(route, &parts.method) && overriding(&parts.headers).any(would_be)
 }
 
-fn refuse(route: &Route, link: &Link, manner: Manner, refused: &Problem) -> Response<Body> {
+fn refuse(
+    route: &Route,
+    connection: &ClientConnection,
+    manner: Manner,
+    refused: &Problem,
+) -> Response<Body> {
     route.counts.refused(refused.code());
     let mut response = manner.refuse(refused, route.docs.as_ref()).map(Body::from);
     let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
     response.extensions_mut().insert(rejected);
     if refused.code() == Code::MalformedRequest {
-        close(&mut response, link);
+        close(&mut response, connection);
     }
     response
 }
@@ -302,8 +313,8 @@ fn auth_unavailable() -> Problem {
 
 /// Says that it is the connection's last answer. HTTP/2 says so by a frame, and a connection that
 /// leaves HTTP has no next one.
-fn close(response: &mut Response<Body>, link: &Link) {
-    if link.peer.http2 || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+fn close(response: &mut Response<Body>, connection: &ClientConnection) {
+    if connection.peer.http2 || response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return;
     }
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -313,7 +324,7 @@ fn close(response: &mut Response<Body>, link: &Link) {
 /// slower than [`PACE`] on the whole, and where it ends before its end: to the library, `RST_STREAM` with
 /// `NO_ERROR` ends a body well. Of its trailers it hands on none that are named like ours, or like what
 /// only a head or an auth answer may say.
-pub(crate) struct Patient {
+pub(crate) struct PacedBody {
     body: Incoming,
     patience: Duration,
     paced: bool,
@@ -332,7 +343,7 @@ pub(crate) struct Patient {
 /// a byte now and then would hold it for ever.
 const PACE: usize = 8 * 1024;
 
-impl Patient {
+impl PacedBody {
     /// Fails after a silence of `patience`; `paced`: or where it is too slow.
     pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
         let waited = Duration::ZERO;
@@ -350,7 +361,7 @@ impl Patient {
     }
 }
 
-impl http_body::Body for Patient {
+impl http_body::Body for PacedBody {
     type Data = Bytes;
     type Error = BoxError;
 
