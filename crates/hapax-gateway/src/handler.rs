@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_http::error_format::ErrorFormat;
 use hapax_http::header::other_spelling;
-use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::server::{Answered, AnsweredBy};
 use hapax_http::{Body, BoxError};
@@ -50,7 +50,7 @@ struct RequestContext {
     route: Arc<Route>,
     connection: Arc<ClientConnection>,
     /// How it is refused.
-    manner: Manner,
+    error_format: ErrorFormat,
 }
 
 /// The connection that a request came by.
@@ -77,7 +77,7 @@ impl RequestHandler {
         let away = self.rejection(&connection, &mut parts);
         let request = Request::from_parts(parts, body);
         let snapshot = self.current.now();
-        let manner = Manner::of(request.headers());
+        let error_format = ErrorFormat::of(request.headers());
         let found = snapshot.route(request.uri().path(), request.method()).cloned();
         name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
         let mut response = match found {
@@ -85,8 +85,12 @@ impl RequestHandler {
                 // A preflight that is turned away is not answered as one.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
-                let context =
-                    RequestContext { snapshot, route, connection: Arc::clone(&connection), manner };
+                let context = RequestContext {
+                    snapshot,
+                    route,
+                    connection: Arc::clone(&connection),
+                    error_format,
+                };
                 // Boxed: it is large, and each caller of it would be.
                 let answer = |request| Box::pin(self.serve(away, context, request));
                 match cors {
@@ -96,7 +100,7 @@ impl RequestHandler {
             }
             Err(ambiguous) => {
                 let refused =
-                    refuse(snapshot.rest(), &connection, manner, &away.unwrap_or(ambiguous));
+                    refuse(snapshot.rest(), &connection, error_format, &away.unwrap_or(ambiguous));
                 with_cors(snapshot.rest(), request, refused).await
             }
         };
@@ -122,7 +126,7 @@ impl RequestHandler {
         let route =
             snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
         name_route(&mut entry, route);
-        let refused = refuse(route, connection, Manner::of(request.headers()), &problem);
+        let refused = refuse(route, connection, ErrorFormat::of(request.headers()), &problem);
         let response = with_cors(route, request, refused).await;
         if let Some(entry) = entry {
             entry.end(&response);
@@ -142,7 +146,9 @@ impl RequestHandler {
         };
         match answered {
             Ok(response) => response,
-            Err(refused) => refuse(&context.route, &context.connection, context.manner, &refused),
+            Err(refused) => {
+                refuse(&context.route, &context.connection, context.error_format, &refused)
+            }
         }
     }
 
@@ -276,11 +282,11 @@ fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
 fn refuse(
     route: &Route,
     connection: &ClientConnection,
-    manner: Manner,
+    error_format: ErrorFormat,
     refused: &Problem,
 ) -> Response<Body> {
     route.counts.refused(refused.code());
-    let mut response = manner.refuse(refused, route.docs.as_ref()).map(Body::from);
+    let mut response = error_format.render(refused, route.docs.as_ref()).map(Body::from);
     let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
     response.extensions_mut().insert(rejected);
     if refused.code() == Code::MalformedRequest {

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use hapax_http::Body;
 use hapax_http::classify::{ClassifiedResponse, OutcomeClass};
+use hapax_http::error_format::ErrorFormat;
 use hapax_http::header::{
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
     operation_id,
 };
-use hapax_http::manner::Manner;
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::ExecutionHandle;
 use http::header::CONTENT_LENGTH;
@@ -58,7 +58,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     async fn forward(self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
-        let manner = Manner::of(&parts.headers);
+        let error_format = ErrorFormat::of(&parts.headers);
         let peer = parts.extensions.get::<Peer>().copied().unwrap_or_else(unknown_peer);
         let switching = tunnel::wanted(&parts, body.is_end_stream());
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
@@ -107,7 +107,7 @@ impl Proxy {
             }
             Err(failure @ Failure::Upload(fault)) => {
                 tracing::debug!(%method, path = uri.path(), %fault, "a request did not come whole");
-                self.problem(manner, &failure)
+                self.problem(error_format, &failure)
             }
             Err(failure) => {
                 let source = std::error::Error::source(&failure).map(tracing::field::display);
@@ -120,12 +120,12 @@ impl Proxy {
                     source,
                     "a request got no answer"
                 );
-                self.problem(manner, &failure)
+                self.problem(error_format, &failure)
             }
         }
     }
 
-    fn problem(&self, manner: Manner, failure: &Failure) -> Response<Body> {
+    fn problem(&self, error_format: ErrorFormat, failure: &Failure) -> Response<Body> {
         let (code, class) = match failure {
             Failure::Busy => (Code::Overloaded, OutcomeClass::Retryable),
             Failure::Unreachable(_) => (Code::UpstreamUnreachable, OutcomeClass::Retryable),
@@ -139,7 +139,7 @@ impl Proxy {
         if class == OutcomeClass::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));
         }
-        let mut response = manner.refuse(&problem, self.docs.as_ref()).map(Body::from);
+        let mut response = error_format.render(&problem, self.docs.as_ref()).map(Body::from);
         // The problem's code alone may mean another class.
         if let Some(told) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
             *told = HeaderValue::from_static(class.as_str());

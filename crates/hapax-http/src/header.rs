@@ -29,7 +29,7 @@ pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency
 pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
     HeaderName::from_static("idempotency-operation-id");
 /// Response of a handler: `final`, `retryable` or `unknown`, in place of what its status says.
-/// Refusals say it to a layer or gateway in front ([`crate::manner`]).
+/// Refusals say it to a layer or gateway in front ([`crate::error_format`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
 /// Response of a handler: for how many seconds this outcome is replayed.
 pub const IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");

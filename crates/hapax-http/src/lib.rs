@@ -3,7 +3,7 @@
 //! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
 //! - [`problem`]: refusals, as RFC 9457 problem details.
-//! - [`manner`]: refusals for clients that asked in gRPC.
+//! - [`error_format`]: refusals for clients that asked in gRPC.
 //! - [`fingerprint`]: whether a retry is the same request.
 //! - [`classify`]: what a response means for its key.
 //! - [`statuses`]: what a route says of statuses.
@@ -13,10 +13,10 @@
 pub mod axum;
 mod body;
 pub mod classify;
+pub mod error_format;
 pub mod fingerprint;
 pub mod header;
 mod length;
-pub mod manner;
 pub mod problem;
 #[doc(hidden)]
 pub mod seldom;

@@ -242,7 +242,7 @@ impl Problem {
         self.retry_after
     }
 
-    /// The response as problem details; [`crate::manner`] knows the others. With `docs`, its `type` and a `Link` lead to the documentation.
+    /// The response as problem details; [`crate::error_format`] knows the others. With `docs`, its `type` and a `Link` lead to the documentation.
     #[must_use]
     pub fn response(&self, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let code = self.code;

@@ -73,23 +73,23 @@ use crate::store::PostgresStore;
 pub struct PgTransactions {
     store: Arc<PostgresStore>,
     connect: Box<Connect>,
-    manner: Manner,
+    begin: BeginOptions,
 }
 
 /// How transactions begin.
 #[derive(Clone, Copy, Debug)]
-struct Manner {
+struct BeginOptions {
     isolation: Option<IsolationLevel>,
     idle: Duration,
 }
 
-impl Default for Manner {
+impl Default for BeginOptions {
     fn default() -> Self {
         Self { isolation: None, idle: Duration::from_secs(30) }
     }
 }
 
-impl Manner {
+impl BeginOptions {
     /// Isolates and marks. Reads nothing, and so takes no snapshot.
     fn begin(&self) -> String {
         let level = match self.isolation {
@@ -142,7 +142,7 @@ impl PgTransactions {
             };
             Box::pin(connected) as BoxFuture<'static, _>
         };
-        Self { store, connect: Box::new(connect), manner: Manner::default() }
+        Self { store, connect: Box::new(connect), begin: BeginOptions::default() }
     }
 
     /// The isolation of the transactions; by default as the connections have it.
@@ -152,7 +152,7 @@ impl PgTransactions {
     /// that matters, commit it (`Execution::commit`, or a value that says no), having written nothing.
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
-        self.manner.isolation = Some(level);
+        self.begin.isolation = Some(level);
         self
     }
 
@@ -162,7 +162,7 @@ impl PgTransactions {
     /// which a COMMIT was sent is not given up before it breaks.
     #[must_use]
     pub const fn idle(mut self, idle: Duration) -> Self {
-        self.manner.idle = idle;
+        self.begin.idle = idle;
         self
     }
 }
@@ -220,7 +220,7 @@ impl Transactions for PgTransactions {
     fn begin<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Result<(), TxError>> {
         Box::pin(async move {
             tx.open = true;
-            tx.batch_execute(&self.manner.begin()).await.map_err(TxError::failed)
+            tx.batch_execute(&self.begin.begin()).await.map_err(TxError::failed)
         })
     }
 
@@ -299,7 +299,7 @@ impl fmt::Debug for PgTransactions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgTransactions")
             .field("store", &self.store)
-            .field("manner", &self.manner)
+            .field("manner", &self.begin)
             .finish_non_exhaustive()
     }
 }

@@ -30,11 +30,11 @@ use crate::classify::{
     ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
     is_grpc_web,
 };
+use crate::error_format::ErrorFormat;
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
 };
 use crate::length;
-use crate::manner::Manner;
 use crate::problem::{Code, Problem};
 use crate::stored::{Stored, Whole};
 
@@ -42,7 +42,7 @@ use crate::stored::{Stored, Whole};
 pub(super) struct RequestExecution {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
-    pub(super) manner: Manner,
+    pub(super) error_format: ErrorFormat,
     /// Given up last: a drain waits until the outcome is written, or held back.
     pub(super) permit: DrainPermit,
     pub(super) named: ExecutionLabel,
@@ -187,7 +187,7 @@ impl RequestExecution {
     pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
         // If the store does not take the release, it is held back.
         let _ = lease.release().await;
-        let mut response = self.layer.refuse(&self.policy, self.manner, &draining());
+        let mut response = self.layer.refuse(&self.policy, self.error_format, &draining());
         response.extensions_mut().insert(NotBegun);
         response
     }
@@ -321,7 +321,7 @@ impl RequestExecution {
         };
         header::strip(&mut head.headers);
         if let Some(ClassifiedResponse(class)) = head.extensions.get() {
-            self.manner.tell(&mut head.headers, *class);
+            self.error_format.mark(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
         (ending, HandlerResponse { head, read, rest, shares })
@@ -426,7 +426,7 @@ impl RequestExecution {
                 }
             }
         };
-        self.layer.refuse(&self.policy, self.manner, &problem)
+        self.layer.refuse(&self.policy, self.error_format, &problem)
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.

@@ -18,7 +18,7 @@ use super::policy::RoutePolicy;
 use super::quota::Quotas;
 use super::service::IdempotencyService;
 use crate::body::Body;
-use crate::manner::Manner;
+use crate::error_format::ErrorFormat;
 use crate::problem::{DocsUrl, Problem};
 use crate::seldom::Seldom;
 
@@ -133,11 +133,11 @@ impl IdempotencyLayer {
     pub(super) fn refuse(
         &self,
         policy: &RoutePolicy,
-        manner: Manner,
+        error_format: ErrorFormat,
         problem: &Problem,
     ) -> Response<Body> {
         self.observe(policy, Event::Refused(problem.code()));
-        let mut response = manner.refuse(problem, self.docs.as_ref()).map(Body::from);
+        let mut response = error_format.render(problem, self.docs.as_ref()).map(Body::from);
         let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
         response.extensions_mut().insert(rejected);
         response

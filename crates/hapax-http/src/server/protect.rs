@@ -36,13 +36,13 @@ use super::quota::Place;
 use super::service::{AdmittedRequest, draining};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
+use crate::error_format::ErrorFormat;
 use crate::fingerprint::HttpRequest;
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
     is_ours, is_told, retain,
 };
 use crate::length::{self, Announced};
-use crate::manner::Manner;
 use crate::problem::{Code, Problem, come_again};
 use crate::stored::{Stored, Whole};
 
@@ -70,7 +70,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, manner, key, scope, permit } = ticket;
+    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
 
     let claimed = {
         let claiming = async {
@@ -127,7 +127,7 @@ where
     };
     let (claim, place, body, trailers) = match claimed {
         Ok(claimed) => claimed,
-        Err(problem) => return Ok(layer.refuse(&policy, manner, &problem)),
+        Err(problem) => return Ok(layer.refuse(&policy, error_format, &problem)),
     };
     let permit = match place {
         Some(place) => permit.with(place),
@@ -138,7 +138,7 @@ where
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    match settle(&layer, &policy, manner, claim) {
+    match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response.extensions().get().map_or(AnsweredBy::Replay, |it: &Answered| it.by);
             let operation = Some(layer.engine.operation_id(&scope, &key));
@@ -150,7 +150,7 @@ where
             let operation = layer.engine.operation_id(&scope, &key);
             let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts);
-            let work = RequestExecution { layer, policy, manner, permit, named };
+            let work = RequestExecution { layer, policy, error_format, permit, named };
             let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
@@ -161,7 +161,7 @@ where
             Ok(response)
         }
         ClaimDecision::Unprotected if permit.gate().is_stopping() => {
-            Ok(layer.refuse(&policy, manner, &draining()))
+            Ok(layer.refuse(&policy, error_format, &draining()))
         }
         ClaimDecision::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
@@ -171,7 +171,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = permit.gate().stopping() => return Ok(layer.refuse(&policy, manner, &cut_off())),
+                () = permit.gate().stopping() => return Ok(layer.refuse(&policy, error_format, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -311,7 +311,7 @@ enum ClaimDecision {
 fn settle(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
-    manner: Manner,
+    error_format: ErrorFormat,
     claim: Result<Claim, ClaimError>,
 ) -> ClaimDecision {
     let problem = match claim {
@@ -345,7 +345,7 @@ fn settle(
             None => return ClaimDecision::Unprotected,
         },
     };
-    ClaimDecision::Respond(layer.refuse(policy, manner, &problem))
+    ClaimDecision::Respond(layer.refuse(policy, error_format, &problem))
 }
 
 fn unknown() -> Problem {
@@ -430,7 +430,8 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let (layer, policy, manner) = (Arc::clone(&work.layer), Arc::clone(&work.policy), work.manner);
+    let (layer, policy, error_format) =
+        (Arc::clone(&work.layer), Arc::clone(&work.policy), work.error_format);
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
         // Nobody listens any more: the outcome is recorded all the same.
@@ -440,6 +441,6 @@ where
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
-        Ok(layer.refuse(&policy, manner, &problem))
+        Ok(layer.refuse(&policy, error_format, &problem))
     })
 }

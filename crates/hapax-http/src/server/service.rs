@@ -16,9 +16,9 @@ use super::layer::IdempotencyLayer;
 use super::policy::{COME_BACK, KeyRule, RoutePolicy};
 use super::protect::protect;
 use crate::body::{Body, BoxError, WithoutTrailers};
+use crate::error_format::ErrorFormat;
 use crate::fingerprint::METHOD_OVERRIDES;
 use crate::header::{self, is_told, retain};
-use crate::manner::Manner;
 use crate::problem::{Code, Problem};
 use crate::stored::named_by_connection;
 
@@ -95,7 +95,7 @@ enum Admission {
 /// A request that has a key and a scope.
 pub(super) struct AdmittedRequest {
     pub(super) policy: Arc<RoutePolicy>,
-    pub(super) manner: Manner,
+    pub(super) error_format: ErrorFormat,
     pub(super) key: Key,
     pub(super) scope: Scope,
     pub(super) permit: DrainPermit,
@@ -106,9 +106,9 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         return Admission::Other;
     };
     let options = &policy.options;
-    let manner = Manner::of(&parts.headers);
+    let error_format = ErrorFormat::of(&parts.headers);
     let Some(permit) = layer.gate.enter() else {
-        return Admission::Refuse(layer.refuse(&policy, manner, &draining()));
+        return Admission::Refuse(layer.refuse(&policy, error_format, &draining()));
     };
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
@@ -116,7 +116,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let identity = std::iter::once(&options.key_header).chain(policy.scope.names());
     if let Some((field, name)) = header::other_spelling(&parts.headers, identity) {
         let problem = misspelt(field, name);
-        return Admission::Refuse(layer.refuse(&policy, manner, &problem));
+        return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
     }
     let key = match header::key_in(&parts.headers, &options.key_header, options.grammar) {
         Ok(Some(key)) => key,
@@ -125,19 +125,19 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
             let (method, name) = (&parts.method, &options.key_header);
             let detail = format!("{method} requests here need an idempotency key, in `{name}`.");
             let problem = Problem::new(Code::MissingKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, manner, &problem));
+            return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
         }
         Err(error) => {
             let name = &options.key_header;
             let detail = format!("The header `{name}` holds no key: {error}.");
             let problem = Problem::new(Code::InvalidKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, manner, &problem));
+            return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
         }
     };
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
-        Err(problem) => Admission::Refuse(layer.refuse(&policy, manner, &problem)),
-        Ok(scope) => Admission::Guard(AdmittedRequest { policy, manner, key, scope, permit }),
+        Err(problem) => Admission::Refuse(layer.refuse(&policy, error_format, &problem)),
+        Ok(scope) => Admission::Guard(AdmittedRequest { policy, error_format, key, scope, permit }),
     }
 }
 

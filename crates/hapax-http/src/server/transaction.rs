@@ -137,7 +137,7 @@ impl RequestExecution {
                     return match problem {
                         Ok(Some(error)) => Err(error),
                         Ok(None) | Err(Panicked) => {
-                            Ok(self.layer.refuse(&self.policy, self.manner, &rolled_back()))
+                            Ok(self.layer.refuse(&self.policy, self.error_format, &rolled_back()))
                         }
                     };
                 }
@@ -188,7 +188,7 @@ impl RequestExecution {
                 return (OutcomeClass::Retryable, End::Again, ExecutionReply::Given(given));
             }
             given.log_failure();
-            self.manner.tell(&mut given.head.headers, OutcomeClass::Retryable);
+            self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
             return (OutcomeClass::Retryable, End::Release, ExecutionReply::Given(given));
         }
         given.log_failure();

@@ -13,7 +13,7 @@ mod examples;
 mod fingerprint;
 mod golden;
 mod header;
-mod manner;
+mod error_format;
 mod problem;
 mod server;
 mod stored;

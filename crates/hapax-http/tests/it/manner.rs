@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax_http::classify::OutcomeClass;
-use hapax_http::manner::{Manner, class, grpc_status};
+use hapax_http::error_format::{ErrorFormat, class, grpc_status};
 use hapax_http::problem::{Code, Problem};
 use http::HeaderMap;
 use proptest::prelude::*;
@@ -14,9 +14,9 @@ fn asking(fields: &[(&'static str, &'static str)]) -> HeaderMap {
 
 #[test]
 fn wire_16_a_grpc_refusal_has_a_status_for_every_code() {
-    let grpc = Manner::of(&asking(&[("content-type", "application/grpc+proto")]));
+    let grpc = ErrorFormat::of(&asking(&[("content-type", "application/grpc+proto")]));
     for code in Code::ALL {
-        let response = grpc.refuse(&Problem::new(code, "Why not."), None);
+        let response = grpc.render(&Problem::new(code, "Why not."), None);
         assert_eq!(response.status(), 200);
         let status = response.headers()["grpc-status"].to_str().unwrap();
         assert_eq!(status, grpc_status(code).to_string());
@@ -34,10 +34,10 @@ fn wire_16_a_grpc_refusal_has_a_status_for_every_code() {
 
 #[test]
 fn wire_16_a_grpc_message_is_percent_encoded() {
-    let grpc = Manner::of(&asking(&[("content-type", "application/grpc")]));
+    let grpc = ErrorFormat::of(&asking(&[("content-type", "application/grpc")]));
     let problem =
         Problem::new(Code::InFlight, "100 % of\nZażółć.").retry_after(Duration::from_millis(1500));
-    let response = grpc.refuse(&problem, None);
+    let response = grpc.render(&problem, None);
     let message = response.headers()["grpc-message"].to_str().unwrap();
     assert_eq!(message, "in-flight: 100 %25 of%0AZa%C5%BC%C3%B3%C5%82%C4%87.");
     assert_eq!(response.headers()["grpc-retry-pushback-ms"], "2000");
@@ -47,8 +47,8 @@ fn wire_16_a_grpc_message_is_percent_encoded() {
 proptest! {
     #[test]
     fn wire_16_any_detail_survives_its_encoding(detail in any::<String>()) {
-        let grpc = Manner::of(&asking(&[("content-type", "application/grpc")]));
-        let response = grpc.refuse(&Problem::new(Code::InFlight, detail.clone()), None);
+        let grpc = ErrorFormat::of(&asking(&[("content-type", "application/grpc")]));
+        let response = grpc.render(&Problem::new(Code::InFlight, detail.clone()), None);
         let message = &response.headers()["grpc-message"];
         prop_assert!(message.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~')));
         let decoded = percent_encoding::percent_decode(message.as_bytes()).decode_utf8().unwrap();
@@ -59,8 +59,8 @@ proptest! {
 #[test]
 fn wire_16_only_grpc_is_answered_so() {
     for kind in ["application/grpc-web+proto", "application/json", "application/grpcx", ""] {
-        let manner = Manner::of(&asking(&[("content-type", kind)]));
-        let response = manner.refuse(&Problem::new(Code::MissingKey, "No."), None);
+        let error_format = ErrorFormat::of(&asking(&[("content-type", kind)]));
+        let response = error_format.render(&Problem::new(Code::MissingKey, "No."), None);
         assert_eq!(response.status(), 400, "{kind}");
         assert_eq!(response.headers()["content-type"], "application/problem+json");
     }
@@ -72,7 +72,7 @@ fn wire_21_a_refusal_says_what_it_means_to_one_in_front() {
     for kind in ["application/grpc", "application/json"] {
         for code in Code::ALL {
             let problem = Problem::new(code, "Why not.");
-            let said = |fields: &[_]| Manner::of(&asking(fields)).refuse(&problem, None);
+            let said = |fields: &[_]| ErrorFormat::of(&asking(fields)).render(&problem, None);
             let plain = said(&[("content-type", kind)]);
             assert!(!plain.headers().contains_key("idempotency-outcome"));
             let told = said(&[("content-type", kind), ("idempotency-fence", "7")]);

@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgSeverity, Postgres
 use sqlx::{Executor, Transaction};
 use tokio_postgres::IsolationLevel;
 
-use super::{Arc, Duration, Manner, is_conflict, lost_race, sort};
+use super::{Arc, BeginOptions, Duration, is_conflict, lost_race, sort};
 use crate::error::PostgresError;
 use crate::sql::{NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
@@ -24,27 +24,27 @@ use crate::transactional::sqlx::swap_by;
 pub struct SqlxTransactions {
     store: Arc<PostgresStore>,
     pool: PgPool,
-    manner: Manner,
+    begin: BeginOptions,
 }
 
 impl SqlxTransactions {
     /// Transactions on connections of `pool`.
     #[must_use]
     pub fn new(store: Arc<PostgresStore>, pool: PgPool) -> Self {
-        Self { store, pool, manner: Manner::default() }
+        Self { store, pool, begin: BeginOptions::default() }
     }
 
     /// The isolation of the transactions; by default as the connections have it.
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
-        self.manner.isolation = Some(level);
+        self.begin.isolation = Some(level);
         self
     }
 
     /// As [`PgTransactions::idle`](crate::PgTransactions::idle).
     #[must_use]
     pub const fn idle(mut self, idle: Duration) -> Self {
-        self.manner.idle = idle;
+        self.begin.idle = idle;
         self
     }
 }
@@ -55,7 +55,7 @@ impl Transactions for SqlxTransactions {
     fn connect(&self) -> BoxFuture<'_, Result<Self::Tx, TxError>> {
         Box::pin(async move {
             // BEGIN with it, which takes no snapshot: that comes with the first statement.
-            self.pool.begin_with(self.manner.begin()).await.map_err(TxError::failed)
+            self.pool.begin_with(self.begin.begin()).await.map_err(TxError::failed)
         })
     }
 

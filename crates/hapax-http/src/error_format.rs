@@ -19,14 +19,14 @@ use crate::problem::{Code, DocsUrl, Problem};
 
 /// How a request's refusals are to be written. By default as problem details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Manner {
+pub struct ErrorFormat {
     /// As a gRPC status.
     grpc: bool,
     /// For one like us.
     fenced: bool,
 }
 
-impl Manner {
+impl ErrorFormat {
     /// For a request with these headers.
     #[must_use]
     pub fn of(request: &HeaderMap) -> Self {
@@ -35,17 +35,17 @@ impl Manner {
 
     /// The answer that says `problem`; with `docs`, problem details lead there.
     #[must_use]
-    pub fn refuse(self, problem: &Problem, docs: Option<&DocsUrl>) -> Response<Bytes> {
+    pub fn render(self, problem: &Problem, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let mut response = match self.grpc {
             false => problem.response(docs),
             true => trailers_only(problem),
         };
-        self.tell(response.headers_mut(), class(problem.code()));
+        self.mark(response.headers_mut(), class(problem.code()));
         response
     }
 
     /// Says what an answer that no handler gave means, to a client that keeps answers.
-    pub(crate) fn tell(self, headers: &mut HeaderMap, class: OutcomeClass) {
+    pub(crate) fn mark(self, headers: &mut HeaderMap, class: OutcomeClass) {
         if self.fenced {
             headers.insert(IDEMPOTENCY_OUTCOME, HeaderValue::from_static(class.as_str()));
         }
