@@ -210,7 +210,7 @@ macro_rules! __group {
                 w19_a_response_over_its_limit_is_given_whole_and_once
                 w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_all;
             outages: w20_open_is_refused_together_with_block;
-            refusals: w21_refusals_are_problem_details w21_in_flight_has_retry_after
+            rejections: w21_refusals_are_problem_details w21_in_flight_has_retry_after
                 w21_refusals_tell_one_in_front_what_they_mean
                 w21_and_what_may_have_happened_is_unknown_to_it
                 w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
@@ -299,7 +299,7 @@ mod tests {
             include_str!("scenarios/outages.rs"),
             include_str!("scenarios/outcomes.rs"),
             include_str!("scenarios/protocols.rs"),
-            include_str!("scenarios/refusals.rs"),
+            include_str!("scenarios/rejections.rs"),
             include_str!("scenarios/replay.rs"),
             include_str!("scenarios/sizes.rs"),
         ]

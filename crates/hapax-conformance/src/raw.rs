@@ -28,7 +28,7 @@ pub enum Fate {
     /// It got this status; 0 for one that is in no table.
     Answered(u16),
     /// It was reset, or its connection ended.
-    Refused,
+    Rejected,
 }
 
 impl Raw2 {
@@ -96,12 +96,12 @@ impl Raw2 {
                             _ => 0,
                         });
                     }
-                    RST_STREAM if of == stream => return Fate::Refused,
-                    GOAWAY => return Fate::Refused,
+                    RST_STREAM if of == stream => return Fate::Rejected,
+                    GOAWAY => return Fate::Rejected,
                     _ => {}
                 }
             }
-            Fate::Refused
+            Fate::Rejected
         };
         tokio::time::timeout(PATIENCE, fate).await.expect("nothing became of a stream")
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use hapax::{KeyRingError, StoreError};
 use redb::StorageError;
 
-use crate::queue::Refused;
+use crate::queue::PushError;
 
 /// Why a database did not open. Nothing was changed, but that files may have been created.
 #[derive(Debug, thiserror::Error)]
@@ -188,11 +188,11 @@ impl EmbeddedError {
     }
 }
 
-impl From<Refused> for EmbeddedError {
-    fn from(refused: Refused) -> Self {
+impl From<PushError> for EmbeddedError {
+    fn from(refused: PushError) -> Self {
         match refused {
-            Refused::Full => Self::QueueFull,
-            Refused::Closed => Self::Closed,
+            PushError::Full => Self::QueueFull,
+            PushError::Closed => Self::Closed,
         }
     }
 }

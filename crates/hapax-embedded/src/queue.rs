@@ -21,7 +21,7 @@ pub(crate) enum Share {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Refused {
+pub(crate) enum PushError {
     Full,
     Closed,
 }
@@ -55,20 +55,20 @@ impl<T> Queue<T> {
         Self { limit, inner: Mutex::new(inner), ready: Condvar::new() }
     }
 
-    pub(crate) fn push(&self, item: T, bytes: usize, share: Share) -> Result<(), Refused> {
+    pub(crate) fn push(&self, item: T, bytes: usize, share: Share) -> Result<(), PushError> {
         let of = |limit: usize| match share {
             Share::Most => limit - limit / 8,
             Share::All => limit,
         };
         let mut inner = self.lock();
         if inner.closed {
-            return Err(Refused::Closed);
+            return Err(PushError::Closed);
         }
         // A single item larger than the whole limit passes while there is nothing else.
         let fits =
             inner.items.is_empty() || inner.bytes.saturating_add(bytes) <= of(self.limit.bytes);
         if inner.items.len() >= of(self.limit.items) || !fits {
-            return Err(Refused::Full);
+            return Err(PushError::Full);
         }
         inner.items.push_back((item, bytes));
         inner.bytes += bytes;

@@ -47,20 +47,20 @@ pub(crate) struct Auth {
     /// Without these an answer does not say who the caller is.
     scope: Vec<HeaderName>,
     /// What an answer may set in a request; nobody else can.
-    given: Vec<Given>,
+    given: Vec<CopiedHeader>,
     turns: Semaphore,
     metrics: Arc<Metrics>,
 }
 
 #[derive(Debug)]
-struct Given {
+struct CopiedHeader {
     name: HeaderName,
     plain: String,
 }
 
 /// Why a request does not go on.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum AuthRejection {
     /// This is its answer.
     Denied(Response<Body>),
     /// `Connection` would have a header removed that says who the caller is, or the request cannot
@@ -72,7 +72,7 @@ pub(crate) enum Refused {
 
 /// Why there is no answer that counts.
 #[derive(Debug, thiserror::Error)]
-enum Silence {
+enum AuthFailure {
     #[error("there was no answer")]
     Failure(#[from] Failure),
     #[error("there was no whole answer in time")]
@@ -99,7 +99,7 @@ impl Auth {
             path,
             timeout: config.timeout,
             scope: config.scope.clone(),
-            given: given.map(|name| Given { plain: headers::plain(&name), name }).collect(),
+            given: given.map(|name| CopiedHeader { plain: headers::plain(&name), name }).collect(),
             turns: Semaphore::new(CONCURRENT),
             metrics,
         }
@@ -127,18 +127,26 @@ impl Auth {
     /// Whether this request may go on, and with which headers in addition.
     ///
     /// Dropping the future ends the question; nothing follows from it.
-    pub(crate) async fn ask(&self, request: &Parts, peer: Peer) -> Result<HeaderMap, Refused> {
+    pub(crate) async fn ask(
+        &self,
+        request: &Parts,
+        peer: Peer,
+    ) -> Result<HeaderMap, AuthRejection> {
         let named = named_by_connection(&request.headers);
         if let Some(given) = self.given.iter().find(|given| named.contains(&given.name)) {
-            return Err(Refused::Malformed(format!("Connection must not name {}.", given.name)));
+            return Err(AuthRejection::Malformed(format!(
+                "Connection must not name {}.",
+                given.name
+            )));
         }
         let question = headers::question(request, peer, self.upstream.authority());
         let Ok(question) = question else {
-            return Err(Refused::Malformed("The request's target is no text.".into()));
+            return Err(AuthRejection::Malformed("The request's target is no text.".into()));
         };
         let began = Instant::now();
         let answer = timeout(self.timeout, self.answer(question)).await;
-        let answer = answer.unwrap_or(Err(Silence::Late)).and_then(|answer| self.decide(answer));
+        let answer =
+            answer.unwrap_or(Err(AuthFailure::Late)).and_then(|answer| self.decide(answer));
         let outcome = match &answer {
             Ok(Ok(_)) => Authorised::Allowed,
             Ok(Err(_)) => Authorised::Denied,
@@ -147,16 +155,16 @@ impl Auth {
         self.metrics.authorised(outcome, began.elapsed());
         match answer {
             Ok(Ok(given)) => Ok(given),
-            Ok(Err(denied)) => Err(Refused::Denied(denied)),
+            Ok(Err(denied)) => Err(AuthRejection::Denied(denied)),
             Err(silence) => {
                 let error = &silence as &dyn std::error::Error;
                 tracing::warn!(error, "the auth URL did not say whether a request is allowed");
-                Err(Refused::Unavailable)
+                Err(AuthRejection::Unavailable)
             }
         }
     }
 
-    async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, Silence> {
+    async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
         // Never closed; if it were, nobody could be asked.
         let _turn = self.turns.acquire().await.map_err(|_| Failure::Busy)?;
         let answer = match self.upstream.send(self.request(question.clone())).await {
@@ -165,7 +173,8 @@ impl Auth {
             answer => answer,
         };
         let (head, body) = answer?.into_parts();
-        let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(Silence::Unreadable)?;
+        let body =
+            Limited::new(body, MAX_ANSWER).collect().await.map_err(AuthFailure::Unreadable)?;
         Ok(Response::from_parts(head, body.to_bytes()))
     }
 
@@ -180,7 +189,7 @@ impl Auth {
     fn decide(
         &self,
         answer: Response<Bytes>,
-    ) -> Result<Result<HeaderMap, Response<Body>>, Silence> {
+    ) -> Result<Result<HeaderMap, Response<Body>>, AuthFailure> {
         let status = answer.status();
         if status.is_redirection() || status.is_client_error() {
             let mut denied = answer.map(Body::from);
@@ -188,15 +197,15 @@ impl Auth {
             return Ok(Err(denied));
         }
         if !status.is_success() {
-            return Err(Silence::Status(status));
+            return Err(AuthFailure::Status(status));
         }
         let said = answer.headers();
         let says = |value: &HeaderValue| !value.as_bytes().trim_ascii().is_empty();
         if let Some(name) = self.scope.iter().find(|name| !said.get_all(*name).iter().any(says)) {
-            return Err(Silence::Nobody(name.clone()));
+            return Err(AuthFailure::Nobody(name.clone()));
         }
         let mut given = HeaderMap::new();
-        for Given { name, .. } in &self.given {
+        for CopiedHeader { name, .. } in &self.given {
             for value in said.get_all(name) {
                 given.append(name.clone(), value.clone());
             }

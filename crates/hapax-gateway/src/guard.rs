@@ -9,7 +9,7 @@
 //! 1. A head is withheld from hyper until it is complete and found unambiguous.
 //! 2. In the place of one that is not, hyper gets [`STAND_IN`], and no byte after it. hyper asks
 //!    the service once for each head, in order; so the service knows by counting which request is
-//!    the stand-in ([`Heads::refusal`]), and answers it with the reason. Answers to requests before
+//!    the stand-in ([`GuardState::refusal`]), and answers it with the reason. Answers to requests before
 //!    it are not disturbed.
 //! 3. What comes behind a head that asks for another protocol is withheld until that is answered: if the
 //!    connection leaves HTTP, it is not ours to judge.
@@ -31,7 +31,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-pub(crate) use head::Refusal;
+pub(crate) use head::HeadError;
 use scan::{ScanResult, Scanner};
 pub(crate) use stall::{Stall, Stalling};
 
@@ -48,24 +48,24 @@ const READ: usize = 16 * 1024;
 
 /// What the guard tells the service of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Heads {
+pub(crate) struct GuardState {
     served: AtomicU64,
-    refused: OnceLock<(u64, Refusal)>,
-    answered: Mutex<Answered>,
+    rejected: OnceLock<(u64, HeadError)>,
+    answered: Mutex<AnsweredCount>,
 }
 
 #[derive(Debug, Default)]
-struct Answered {
+struct AnsweredCount {
     count: u64,
     /// Who waits for the next one.
     waker: Option<Waker>,
 }
 
-impl Heads {
+impl GuardState {
     /// Why the request that hyper hands over now must be refused. To be called once for each.
-    pub(crate) fn refusal(&self) -> Option<Refusal> {
+    pub(crate) fn refusal(&self) -> Option<HeadError> {
         let this = self.served.fetch_add(1, Ordering::Relaxed);
-        self.refused.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
+        self.rejected.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
     }
 
     /// Notes that a request has its answer, and is no switch to another protocol. To be called once for
@@ -88,7 +88,7 @@ impl Heads {
         are
     }
 
-    fn lock(&self) -> MutexGuard<'_, Answered> {
+    fn lock(&self) -> MutexGuard<'_, AnsweredCount> {
         // Nothing here panics half way through a change.
         self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,14 +99,14 @@ impl Heads {
 pub(crate) struct Guarded<S> {
     io: S,
     scanner: Scanner,
-    heads: Arc<Heads>,
+    heads: Arc<GuardState>,
     passed: u64,
     /// How many heads passed when one asked for another protocol, until it is answered.
     asked: Option<u64>,
     /// What was read; hyper may have the first `cleared` bytes.
     inbox: BytesMut,
     cleared: usize,
-    refused: bool,
+    rejected: bool,
     stall: Stall,
 }
 
@@ -121,25 +121,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             asked: None,
             inbox: BytesMut::from(read),
             cleared: 0,
-            refused: false,
+            rejected: false,
             stall: Stall::new(stall),
         }
     }
 
-    pub(crate) fn heads(&self) -> Arc<Heads> {
+    pub(crate) fn heads(&self) -> Arc<GuardState> {
         Arc::clone(&self.heads)
     }
 
     /// The connection itself; what was read of it and withheld, unless it was refused; and whether its
     /// peer may still be sending: it was not between two requests.
     pub(crate) fn into_parts(self) -> (S, Option<BytesMut>, bool) {
-        let between = self.scanner.is_between() && self.inbox.is_empty() && !self.refused;
-        (self.io, (!self.refused).then_some(self.inbox), !between)
+        let between = self.scanner.is_between() && self.inbox.is_empty() && !self.rejected;
+        (self.io, (!self.rejected).then_some(self.inbox), !between)
     }
 
     /// Judges what was read; whether hyper may have any of it.
     fn judge(&mut self) -> io::Result<bool> {
-        if self.inbox.is_empty() || self.refused {
+        if self.inbox.is_empty() || self.rejected {
             return Ok(false);
         }
         match self.scanner.judge(&self.inbox) {
@@ -155,8 +155,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             ScanResult::More => return Ok(false),
             ScanResult::Reject(refusal) => {
                 // Set before hyper sees the stand-in, so before the service asks.
-                let _ = self.heads.refused.set((self.passed, refusal));
-                self.refused = true;
+                let _ = self.heads.rejected.set((self.passed, refusal));
+                self.rejected = true;
                 self.inbox = BytesMut::from(STAND_IN);
                 self.cleared = STAND_IN.len();
             }
@@ -186,7 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
             if this.cleared > 0 || this.judge()? {
                 break;
             }
-            if this.refused {
+            if this.rejected {
                 // hyper closes after it has answered the stand-in, and waits for nothing here.
                 return Poll::Pending;
             }

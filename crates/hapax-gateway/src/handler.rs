@@ -20,9 +20,9 @@ use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
 use crate::access::{AccessEntry, AccessLog};
-use crate::auth::{Auth, Refused};
+use crate::auth::{Auth, AuthRejection};
 use crate::cors;
-use crate::guard::{Heads, http2};
+use crate::guard::{GuardState, http2};
 use crate::proxy::Peer;
 use crate::proxy::headers::{drop_own, name_host};
 use crate::proxy::names::overriding;
@@ -57,7 +57,7 @@ struct RequestContext {
 #[derive(Debug)]
 pub(crate) struct ClientConnection {
     /// What its guard says of HTTP/1 requests.
-    pub(crate) heads: Option<Arc<Heads>>,
+    pub(crate) heads: Option<Arc<GuardState>>,
     pub(crate) peer: Peer,
     /// Where it can leave HTTP.
     pub(crate) switch: Option<Switch>,
@@ -99,9 +99,9 @@ impl RequestHandler {
                 }
             }
             Err(ambiguous) => {
-                let refused =
-                    refuse(snapshot.rest(), &connection, error_format, &away.unwrap_or(ambiguous));
-                with_cors(snapshot.rest(), request, refused).await
+                let rejected =
+                    reject(snapshot.rest(), &connection, error_format, &away.unwrap_or(ambiguous));
+                with_cors(snapshot.rest(), request, rejected).await
             }
         };
         if self.is_ending() {
@@ -126,8 +126,8 @@ impl RequestHandler {
         let route =
             snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
         name_route(&mut entry, route);
-        let refused = refuse(route, connection, ErrorFormat::of(request.headers()), &problem);
-        let response = with_cors(route, request, refused).await;
+        let rejected = reject(route, connection, ErrorFormat::of(request.headers()), &problem);
+        let response = with_cors(route, request, rejected).await;
         if let Some(entry) = entry {
             entry.end(&response);
         }
@@ -146,8 +146,8 @@ impl RequestHandler {
         };
         match answered {
             Ok(response) => response,
-            Err(refused) => {
-                refuse(&context.route, &context.connection, context.error_format, &refused)
+            Err(rejected) => {
+                reject(&context.route, &context.connection, context.error_format, &rejected)
             }
         }
     }
@@ -164,17 +164,17 @@ impl RequestHandler {
             if may_be_protected(route, &parts) {
                 match auth.ask(&parts, connection.peer).await {
                     Ok(given) => parts.headers.extend(given),
-                    Err(Refused::Denied(mut answer)) => {
+                    Err(AuthRejection::Denied(mut answer)) => {
                         let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
                         answer.extensions_mut().insert(rejected);
                         return Ok(answer);
                     }
-                    Err(Refused::Malformed(detail)) => {
+                    Err(AuthRejection::Malformed(detail)) => {
                         return Err(Problem::new(Code::MalformedRequest, detail));
                     }
                     // The question may have been cut off.
-                    Err(Refused::Unavailable) if self.is_ending() => return Err(draining()),
-                    Err(Refused::Unavailable) => return Err(auth_unavailable()),
+                    Err(AuthRejection::Unavailable) if self.is_ending() => return Err(draining()),
+                    Err(AuthRejection::Unavailable) => return Err(auth_unavailable()),
                 }
             }
         }
@@ -279,17 +279,17 @@ fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
     !protects(route, &parts.method) && overriding(&parts.headers).any(would_be)
 }
 
-fn refuse(
+fn reject(
     route: &Route,
     connection: &ClientConnection,
     error_format: ErrorFormat,
-    refused: &Problem,
+    rejected: &Problem,
 ) -> Response<Body> {
-    route.counts.refused(refused.code());
-    let mut response = error_format.render(refused, route.docs.as_ref()).map(Body::from);
+    route.counts.rejected(rejected.code());
+    let mut response = error_format.render(rejected, route.docs.as_ref()).map(Body::from);
     let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
     response.extensions_mut().insert(rejected);
-    if refused.code() == Code::MalformedRequest {
+    if rejected.code() == Code::MalformedRequest {
         close(&mut response, connection);
     }
     response
@@ -299,11 +299,11 @@ fn refuse(
 async fn with_cors(
     route: &Route,
     request: Request<Incoming>,
-    refused: Response<Body>,
+    rejected: Response<Body>,
 ) -> Response<Body> {
     match route.cors.as_ref().filter(|_| request.method() != Method::OPTIONS) {
-        Some(cors) => cors::answer(cors, request, |_| std::future::ready(refused)).await,
-        None => refused,
+        Some(cors) => cors::answer(cors, request, |_| std::future::ready(rejected)).await,
+        None => rejected,
     }
 }
 

@@ -310,7 +310,7 @@ mod tests {
                 took,
             },
         );
-        seen.observe("", Event::Refused(Code::KeyReused));
+        seen.observe("", Event::Rejected(Code::KeyReused));
         seen.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
         metrics.authorised(Authorised::Denied, Duration::from_millis(7));
         metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));

@@ -418,13 +418,13 @@ impl Observer for Counting {
         let would = match event {
             Event::Executed { .. } => Would::Execute,
             Event::Replayed { .. } => Would::Replay,
-            Event::Refused(Code::InFlight) if self.waits => Would::Wait,
-            Event::Refused(Code::OutcomeUnknown) if self.asks => Would::Ask,
+            Event::Rejected(Code::InFlight) if self.waits => Would::Wait,
+            Event::Rejected(Code::OutcomeUnknown) if self.asks => Would::Ask,
             // Of the engine for what is observed, which is full.
-            Event::Refused(Code::StoreUnavailable) => Would::Unmeasured,
+            Event::Rejected(Code::StoreUnavailable) => Would::Unmeasured,
             // Of an execution that was counted.
-            Event::Refused(Code::Superseded | Code::UpstreamBroken) => return,
-            Event::Refused(code) => return self.counts.would_refuse(code),
+            Event::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
+            Event::Rejected(code) => return self.counts.would_reject(code),
             _ => return,
         };
         self.counts.would(would);

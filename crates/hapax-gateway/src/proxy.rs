@@ -134,7 +134,7 @@ impl Proxy {
             Failure::Upload(Fault::Slow) => (Code::RequestTimeout, OutcomeClass::Unknown),
             Failure::Upload(Fault::Broken) => (Code::MalformedRequest, OutcomeClass::Unknown),
         };
-        self.counts.refused(code);
+        self.counts.rejected(code);
         let mut problem = Problem::new(code, failure.to_string());
         if class == OutcomeClass::Retryable {
             problem = problem.retry_after(Duration::from_secs(1));

@@ -25,7 +25,7 @@ use hapax_http::statuses::StatusLists;
 use http::{HeaderName, Method, Uri};
 
 use crate::config::{Callers, ConfigError, Handling, PolicyConfig, RouteConfig};
-use tree::{Refused, Tree};
+use tree::{PatternError, Tree};
 
 /// The routes of a configuration, by their paths.
 #[derive(Clone, Debug)]
@@ -51,8 +51,8 @@ impl Table {
         for (index, route) in routes.iter().enumerate() {
             let added = pattern(&route.path).and_then(|pattern| {
                 tree.insert(&pattern, index).map_err(|refused| match refused {
-                    Refused::Unreadable(reason) => reason.to_owned(),
-                    Refused::Taken(other) => {
+                    PatternError::Unreadable(reason) => reason.to_owned(),
+                    PatternError::Taken(other) => {
                         format!("is for the same as that of another route, {}", routes[other].path)
                     }
                 })

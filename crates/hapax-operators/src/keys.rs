@@ -404,7 +404,7 @@ fn judged(
     let was = Was::of(&stored, now);
     match wrote {
         WriteResult::Recorded(_) => Ok(was),
-        WriteResult::Refused | WriteResult::NotFound | WriteResult::Changed => {
+        WriteResult::Rejected | WriteResult::NotFound | WriteResult::Changed => {
             Err(why_not(was, stored.fence, expected, wanted))
         }
         WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => Err(KeysError::Contended),

@@ -61,7 +61,7 @@ pub struct RedisStats {
     /// Swaps whose answer was lost.
     pub lost: u64,
     /// Requests refused or never sent: the server, the connection or room was missing.
-    pub refused: u64,
+    pub rejected: u64,
     /// Connections made; to a cluster, for all of it.
     pub connections: u64,
     /// Requests that wait for an answer now.
@@ -76,7 +76,7 @@ struct Counters {
     conflicts: AtomicU64,
     loads: AtomicU64,
     lost: AtomicU64,
-    refused: AtomicU64,
+    rejected: AtomicU64,
 }
 
 impl Counters {
@@ -89,7 +89,7 @@ impl Counters {
                 &self.swaps
             }
             Err(StoreError::Ambiguous(_)) => &self.lost,
-            Err(_) => &self.refused,
+            Err(_) => &self.rejected,
         };
         count(counter);
     }
@@ -148,15 +148,15 @@ impl RedisStore {
     /// What it did and what it holds up.
     #[must_use]
     pub fn stats(&self) -> RedisStats {
-        let Counters { swaps, conflicts, loads, lost, refused } = &self.counters;
-        let [swaps, conflicts, loads, lost, refused] =
-            [swaps, conflicts, loads, lost, refused].map(|counter| counter.load(Ordering::Relaxed));
+        let Counters { swaps, conflicts, loads, lost, rejected } = &self.counters;
+        let [swaps, conflicts, loads, lost, rejected] = [swaps, conflicts, loads, lost, rejected]
+            .map(|counter| counter.load(Ordering::Relaxed));
         RedisStats {
             swaps,
             conflicts,
             loads,
             lost,
-            refused,
+            rejected,
             connections: self.link.connections(),
             waiting: self.door.inside(),
             awaited: self.watches.len(),
@@ -377,7 +377,7 @@ impl Store for RedisStore {
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let answer = self.load_cell(key).await;
-            count(if answer.is_ok() { &self.counters.loads } else { &self.counters.refused });
+            count(if answer.is_ok() { &self.counters.loads } else { &self.counters.rejected });
             answer
         })
     }

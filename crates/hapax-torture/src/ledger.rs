@@ -91,7 +91,7 @@ enum Stage {
     Working,
     Effected,
     Retryable,
-    Refused,
+    Rejected,
 }
 
 /// An answer as a client got it.
@@ -162,7 +162,7 @@ impl Ledger {
         let policy = self.policy;
         let Some(log) = self.keys.get_mut(key) else { return false };
         if fence <= log.refused {
-            set(log, fence, Stage::Refused);
+            set(log, fence, Stage::Rejected);
             return false;
         }
         let twice = log.executions.iter().any(|execution| execution.stage == Stage::Effected);

@@ -337,7 +337,7 @@ impl ClaimExchange {
             | Step::Lost
             | Step::Gone
             | Step::NotFound
-            | Step::Refused
+            | Step::Rejected
             | Step::Changed => ClaimResult::Contended,
         };
         // Every swap of it was answered, and the record bears none of its grants. To be hashed
@@ -466,7 +466,7 @@ pub enum WriteResult {
     /// Operator: there is nothing.
     NotFound,
     /// Operator: it is in flight, and was not forced; or done, and was not to be forgotten.
-    Refused,
+    Rejected,
     /// Operator: it is no longer what was seen.
     Changed,
     /// [`MAX_CONFLICTS`] in a row: nobody knows, nothing was written.
@@ -571,7 +571,7 @@ impl WriteExchange {
             Step::Lost => WriteResult::Lost,
             Step::Gone => WriteResult::Gone,
             Step::NotFound => WriteResult::NotFound,
-            Step::Refused => WriteResult::Refused,
+            Step::Rejected => WriteResult::Rejected,
             Step::Changed => WriteResult::Changed,
             // No holder's or operator's event leads to one of these.
             Step::Execute(_)

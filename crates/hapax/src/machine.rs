@@ -218,7 +218,7 @@ pub enum Step {
     /// Operator: there is nothing.
     NotFound,
     /// Operator: in flight and live, and not forced; or done, and not to be forgotten.
-    Refused,
+    Rejected,
     /// Answer, operator: it is no longer what was asked about.
     Changed,
 }
@@ -455,8 +455,8 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
         record.notes.decision.clone_from(&resolve.note);
     }
     match (standing, &resolve.resolution) {
-        (Standing::Live(_), _) if !resolve.force => Step::Refused,
-        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Refused,
+        (Standing::Live(_), _) if !resolve.force => Step::Rejected,
+        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Rejected,
         (_, Resolution::DidNotHappen) => Step::Write(released(&record)),
         (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
             Step::Recorded

@@ -39,20 +39,20 @@ struct Confirmed {
 }
 
 /// What it did not do.
-pub(super) struct Refused {
+pub(super) struct RemoteError {
     failure: Failure,
     /// Why, as the API names it; empty if the API did not say.
     code: String,
 }
 
-impl From<Failure> for Refused {
+impl From<Failure> for RemoteError {
     fn from(failure: Failure) -> Self {
         Self { failure, code: String::new() }
     }
 }
 
-impl From<Refused> for Failure {
-    fn from(refused: Refused) -> Self {
+impl From<RemoteError> for Failure {
+    fn from(refused: RemoteError) -> Self {
         refused.failure
     }
 }
@@ -118,7 +118,7 @@ impl Remote {
     pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<Was, Failure> {
         let path = format!("/api/keys/{id}/resolve");
         let decided = self.ask(Method::POST, &path, Some(json!(decision))).await;
-        let Decided { was } = decided.map_err(|Refused { failure, code }| {
+        let Decided { was } = decided.map_err(|RemoteError { failure, code }| {
             failure.and(render::all_the_same(&code, decision.outcome))
         })?;
         Ok(was)
@@ -143,7 +143,7 @@ impl Remote {
         method: Method,
         path: &str,
         body: Option<Value>,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, RemoteError> {
         self.ask_within(PATIENCE, method, path, body).await
     }
 
@@ -154,7 +154,7 @@ impl Remote {
         method: Method,
         path: &str,
         body: Option<Value>,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, RemoteError> {
         let asked = timeout(patience, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
             Failure::unavailable(format!("the gateway at {}: {error}", self.address))
@@ -184,7 +184,7 @@ impl Remote {
         };
         let code = said["code"].as_str().unwrap_or_default().to_owned();
         let failure = if code.is_empty() { failure } else { failure.named(code.clone()) };
-        Err(Refused { failure, code })
+        Err(RemoteError { failure, code })
     }
 
     async fn send(

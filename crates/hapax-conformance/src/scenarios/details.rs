@@ -89,7 +89,7 @@ async fn fate(client: Client, caller: &str, fields: &[(&str, &str)], body: Optio
 
 #[track_caller]
 fn assert_refused(fate: Fate, what: &str) {
-    assert!([Fate::Refused, Fate::Answered(400)].contains(&fate), "{what}: {fate:?}");
+    assert!([Fate::Rejected, Fate::Answered(400)].contains(&fate), "{what}: {fate:?}");
 }
 
 /// In HTTP/2 a malformed message is an error of its stream (RFC 9113, 8.1.1), or 400.

@@ -11,6 +11,6 @@ pub mod keys;
 pub mod outages;
 pub mod outcomes;
 pub mod protocols;
-pub mod refusals;
+pub mod rejections;
 pub mod replay;
 pub mod sizes;

@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use crate::crowd::{Entry, Places, Sheddable, Source};
-use crate::guard::{Guarded, Heads, MAX_HEAD};
+use crate::guard::{GuardState, Guarded, MAX_HEAD};
 use crate::handler::PacedBody;
 use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
 
@@ -187,7 +187,7 @@ async fn connection(
 
 async fn answer(
     mut app: Router,
-    heads: Arc<Heads>,
+    heads: Arc<GuardState>,
     requests: Arc<Semaphore>,
     mut request: Request<Incoming>,
     peer: SocketAddr,

@@ -15,7 +15,7 @@ pub(crate) enum Framing {
 
 /// Why a request head is not let through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum HeadError {
     #[error("a line of the request head ends without a carriage return")]
     BareLineFeed,
     #[error("a header field is folded over several lines")]
@@ -59,7 +59,7 @@ pub(crate) enum Refusal {
 /// The grammar is a subset of what hyper's parser takes, so that for every head that passes, both
 /// agree on where the body ends; what hyper resolves by itself (equal lengths, a length beside a
 /// coding, several codings of which the last is chunked) is refused.
-pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
+pub(crate) fn framing(head: &[u8]) -> Result<Framing, HeadError> {
     let mut lines = head.split(|byte| *byte == b'\n').map(|line| match line {
         [line @ .., b'\r'] => line,
         line => line,
@@ -70,33 +70,33 @@ pub(crate) fn framing(head: &[u8]) -> Result<Framing, Refusal> {
     let mut hosts = 0;
     for (index, line) in lines.take_while(|line| !line.is_empty()).enumerate() {
         if index == super::MAX_FIELDS {
-            return Err(Refusal::TooMany);
+            return Err(HeadError::TooMany);
         }
         let (name, value) = field(line)?;
         if name.eq_ignore_ascii_case(b"content-length") {
-            if length.replace(number(value).ok_or(Refusal::Length)?).is_some() {
-                return Err(Refusal::TwoLengths);
+            if length.replace(number(value).ok_or(HeadError::Length)?).is_some() {
+                return Err(HeadError::TwoLengths);
             }
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             if minor == 0 {
-                return Err(Refusal::CodingInHttp10);
+                return Err(HeadError::CodingInHttp10);
             }
             if coding || !value.eq_ignore_ascii_case(b"chunked") {
-                return Err(Refusal::Coding);
+                return Err(HeadError::Coding);
             }
             coding = true;
         } else if name.eq_ignore_ascii_case(b"host") {
             if !is_host(value) {
-                return Err(Refusal::HostValue);
+                return Err(HeadError::HostValue);
             }
             hosts += 1;
         }
     }
     if hosts > 1 || (hosts == 0 && minor == 1) {
-        return Err(Refusal::Host);
+        return Err(HeadError::Host);
     }
     match (length, coding) {
-        (Some(_), true) => Err(Refusal::LengthWithCoding),
+        (Some(_), true) => Err(HeadError::LengthWithCoding),
         (None, true) => Ok(Framing::Chunked),
         (None | Some(0), false) => Ok(Framing::Empty),
         (Some(length), false) => Ok(Framing::Length(length)),
@@ -112,25 +112,25 @@ pub(super) fn asks_to_switch(head: &[u8]) -> bool {
 }
 
 /// The minor version.
-fn request_line(line: &[u8]) -> Result<u8, Refusal> {
+fn request_line(line: &[u8]) -> Result<u8, HeadError> {
     let mut parts = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
-        return Err(Refusal::RequestLine);
+        return Err(HeadError::RequestLine);
     };
     // hyper would drop a fragment, which no target has (RFC 9112 3.2), without a word.
     let foreign = |byte: &u8| byte.is_ascii_control() || *byte == b'#';
     if !is_token(method) || target.is_empty() || target.iter().any(foreign) {
-        return Err(Refusal::RequestLine);
+        return Err(HeadError::RequestLine);
     }
     if method == b"CONNECT" {
-        return Err(Refusal::Connect);
+        return Err(HeadError::Connect);
     }
     let minor = match version {
         b"HTTP/1.1" => 1,
         b"HTTP/1.0" => 0,
-        _ => return Err(Refusal::RequestLine),
+        _ => return Err(HeadError::RequestLine),
     };
     // RFC 9112 3.2, without the authority form, which is CONNECT's.
     let known = match target {
@@ -138,7 +138,7 @@ fn request_line(line: &[u8]) -> Result<u8, Refusal> {
         [b'/', ..] => true,
         _ => begins_with(target, b"http://") || begins_with(target, b"https://"),
     };
-    if known { Ok(minor) } else { Err(Refusal::Target) }
+    if known { Ok(minor) } else { Err(HeadError::Target) }
 }
 
 fn begins_with(target: &[u8], scheme: &[u8]) -> bool {
@@ -181,20 +181,20 @@ pub(super) fn is_host(value: &[u8]) -> bool {
     port
 }
 
-fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
+fn field(line: &[u8]) -> Result<(&[u8], &[u8]), HeadError> {
     if line.first().is_some_and(|byte| is_space(*byte)) {
-        return Err(Refusal::Folded);
+        return Err(HeadError::Folded);
     }
-    let colon = line.iter().position(|byte| *byte == b':').ok_or(Refusal::FieldName)?;
+    let colon = line.iter().position(|byte| *byte == b':').ok_or(HeadError::FieldName)?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
     if name.last().is_some_and(|byte| is_space(*byte)) {
-        return Err(Refusal::SpaceBeforeColon);
+        return Err(HeadError::SpaceBeforeColon);
     }
     if !is_token(name) {
-        return Err(Refusal::FieldName);
+        return Err(HeadError::FieldName);
     }
     if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
-        return Err(Refusal::FieldValue);
+        return Err(HeadError::FieldValue);
     }
     Ok((name, trim(value)))
 }
@@ -240,7 +240,7 @@ const fn is_space(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn of(fields: &str) -> Result<Framing, Refusal> {
+    fn of(fields: &str) -> Result<Framing, HeadError> {
         framing(format!("POST /a HTTP/1.1\r\nhost: a\r\n{fields}\r\n").as_bytes())
     }
 
@@ -254,35 +254,35 @@ mod tests {
 
     #[test]
     fn two_ways_are_refused() {
-        assert_eq!(of("content-length: 1\r\ncontent-length: 1\r\n"), Err(Refusal::TwoLengths));
-        assert_eq!(of("content-length: 1, 1\r\n"), Err(Refusal::Length));
-        assert_eq!(of("content-length: +1\r\n"), Err(Refusal::Length));
+        assert_eq!(of("content-length: 1\r\ncontent-length: 1\r\n"), Err(HeadError::TwoLengths));
+        assert_eq!(of("content-length: 1, 1\r\n"), Err(HeadError::Length));
+        assert_eq!(of("content-length: +1\r\n"), Err(HeadError::Length));
         for huge in ["9223372036854775808", "18446744073709551615", "18446744073709551616"] {
-            assert_eq!(of(&format!("content-length: {huge}\r\n")), Err(Refusal::Length));
+            assert_eq!(of(&format!("content-length: {huge}\r\n")), Err(HeadError::Length));
         }
         let largest = of("content-length: 9223372036854775807\r\n");
         assert_eq!(largest, Ok(Framing::Length(i64::MAX as u64)));
         let both = "content-length: 1\r\ntransfer-encoding: chunked\r\n";
-        assert_eq!(of(both), Err(Refusal::LengthWithCoding));
+        assert_eq!(of(both), Err(HeadError::LengthWithCoding));
         let both = "transfer-encoding: chunked\r\ncontent-length: 1\r\n";
-        assert_eq!(of(both), Err(Refusal::LengthWithCoding));
-        assert_eq!(of("transfer-encoding: gzip, chunked\r\n"), Err(Refusal::Coding));
+        assert_eq!(of(both), Err(HeadError::LengthWithCoding));
+        assert_eq!(of("transfer-encoding: gzip, chunked\r\n"), Err(HeadError::Coding));
         let twice = "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n";
-        assert_eq!(of(twice), Err(Refusal::Coding));
+        assert_eq!(of(twice), Err(HeadError::Coding));
         let old = b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n";
-        assert_eq!(framing(old), Err(Refusal::CodingInHttp10));
+        assert_eq!(framing(old), Err(HeadError::CodingInHttp10));
     }
 
     #[test]
     fn fields_are_taken_strictly() {
-        assert_eq!(of("a: b\r\n c\r\n"), Err(Refusal::Folded));
-        assert_eq!(of("a : b\r\n"), Err(Refusal::SpaceBeforeColon));
-        assert_eq!(of("no colon\r\n"), Err(Refusal::FieldName));
-        assert_eq!(of(": b\r\n"), Err(Refusal::FieldName));
-        assert_eq!(of("a: b\rc\r\n"), Err(Refusal::FieldValue));
-        assert_eq!(of("a: \0\r\n"), Err(Refusal::FieldValue));
-        assert_eq!(of("host: b\r\n"), Err(Refusal::Host));
-        assert_eq!(framing(b"GET / HTTP/1.1\r\n\r\n"), Err(Refusal::Host));
+        assert_eq!(of("a: b\r\n c\r\n"), Err(HeadError::Folded));
+        assert_eq!(of("a : b\r\n"), Err(HeadError::SpaceBeforeColon));
+        assert_eq!(of("no colon\r\n"), Err(HeadError::FieldName));
+        assert_eq!(of(": b\r\n"), Err(HeadError::FieldName));
+        assert_eq!(of("a: b\rc\r\n"), Err(HeadError::FieldValue));
+        assert_eq!(of("a: \0\r\n"), Err(HeadError::FieldValue));
+        assert_eq!(of("host: b\r\n"), Err(HeadError::Host));
+        assert_eq!(framing(b"GET / HTTP/1.1\r\n\r\n"), Err(HeadError::Host));
         assert_eq!(framing(b"GET / HTTP/1.0\r\n\r\n"), Ok(Framing::Empty));
     }
 
@@ -296,7 +296,7 @@ mod tests {
             ["a b", "a/b", "u@a", "a:b", "a:1:2", "[::1", "[x]", "[::1]x", "%4", "a\"", "é", "a?b"]
         {
             let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
-            assert_eq!(framing(head.as_bytes()), Err(Refusal::HostValue), "{host}");
+            assert_eq!(framing(head.as_bytes()), Err(HeadError::HostValue), "{host}");
         }
     }
 
@@ -310,7 +310,7 @@ mod tests {
         }
         assert_eq!(of("OPTIONS", "*"), Ok(Framing::Empty));
         for target in ["*", "a", "a:1", "ftp://a/", "http:/a", "http://", "?a", "*a"] {
-            assert_eq!(of("GET", target), Err(Refusal::Target), "{target}");
+            assert_eq!(of("GET", target), Err(HeadError::Target), "{target}");
         }
     }
 
@@ -325,9 +325,9 @@ mod tests {
             "GET /#a HTTP/1.1",
         ] {
             let head = format!("{line}\r\nhost: a\r\n\r\n");
-            assert_eq!(framing(head.as_bytes()), Err(Refusal::RequestLine), "{line}");
+            assert_eq!(framing(head.as_bytes()), Err(HeadError::RequestLine), "{line}");
         }
         let connect = b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n";
-        assert_eq!(framing(connect), Err(Refusal::Connect));
+        assert_eq!(framing(connect), Err(HeadError::Connect));
     }
 }

@@ -14,15 +14,15 @@ use http::request::Parts;
 use http::uri::{PathAndQuery, Scheme, Uri};
 
 use super::MAX_FIELDS;
-use super::head::{Refusal, is_host, number};
+use super::head::{HeadError, is_host, number};
 
 /// The largest list of a request's fields, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
 pub(crate) const MAX_LIST: u32 = 16 * 1024;
 
 /// Makes what h2 handed over what HTTP/1.1 would have, or says why not.
-pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
+pub(crate) fn settle(parts: &mut Parts) -> Result<(), HeadError> {
     if parts.method == Method::CONNECT {
-        return Err(Refusal::Connect);
+        return Err(HeadError::Connect);
     }
     one_length(&parts.headers)?;
     no_space_around(&mut parts.headers)?;
@@ -30,7 +30,7 @@ pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
     let http = |scheme: &Scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS;
     // Without an authority h2 lets go of the scheme, and the host is in a field.
     if !target.scheme.as_ref().map_or(target.authority.is_none(), http) {
-        return Err(Refusal::Target);
+        return Err(HeadError::Target);
     }
     let path = target.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
     let known = match path.as_str() {
@@ -38,65 +38,65 @@ pub(crate) fn settle(parts: &mut Parts) -> Result<(), Refusal> {
         path => path.starts_with('/'),
     };
     if !known {
-        return Err(Refusal::Target);
+        return Err(HeadError::Target);
     }
     parts.uri = Uri::from(path);
     let authority = target.authority.as_ref().map(|authority| authority.as_str().as_bytes());
     settle_host(&mut parts.headers, authority)?;
     join_cookies(&mut parts.headers)?;
-    if parts.headers.len() > MAX_FIELDS { Err(Refusal::TooMany) } else { Ok(()) }
+    if parts.headers.len() > MAX_FIELDS { Err(HeadError::TooMany) } else { Ok(()) }
 }
 
-fn one_length(headers: &HeaderMap) -> Result<(), Refusal> {
+fn one_length(headers: &HeaderMap) -> Result<(), HeadError> {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     match (lengths.next(), lengths.next()) {
-        (Some(_), Some(_)) => Err(Refusal::TwoLengths),
-        (Some(length), None) if number(length.as_bytes()).is_none() => Err(Refusal::Length),
+        (Some(_), Some(_)) => Err(HeadError::TwoLengths),
+        (Some(length), None) if number(length.as_bytes()).is_none() => Err(HeadError::Length),
         _ => Ok(()),
     }
 }
 
 /// HTTP/1 trims values, and HTTP/2 forbids what there is to trim (RFC 9113 8.2.1): a caller that is read
 /// from one here would be another one than the upstream reads. A key is the same with and without.
-fn no_space_around(headers: &mut HeaderMap) -> Result<(), Refusal> {
+fn no_space_around(headers: &mut HeaderMap) -> Result<(), HeadError> {
     for (name, value) in headers.iter_mut() {
         let trimmed = value.as_bytes().trim_ascii();
         if trimmed.len() == value.len() {
             continue;
         }
         if name != IDEMPOTENCY_KEY {
-            return Err(Refusal::FieldSpace);
+            return Err(HeadError::FieldSpace);
         }
-        *value = HeaderValue::from_bytes(trimmed).map_err(|_| Refusal::FieldValue)?;
+        *value = HeaderValue::from_bytes(trimmed).map_err(|_| HeadError::FieldValue)?;
     }
     Ok(())
 }
 
 /// One host, by whichever field names it (RFC 9113 8.3.1); where both do, they agree.
-fn settle_host(headers: &mut HeaderMap, authority: Option<&[u8]>) -> Result<(), Refusal> {
+fn settle_host(headers: &mut HeaderMap, authority: Option<&[u8]>) -> Result<(), HeadError> {
     let mut named = headers.get_all(HOST).iter();
     let host = match (authority, named.next(), named.next()) {
-        (_, _, Some(_)) | (None, None, None) => return Err(Refusal::Host),
+        (_, _, Some(_)) | (None, None, None) => return Err(HeadError::Host),
         (Some(host), Some(field), None) if !host.eq_ignore_ascii_case(field.as_bytes()) => {
-            return Err(Refusal::Host);
+            return Err(HeadError::Host);
         }
         (Some(host), _, None) => Cow::Borrowed(host),
         (None, Some(field), None) => Cow::Owned(field.as_bytes().to_vec()),
     };
     if !is_host(&host) {
-        return Err(Refusal::HostValue);
+        return Err(HeadError::HostValue);
     }
-    let host = HeaderValue::from_bytes(&host).map_err(|_| Refusal::HostValue)?;
+    let host = HeaderValue::from_bytes(&host).map_err(|_| HeadError::HostValue)?;
     headers.insert(HOST, host);
     Ok(())
 }
 
 /// Cookies may come in pieces (RFC 9113 8.2.3), which nobody else would put together.
-fn join_cookies(headers: &mut HeaderMap) -> Result<(), Refusal> {
+fn join_cookies(headers: &mut HeaderMap) -> Result<(), HeadError> {
     let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if crumbs.len() > 1 {
         let whole = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]));
-        headers.insert(COOKIE, whole.map_err(|_| Refusal::FieldValue)?);
+        headers.insert(COOKIE, whole.map_err(|_| HeadError::FieldValue)?);
     }
     Ok(())
 }
@@ -105,7 +105,7 @@ fn join_cookies(headers: &mut HeaderMap) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    fn of(uri: &str, fields: &[(&'static str, &'static str)]) -> Result<Parts, Refusal> {
+    fn of(uri: &str, fields: &[(&'static str, &'static str)]) -> Result<Parts, HeadError> {
         let mut parts = http::Request::builder().uri(uri).body(()).unwrap().into_parts().0;
         for (name, value) in fields {
             parts.headers.append(*name, HeaderValue::from_static(value));
@@ -127,20 +127,20 @@ mod tests {
     #[test]
     fn what_names_two_things_does_not() {
         let two = [("content-length", "1"), ("content-length", "1")];
-        assert_eq!(of("http://a/", &two).unwrap_err(), Refusal::TwoLengths);
-        assert_eq!(of("http://a/", &[("content-length", "+1")]).unwrap_err(), Refusal::Length);
-        assert_eq!(of("http://a/", &[("host", "b")]).unwrap_err(), Refusal::Host);
+        assert_eq!(of("http://a/", &two).unwrap_err(), HeadError::TwoLengths);
+        assert_eq!(of("http://a/", &[("content-length", "+1")]).unwrap_err(), HeadError::Length);
+        assert_eq!(of("http://a/", &[("host", "b")]).unwrap_err(), HeadError::Host);
         let hosts = [("host", "a"), ("host", "a")];
-        assert_eq!(of("http://a/", &hosts).unwrap_err(), Refusal::Host);
-        assert_eq!(of("http://u@a/", &[]).unwrap_err(), Refusal::HostValue);
-        assert_eq!(of("ftp://a/", &[]).unwrap_err(), Refusal::Target);
-        assert_eq!(of("/", &[]).unwrap_err(), Refusal::Host);
+        assert_eq!(of("http://a/", &hosts).unwrap_err(), HeadError::Host);
+        assert_eq!(of("http://u@a/", &[]).unwrap_err(), HeadError::HostValue);
+        assert_eq!(of("ftp://a/", &[]).unwrap_err(), HeadError::Target);
+        assert_eq!(of("/", &[]).unwrap_err(), HeadError::Host);
         assert_eq!(of("/", &[("host", "b")]).unwrap().headers[HOST], "b");
         for value in [" a", "a ", "a\t", "\t"] {
-            assert_eq!(of("http://a/", &[("x", value)]).unwrap_err(), Refusal::FieldSpace);
+            assert_eq!(of("http://a/", &[("x", value)]).unwrap_err(), HeadError::FieldSpace);
         }
         let many = [("x", "y"); MAX_FIELDS];
-        assert_eq!(of("http://a/", &many).unwrap_err(), Refusal::TooMany);
+        assert_eq!(of("http://a/", &many).unwrap_err(), HeadError::TooMany);
         assert!(of("http://a/", &many[1..]).is_ok());
     }
 }

@@ -1,7 +1,7 @@
 //! Where one request ends and the next begins, in the bytes of a connection.
 
 use super::MAX_HEAD;
-use super::head::{Framing, Refusal, framing};
+use super::head::{Framing, HeadError, framing};
 
 /// What is to be done with the bytes at hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,7 +13,7 @@ pub(crate) enum ScanResult {
     /// A head is not yet complete.
     More,
     /// They begin a request that must not be served.
-    Reject(Refusal),
+    Reject(HeadError),
     /// The body breaks the chunked coding.
     BrokenChunk,
 }
@@ -25,11 +25,11 @@ pub(crate) enum ScanResult {
 /// end or the connection fails.
 #[derive(Debug)]
 pub(crate) struct Scanner {
-    place: Place,
+    place: ScanState,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum ScanState {
     /// In a head, so much of which is known to be no end.
     Head {
         seen: usize,
@@ -60,49 +60,49 @@ enum Chunk {
 
 impl Scanner {
     pub(crate) const fn new() -> Self {
-        Self { place: Place::Head { seen: 0 } }
+        Self { place: ScanState::Head { seen: 0 } }
     }
 
     /// Whether the next byte begins a request.
     pub(crate) const fn is_between(&self) -> bool {
-        matches!(self.place, Place::Head { seen: 0 })
+        matches!(self.place, ScanState::Head { seen: 0 })
     }
 
     /// Judges `bytes`, which begin where the last verdict's bytes ended and are not empty.
     pub(crate) fn judge(&mut self, bytes: &[u8]) -> ScanResult {
         match self.place {
-            Place::Head { seen } => self.head(bytes, seen),
-            Place::Length(left) => {
+            ScanState::Head { seen } => self.head(bytes, seen),
+            ScanState::Length(left) => {
                 let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                 self.place = after(left - here as u64);
                 ScanResult::Pass(here)
             }
-            Place::Chunk(chunk) => self.chunks(bytes, chunk),
+            ScanState::Chunk(chunk) => self.chunks(bytes, chunk),
         }
     }
 
     fn head(&mut self, bytes: &[u8], seen: usize) -> ScanResult {
         // Empty lines before a request line are skipped by every server (RFC 9112 2.2).
         if bytes.starts_with(b"\r\n") {
-            self.place = Place::Head { seen: 0 };
+            self.place = ScanState::Head { seen: 0 };
             return ScanResult::Pass(2);
         }
         let mut from = seen;
         while let Some(at) = bytes[from..].iter().position(|byte| *byte == b'\n') {
             let end = from + at + 1;
             if !bytes[..end].ends_with(b"\r\n") {
-                return ScanResult::Reject(Refusal::BareLineFeed);
+                return ScanResult::Reject(HeadError::BareLineFeed);
             }
             if end > MAX_HEAD {
-                return ScanResult::Reject(Refusal::TooLarge);
+                return ScanResult::Reject(HeadError::TooLarge);
             }
             if bytes[..end].ends_with(b"\r\n\r\n") {
                 return match framing(&bytes[..end]) {
                     Ok(framing) => {
                         self.place = match framing {
-                            Framing::Empty => Place::Head { seen: 0 },
-                            Framing::Length(length) => Place::Length(length),
-                            Framing::Chunked => Place::Chunk(Chunk::Start),
+                            Framing::Empty => ScanState::Head { seen: 0 },
+                            Framing::Length(length) => ScanState::Length(length),
+                            Framing::Chunked => ScanState::Chunk(Chunk::Start),
                         };
                         ScanResult::Head(end)
                     }
@@ -112,9 +112,9 @@ impl Scanner {
             from = end;
         }
         if bytes.len() > MAX_HEAD {
-            return ScanResult::Reject(Refusal::TooLarge);
+            return ScanResult::Reject(HeadError::TooLarge);
         }
-        self.place = Place::Head { seen: bytes.len() };
+        self.place = ScanState::Head { seen: bytes.len() };
         ScanResult::More
     }
 
@@ -131,18 +131,18 @@ impl Scanner {
             let Some(next) = next(chunk, bytes[at]) else { return ScanResult::BrokenChunk };
             at += 1;
             if matches!(next, Chunk::End) {
-                self.place = Place::Head { seen: 0 };
+                self.place = ScanState::Head { seen: 0 };
                 return ScanResult::Pass(at);
             }
             chunk = next;
         }
-        self.place = Place::Chunk(chunk);
+        self.place = ScanState::Chunk(chunk);
         ScanResult::Pass(at)
     }
 }
 
-const fn after(left: u64) -> Place {
-    if left == 0 { Place::Head { seen: 0 } } else { Place::Length(left) }
+const fn after(left: u64) -> ScanState {
+    if left == 0 { ScanState::Head { seen: 0 } } else { ScanState::Length(left) }
 }
 
 /// RFC 9112 7.1, a byte at a time; `None` where it is broken.
@@ -260,13 +260,13 @@ mod tests {
     #[test]
     fn a_bare_line_feed_is_refused_before_the_head_ends() {
         let seen = follow(b"GET / HTTP/1.1\nhost: a", &[]);
-        assert_eq!(seen, (vec![], Some(ScanResult::Reject(Refusal::BareLineFeed))));
+        assert_eq!(seen, (vec![], Some(ScanResult::Reject(HeadError::BareLineFeed))));
     }
 
     #[test]
     fn an_endless_head_is_refused() {
         let bytes = [b"GET /".as_slice(), &vec![b'a'; MAX_HEAD]].concat();
-        assert_eq!(follow(&bytes, &[]), (vec![], Some(ScanResult::Reject(Refusal::TooLarge))));
+        assert_eq!(follow(&bytes, &[]), (vec![], Some(ScanResult::Reject(HeadError::TooLarge))));
     }
 
     #[test]

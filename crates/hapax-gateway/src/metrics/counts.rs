@@ -31,14 +31,14 @@ pub(crate) struct Counts {
     took: Histogram<{ TOOK_MS.len() }>,
     retried: AtomicU64,
     replayed: AtomicU64,
-    refused: [AtomicU64; Code::ALL.len()],
+    rejected: [AtomicU64; Code::ALL.len()],
     unprotected: AtomicU64,
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
     reconciled: [AtomicU64; ReconcileAnswer::ALL.len()],
     would: [AtomicU64; Would::ALL.len()],
-    would_refuse: [AtomicU64; Code::ALL.len()],
+    would_reject: [AtomicU64; Code::ALL.len()],
 }
 
 /// What would have become of a request on a route that is only observed, if it had been protected;
@@ -97,8 +97,8 @@ impl Counts {
     }
 
     /// A request was answered by a problem.
-    pub(crate) fn refused(&self, code: Code) {
-        add(&self.refused[index(code)]);
+    pub(crate) fn rejected(&self, code: Code) {
+        add(&self.rejected[index(code)]);
     }
 
     pub(crate) fn would(&self, would: Would) {
@@ -106,8 +106,8 @@ impl Counts {
         add(&self.would[index]);
     }
 
-    pub(crate) fn would_refuse(&self, code: Code) {
-        add(&self.would_refuse[index(code)]);
+    pub(crate) fn would_reject(&self, code: Code) {
+        add(&self.would_reject[index(code)]);
     }
 }
 
@@ -153,14 +153,14 @@ impl ByRoute {
         });
         let reconciled = reconciled.collect::<serde_json::Map<_, _>>();
         let mut would = would.collect::<serde_json::Map<_, _>>();
-        would.insert("refuse".into(), by_code(&|it| &it.would_refuse).into());
+        would.insert("refuse".into(), by_code(&|it| &it.would_reject).into());
         let executed = serde_json::json!({
             "final": class(0), "retryable": class(1), "unknown": class(2),
         });
         [
             ("executed", executed),
             ("replayed", sum(&|it| it.replayed.load(Relaxed)).into()),
-            ("refused", by_code(&|it| &it.refused).into()),
+            ("refused", by_code(&|it| &it.rejected).into()),
             ("unprotected", sum(&|it| it.unprotected.load(Relaxed)).into()),
             ("asked", sum(&|it| it.asked.load(Relaxed)).into()),
             ("reconciled", reconciled.into()),
@@ -192,7 +192,7 @@ impl ByRoute {
             (0..3).flat_map(|row| (0..3).map(move |column| (row, column))).map(cell).collect()
         })?;
         let name = "hapax_refusals_total";
-        family(name, "Requests that were answered by a problem.", &|it| by_code(&it.refused))?;
+        family(name, "Requests that were answered by a problem.", &|it| by_code(&it.rejected))?;
         for (name, help, of) in ONE_EACH {
             family(name, help, &|it| vec![(String::new(), of(it).load(Relaxed))])?;
         }
@@ -212,7 +212,7 @@ impl ByRoute {
             Would::ALL.iter().zip(&it.would).map(count).collect()
         })?;
         let help = "Requests on observed routes that protection would have refused.";
-        family("hapax_would_refuse_total", help, &|it| by_code(&it.would_refuse))?;
+        family("hapax_would_refuse_total", help, &|it| by_code(&it.would_reject))?;
         let name = "hapax_execution_seconds";
         head(out, name, "histogram", "How long executions take.")?;
         for (route, counts) in &*all {
@@ -304,7 +304,7 @@ impl Observer for Seen {
                     self.metrics.replayed(self.retention, left);
                 }
             }
-            Event::Refused(code) => counts.refused(code),
+            Event::Rejected(code) => counts.rejected(code),
             Event::Unprotected => add(&counts.unprotected),
             Event::NotRetained => add(&counts.not_retained),
             Event::InvalidOverride => add(&counts.invalid_override),
@@ -330,10 +330,10 @@ mod tests {
     #[test]
     fn routes_are_told_apart_and_bounded() {
         let by_route = ByRoute::default();
-        by_route.of("").refused(Code::InFlight);
+        by_route.of("").rejected(Code::InFlight);
         by_route.of("/a\"b").would(Would::Replay);
         by_route.of("pay").reconciled(ReconcileAnswer::NotFound);
-        by_route.of("/a\"b").would_refuse(Code::KeyReused);
+        by_route.of("/a\"b").would_reject(Code::KeyReused);
         by_route.of("/a\"b").took.observe(&TOOK_MS, 30);
         let mut text = String::new();
         by_route.write(&mut text).unwrap();

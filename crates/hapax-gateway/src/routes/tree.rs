@@ -25,7 +25,7 @@ impl<T> Default for Tree<T> {
 
 /// Why a pattern cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refused<T> {
+pub(super) enum PatternError<T> {
     /// It is no pattern.
     Unreadable(&'static str),
     /// This one is for the same paths.
@@ -34,11 +34,11 @@ pub(super) enum Refused<T> {
 
 impl<T: Copy> Tree<T> {
     /// Adds a pattern: in lower case, like the paths that are looked for.
-    pub(super) fn insert(&mut self, pattern: &str, value: T) -> Result<(), Refused<T>> {
+    pub(super) fn insert(&mut self, pattern: &str, value: T) -> Result<(), PatternError<T>> {
         let mut node = self;
         let mut segments = segments(pattern).peekable();
         while let Some(segment) = segments.next() {
-            let rest = match parameter(segment).map_err(Refused::Unreadable)? {
+            let rest = match parameter(segment).map_err(PatternError::Unreadable)? {
                 Some(name) => name.starts_with('*'),
                 None => {
                     node = node.named.entry(segment.to_owned()).or_default();
@@ -50,7 +50,7 @@ impl<T: Copy> Tree<T> {
             } else if segments.peek().is_none() {
                 return take(&mut node.rest, value);
             } else {
-                return Err(Refused::Unreadable("has a `{*…}` that is not its last segment"));
+                return Err(PatternError::Unreadable("has a `{*…}` that is not its last segment"));
             }
         }
         take(&mut node.here, value)
@@ -69,9 +69,9 @@ impl<T: Copy> Tree<T> {
     }
 }
 
-fn take<T: Copy>(place: &mut Option<T>, value: T) -> Result<(), Refused<T>> {
+fn take<T: Copy>(place: &mut Option<T>, value: T) -> Result<(), PatternError<T>> {
     match *place {
-        Some(other) => Err(Refused::Taken(other)),
+        Some(other) => Err(PatternError::Taken(other)),
         None => {
             *place = Some(value);
             Ok(())
@@ -149,12 +149,15 @@ mod tests {
     fn what_is_refused() {
         let mut tree = tree(&["/a/{x}", "/a/{*rest}", "/a"]);
         for (pattern, taken) in [("/a/{y}", 0), ("/a/{*all}", 1), ("/a", 2)] {
-            assert_eq!(tree.insert(pattern, 9), Err(Refused::Taken(taken)), "{pattern}");
+            assert_eq!(tree.insert(pattern, 9), Err(PatternError::Taken(taken)), "{pattern}");
         }
         for pattern in
             ["/{", "/}", "/{}", "/{*}", "/a{x}", "/{x}.json", "/{a}{b}", "/{*x}/b", "/{a b}"]
         {
-            assert!(matches!(tree.insert(pattern, 9), Err(Refused::Unreadable(_))), "{pattern}");
+            assert!(
+                matches!(tree.insert(pattern, 9), Err(PatternError::Unreadable(_))),
+                "{pattern}"
+            );
         }
     }
 

@@ -29,14 +29,14 @@ pub(crate) struct Calls {
     swap_took: Histogram<{ TOOK_US.len() }>,
     load_took: Histogram<{ TOOK_US.len() }>,
     /// The last swap was not taken.
-    refused: AtomicBool,
+    rejected: AtomicBool,
 }
 
 impl Calls {
     /// Whether the last swap had a definite answer, or there was none. A store may answer what it is
     /// asked and take nothing more: a server without memory or disk.
     pub(crate) fn are_written(&self) -> bool {
-        !self.refused.load(Relaxed)
+        !self.rejected.load(Relaxed)
     }
 
     pub(crate) fn write(&self, out: &mut String) -> fmt::Result {
@@ -93,7 +93,7 @@ impl Measured {
 struct Timed<'a> {
     counts: &'a [AtomicU64; ENDINGS.len()],
     took: &'a Histogram<{ TOOK_US.len() }>,
-    refused: Option<&'a AtomicBool>,
+    rejected: Option<&'a AtomicBool>,
     begun: Instant,
     patience: Duration,
     answered: bool,
@@ -122,8 +122,8 @@ impl Timed<'_> {
 
     fn ended(&self, ending: usize) {
         self.counts[ending].fetch_add(1, Relaxed);
-        if let Some(refused) = self.refused {
-            refused.store([2, 3, SILENT].contains(&ending), Relaxed);
+        if let Some(rejected) = self.rejected {
+            rejected.store([2, 3, SILENT].contains(&ending), Relaxed);
         }
     }
 }
@@ -141,18 +141,18 @@ impl Measured {
         &self,
         counts: &'a [AtomicU64; ENDINGS.len()],
         took: &'a Histogram<{ TOOK_US.len() }>,
-        refused: Option<&'a AtomicBool>,
+        rejected: Option<&'a AtomicBool>,
     ) -> Timed<'a> {
         let (begun, patience) = (Instant::now(), self.patience);
-        Timed { counts, took, refused, begun, patience, answered: false }
+        Timed { counts, took, rejected, begun, patience, answered: false }
     }
 }
 
 // Dropping any of these futures drops the store's own: what that means is for the store to say.
 impl Store for Measured {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        let Calls { swaps, swap_took, refused, .. } = &*self.calls;
-        let timed = self.timed(swaps, swap_took, Some(refused));
+        let Calls { swaps, swap_took, rejected, .. } = &*self.calls;
+        let timed = self.timed(swaps, swap_took, Some(rejected));
         Box::pin(timed.count(self.store.swap(swap), |swapped| match swapped {
             Swapped::Stored(_) => 0,
             Swapped::Conflict(_) => 1,

@@ -187,7 +187,7 @@ impl RequestExecution {
     pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
         // If the store does not take the release, it is held back.
         let _ = lease.release().await;
-        let mut response = self.layer.refuse(&self.policy, self.error_format, &draining());
+        let mut response = self.layer.reject(&self.policy, self.error_format, &draining());
         response.extensions_mut().insert(NotBegun);
         response
     }
@@ -426,7 +426,7 @@ impl RequestExecution {
                 }
             }
         };
-        self.layer.refuse(&self.policy, self.error_format, &problem)
+        self.layer.reject(&self.policy, self.error_format, &problem)
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.

@@ -24,7 +24,7 @@ pin_project! {
     enum Kind<F, E> {
         Passing { #[pin] inner: F },
         Guarded { guard: BoxFuture<'static, Result<Response<Body>, E>> },
-        Refused { response: Option<Response<Body>> },
+        Rejected { response: Option<Response<Body>> },
     }
 }
 
@@ -37,8 +37,8 @@ impl<F, E> ResponseFuture<F, E> {
         Self { kind: Kind::Guarded { guard } }
     }
 
-    pub(super) const fn refused(response: Response<Body>) -> Self {
-        Self { kind: Kind::Refused { response: Some(response) } }
+    pub(super) const fn rejected(response: Response<Body>) -> Self {
+        Self { kind: Kind::Rejected { response: Some(response) } }
     }
 }
 
@@ -71,7 +71,7 @@ impl<F, E> fmt::Debug for ResponseFuture<F, E> {
         f.write_str(match self.kind {
             Kind::Passing { .. } => "ResponseFuture(passing)",
             Kind::Guarded { .. } => "ResponseFuture(guarded)",
-            Kind::Refused { .. } => "ResponseFuture(refused)",
+            Kind::Rejected { .. } => "ResponseFuture(refused)",
         })
     }
 }

@@ -130,13 +130,13 @@ impl IdempotencyLayer {
     }
 
     /// Answers with a problem.
-    pub(super) fn refuse(
+    pub(super) fn reject(
         &self,
         policy: &RoutePolicy,
         error_format: ErrorFormat,
         problem: &Problem,
     ) -> Response<Body> {
-        self.observe(policy, Event::Refused(problem.code()));
+        self.observe(policy, Event::Rejected(problem.code()));
         let mut response = error_format.render(problem, self.docs.as_ref()).map(Body::from);
         let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
         response.extensions_mut().insert(rejected);

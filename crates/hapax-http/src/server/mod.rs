@@ -88,5 +88,5 @@ pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, Reconciled, RouteError,
     RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
-pub use scope::{MissingScope, ScopeRefused, ScopeSource};
+pub use scope::{MissingScope, ScopeError, ScopeSource};
 pub use service::IdempotencyService;

@@ -32,7 +32,7 @@ pub enum Event {
         expires_in: Option<Duration>,
     },
     /// An answer that is not a handler's.
-    Refused(Code),
+    Rejected(Code),
     /// The store is away and the route is *open*: a handler runs unprotected.
     Unprotected,
     /// A response was too large, or streamed, and only its status is kept.

@@ -127,7 +127,7 @@ where
     };
     let (claim, place, body, trailers) = match claimed {
         Ok(claimed) => claimed,
-        Err(problem) => return Ok(layer.refuse(&policy, error_format, &problem)),
+        Err(problem) => return Ok(layer.reject(&policy, error_format, &problem)),
     };
     let permit = match place {
         Some(place) => permit.with(place),
@@ -161,7 +161,7 @@ where
             Ok(response)
         }
         ClaimDecision::Unprotected if permit.gate().is_stopping() => {
-            Ok(layer.refuse(&policy, error_format, &draining()))
+            Ok(layer.reject(&policy, error_format, &draining()))
         }
         ClaimDecision::Unprotected => {
             layer.observe(&policy, Event::Unprotected);
@@ -171,7 +171,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_ours });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = permit.gate().stopping() => return Ok(layer.refuse(&policy, error_format, &cut_off())),
+                () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -345,7 +345,7 @@ fn settle(
             None => return ClaimDecision::Unprotected,
         },
     };
-    ClaimDecision::Respond(layer.refuse(policy, error_format, &problem))
+    ClaimDecision::Respond(layer.reject(policy, error_format, &problem))
 }
 
 fn unknown() -> Problem {
@@ -441,6 +441,6 @@ where
     answered.await.unwrap_or_else(|_| {
         // The task ends without an answer only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
-        Ok(layer.refuse(&policy, error_format, &problem))
+        Ok(layer.reject(&policy, error_format, &problem))
     })
 }

@@ -24,7 +24,7 @@ enum Source {
     Function(Arc<ScopeFn>),
 }
 
-type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeRefused> + Send + Sync;
+type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync;
 
 /// What becomes of a request without one of the headers that name the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,7 +38,7 @@ pub enum MissingScope {
 
 /// Why a request has no scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ScopeRefused {
+pub enum ScopeError {
     /// It does not say who the caller is: 400 `missing-scope`.
     Missing,
     /// It says it in a way that changes with every request: 400 `unstable-scope`.
@@ -76,7 +76,7 @@ impl ScopeSource {
     /// say. It must be the same for every attempt of the same caller.
     #[must_use]
     pub fn function(
-        scope: impl Fn(&Parts) -> Result<Scope, ScopeRefused> + Send + Sync + 'static,
+        scope: impl Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync + 'static,
     ) -> Self {
         Self(Source::Function(Arc::new(scope)))
     }
@@ -88,8 +88,8 @@ impl ScopeSource {
             Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
         };
         refused.map_err(|refused| match refused {
-            ScopeRefused::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
-            ScopeRefused::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
+            ScopeError::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
+            ScopeError::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
         })
     }
 
@@ -154,18 +154,18 @@ fn from_headers(
     headers: &HeaderMap,
     names: &[HeaderName],
     missing: MissingScope,
-) -> Result<Scope, ScopeRefused> {
+) -> Result<Scope, ScopeError> {
     let mut parts = Vec::new();
     for name in names {
         let before = parts.len();
         for value in headers.get_all(name).iter().filter(|value| says(value)) {
             if is_credentials(name) && changes_by_request(value) {
-                return Err(ScopeRefused::Unstable);
+                return Err(ScopeError::Unstable);
             }
             parts.push((name.as_str(), value.as_bytes()));
         }
         if parts.len() == before && missing == MissingScope::Reject {
-            return Err(ScopeRefused::Missing);
+            return Err(ScopeError::Missing);
         }
     }
     Ok(Scope::of(parts))

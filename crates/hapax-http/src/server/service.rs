@@ -74,7 +74,7 @@ where
                 let body = Body::new(WithoutTrailers { body, drop: is_told });
                 ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
             }
-            Admission::Refuse(response) => ResponseFuture::refused(response),
+            Admission::Reject(response) => ResponseFuture::rejected(response),
             Admission::Guard(ticket) => {
                 let layer = Arc::clone(&self.layer);
                 ResponseFuture::guarded(Box::pin(protect(layer, ticket, inner, parts, body)))
@@ -88,7 +88,7 @@ enum Admission {
     Other,
     /// Not protected: unmarked, and untouched but for what only we say to handlers.
     Pass,
-    Refuse(Response<Body>),
+    Reject(Response<Body>),
     Guard(AdmittedRequest),
 }
 
@@ -108,7 +108,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let options = &policy.options;
     let error_format = ErrorFormat::of(&parts.headers);
     let Some(permit) = layer.gate.enter() else {
-        return Admission::Refuse(layer.refuse(&policy, error_format, &draining()));
+        return Admission::Reject(layer.reject(&policy, error_format, &draining()));
     };
     if !options.methods.contains(&parts.method) {
         return Admission::Pass;
@@ -116,7 +116,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let identity = std::iter::once(&options.key_header).chain(policy.scope.names());
     if let Some((field, name)) = header::other_spelling(&parts.headers, identity) {
         let problem = misspelt(field, name);
-        return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
+        return Admission::Reject(layer.reject(&policy, error_format, &problem));
     }
     let key = match header::key_in(&parts.headers, &options.key_header, options.grammar) {
         Ok(Some(key)) => key,
@@ -125,18 +125,18 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
             let (method, name) = (&parts.method, &options.key_header);
             let detail = format!("{method} requests here need an idempotency key, in `{name}`.");
             let problem = Problem::new(Code::MissingKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
+            return Admission::Reject(layer.reject(&policy, error_format, &problem));
         }
         Err(error) => {
             let name = &options.key_header;
             let detail = format!("The header `{name}` holds no key: {error}.");
             let problem = Problem::new(Code::InvalidKey, detail);
-            return Admission::Refuse(layer.refuse(&policy, error_format, &problem));
+            return Admission::Reject(layer.reject(&policy, error_format, &problem));
         }
     };
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
-        Err(problem) => Admission::Refuse(layer.refuse(&policy, error_format, &problem)),
+        Err(problem) => Admission::Reject(layer.reject(&policy, error_format, &problem)),
         Ok(scope) => Admission::Guard(AdmittedRequest { policy, error_format, key, scope, permit }),
     }
 }

@@ -137,7 +137,7 @@ impl RequestExecution {
                     return match problem {
                         Ok(Some(error)) => Err(error),
                         Ok(None) | Err(Panicked) => {
-                            Ok(self.layer.refuse(&self.policy, self.error_format, &rolled_back()))
+                            Ok(self.layer.reject(&self.policy, self.error_format, &rolled_back()))
                         }
                     };
                 }

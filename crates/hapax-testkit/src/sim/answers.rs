@@ -135,7 +135,7 @@ impl Ledger {
                 ensure(!released, "holder", "told gone though it is released")
             }
             WriteResult::Contended => Ok(()),
-            WriteResult::NotFound | WriteResult::Refused | WriteResult::Changed => {
+            WriteResult::NotFound | WriteResult::Rejected | WriteResult::Changed => {
                 ensure(false, "holder", "told what only operators are told")
             }
         }
@@ -157,7 +157,7 @@ impl Ledger {
                 ensure(landed || already, "operator", "told recorded what is not")
             }
             WriteResult::NotFound => ensure(nothing, "operator", "told that there is nothing"),
-            WriteResult::Refused => {
+            WriteResult::Rejected => {
                 let done = seen.phase == Phase::Done && !forget && outcome.is_none();
                 let live = seen.live() && !force;
                 ensure(live || done, "operator", "refused for no reason")

@@ -21,7 +21,7 @@ impl World {
         let fence = sender.fence;
         let Downstream { refused, highest } = &mut self.downstream;
         if fence <= refused[key] || fence < highest[key] {
-            sender.effect = Effect::Refused;
+            sender.effect = Effect::Rejected;
             note!(self, "k{key}: the effect under fence {fence} is refused");
             return self.count(Count::EffectRefused);
         }

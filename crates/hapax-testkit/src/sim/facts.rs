@@ -145,7 +145,7 @@ pub(super) enum Effect {
     None,
     Sent,
     Applied,
-    Refused,
+    Rejected,
 }
 
 /// What a verdict said.

@@ -48,7 +48,7 @@ impl World {
         let (letter, sends) = (state.letter, state.sends);
         if self.fails(self.plan.refuse) {
             self.tally.fault(Fault::Unavailable);
-            self.at(2 * MS, Happening::Refuse { conv, sends });
+            self.at(2 * MS, Happening::Reject { conv, sends });
             return;
         }
         if self.fails(self.plan.lose) {

@@ -25,7 +25,7 @@ pub(super) enum Happening {
         reply: u32,
     },
     /// The store refuses a copy.
-    Refuse {
+    Reject {
         conv: u32,
         sends: u32,
     },

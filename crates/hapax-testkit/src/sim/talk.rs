@@ -406,7 +406,7 @@ const fn said(wrote: &WriteResult) -> &'static str {
         WriteResult::Lost => "lost",
         WriteResult::Gone => "gone",
         WriteResult::NotFound => "not found",
-        WriteResult::Refused => "refused",
+        WriteResult::Rejected => "refused",
         WriteResult::Changed => "changed",
         WriteResult::Contended => "contended",
     }

@@ -151,7 +151,7 @@ impl World {
             Happening::Reply { conv, letter, reply } if self.awake(conv, happening) => {
                 self.reply(conv, letter, reply);
             }
-            Happening::Refuse { conv, sends } if self.awake(conv, happening) => {
+            Happening::Reject { conv, sends } if self.awake(conv, happening) => {
                 self.refused(conv, sends);
             }
             Happening::Timeout { conv, letter, sends } if self.awake(conv, happening) => {
@@ -162,7 +162,7 @@ impl World {
             }
             // The process is dead, or asleep.
             Happening::Reply { .. }
-            | Happening::Refuse { .. }
+            | Happening::Reject { .. }
             | Happening::Timeout { .. }
             | Happening::Verdict { .. } => {}
             Happening::Look { looker } => self.look(looker),

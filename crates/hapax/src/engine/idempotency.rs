@@ -218,7 +218,7 @@ impl Idempotency {
             // The owner is alive in this process, whatever the clock says of its lease: released, the
             // key would execute a second time beside it.
             if seen.stored.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
-                return Ok(Resolved { result: WriteResult::Refused, was: seen });
+                return Ok(Resolved { result: WriteResult::Rejected, was: seen });
             }
             let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &*inner.entropy)?;
             let written =

@@ -106,7 +106,7 @@ fn word(step: &Step) -> String {
         Step::Lost => "lost".into(),
         Step::Gone => "gone".into(),
         Step::NotFound => "not-found".into(),
-        Step::Refused => "refused".into(),
+        Step::Rejected => "refused".into(),
         Step::Changed => "changed".into(),
     }
 }

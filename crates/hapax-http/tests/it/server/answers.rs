@@ -275,7 +275,7 @@ async fn wire_21_refusals_are_problems_and_counted() {
     for member in ["title", "detail"] {
         assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()));
     }
-    assert_eq!(world.events(), [Event::Refused(hapax_http::problem::Code::KeyReused)]);
+    assert_eq!(world.events(), [Event::Rejected(hapax_http::problem::Code::KeyReused)]);
 }
 
 #[tokio::test(start_paused = true)]

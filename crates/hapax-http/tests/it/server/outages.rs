@@ -251,5 +251,5 @@ async fn wire_20_what_is_refused_is_counted() {
     let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
     world.store.is(Mood::Down);
     send(&app, pay("k", "{}")).await;
-    assert_eq!(world.events(), [Event::Refused(Code::StoreUnavailable)]);
+    assert_eq!(world.events(), [Event::Rejected(Code::StoreUnavailable)]);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hapax::{Claim, Fingerprint, FingerprintScheme, Policy, Scope};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use hapax_http::server::{
-    IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeRefused, ScopeSource,
+    IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeError, ScopeSource,
     StoreOutage,
 };
 use http::header::{AUTHORIZATION, HeaderName, PROXY_AUTHORIZATION};
@@ -157,7 +157,7 @@ async fn wire_06_a_scope_without_content_is_missing() {
 async fn wire_06_a_function_may_be_the_scope() {
     let world = World::new();
     let scope = ScopeSource::function(|parts| {
-        let user = parts.extensions.get::<&'static str>().ok_or(ScopeRefused::Missing)?;
+        let user = parts.extensions.get::<&'static str>().ok_or(ScopeError::Missing)?;
         Ok(Scope::of([("user", *user)]))
     });
     let (app, _) = scoped(&world, scope);

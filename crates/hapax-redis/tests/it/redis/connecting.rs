@@ -245,7 +245,7 @@ async fn too_many_at_once_are_refused_and_new_keys_first() {
     let full = tokio::select! {
         biased;
         _ = &mut waiting => panic!("answered by a frozen server"),
-        refused = store.swap(claim(9)) => refused,
+        rejected = store.swap(claim(9)) => rejected,
     };
     let Err(StoreError::Unavailable(source)) = full else { panic!("{full:?}") };
     assert!(source.to_string().contains("too many"), "{source}");
@@ -289,9 +289,9 @@ async fn a_store_counts_what_it_does() {
     store.load(&key(1)).await.unwrap();
     let stats = store.stats();
     assert_eq!((stats.swaps, stats.conflicts, stats.loads), (3, 1, 1), "{stats:?}");
-    assert_eq!((stats.connections, stats.waiting, stats.lost, stats.refused), (1, 0, 0, 0));
+    assert_eq!((stats.connections, stats.waiting, stats.lost, stats.rejected), (1, 0, 0, 0));
     server.kill().await;
-    while store.stats().refused == 0 {
+    while store.stats().rejected == 0 {
         store.swap(claim(3)).await.unwrap_err();
     }
     server.restart().await;

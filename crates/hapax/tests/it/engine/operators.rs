@@ -73,7 +73,7 @@ async fn who_is_refused_is_told_for_what() {
     let lease = own(&process, &reexecute()).await;
     let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
     let resolved = process.resolve(operation_id(&world), resolve).await.unwrap();
-    assert_eq!(resolved.result, WriteResult::Refused);
+    assert_eq!(resolved.result, WriteResult::Rejected);
     assert_eq!(was(resolved), RecordState::InFlight);
     assert!(lease.complete(outcome("done"), None).await.is_ok());
 }
