@@ -56,6 +56,7 @@
 mod backing;
 mod batch;
 mod blocks;
+mod budget;
 mod copy;
 mod database;
 mod error;
@@ -65,7 +66,6 @@ mod options;
 mod queue;
 mod reader;
 mod record;
-mod room;
 mod salvage;
 mod scrub;
 mod secret_file;

@@ -13,11 +13,11 @@ pub(crate) struct Limit {
 
 /// How much of its limit an item may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Share {
+pub(crate) enum Admission {
     /// Seven eighths, so that new work never crowds out what finishes old work.
-    Most,
+    NewWork,
     /// All.
-    All,
+    Any,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,10 +55,15 @@ impl<T> Queue<T> {
         Self { limit, inner: Mutex::new(inner), ready: Condvar::new() }
     }
 
-    pub(crate) fn push(&self, item: T, bytes: usize, share: Share) -> Result<(), PushError> {
-        let of = |limit: usize| match share {
-            Share::Most => limit - limit / 8,
-            Share::All => limit,
+    pub(crate) fn push(
+        &self,
+        item: T,
+        bytes: usize,
+        admission: Admission,
+    ) -> Result<(), PushError> {
+        let of = |limit: usize| match admission {
+            Admission::NewWork => limit - limit / 8,
+            Admission::Any => limit,
         };
         let mut inner = self.lock();
         if inner.closed {

@@ -39,7 +39,7 @@ pub(crate) struct SealedRecord {
 }
 
 /// Sealed bytes up to which a cell is copied for whoever comes upon it. Larger ones, of which many
-/// together are a burden, are asked for by those who have [`Room`](crate::room::Room).
+/// together are a burden, are asked for by those who have [`MemoryBudget`](crate::budget::MemoryBudget).
 pub(crate) const SMALL: usize = 16 * 1024;
 
 /// What a thread says of a cell.

@@ -20,16 +20,16 @@ use hapax::{
 use crate::backing::{Backing, FileBacking, sync_directory};
 use crate::batch::{RawSwapped, SwapJob};
 use crate::blocks::Damages;
+use crate::budget::MemoryBudget;
 use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{Options, SecretSource};
-use crate::queue::{Limit, Share};
+use crate::queue::{Admission, Limit};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
 use crate::record::{Epoch, SMALL, SealedRead};
-use crate::room::Room;
 use crate::salvage;
 use crate::scrub;
 use crate::secret_file;
@@ -47,7 +47,7 @@ pub struct EmbeddedStore {
     shared: Arc<Shared>,
     backing: Arc<dyn Backing>,
     sealer: Sealer,
-    reading: Room,
+    reading: MemoryBudget,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
@@ -290,7 +290,7 @@ impl EmbeddedStore {
         // Dropped on an early return: the threads started so far then end.
         let store = Self {
             sealer: ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer),
-            reading: Room::new(options.reading_bytes),
+            reading: MemoryBudget::new(options.reading_bytes),
             shared,
             backing,
             secret,
@@ -357,11 +357,11 @@ impl EmbeddedStore {
             // Who waits for more has given back what it had.
             drop(taken.take());
             // A swap that met this record did nothing.
-            let Some(place) = self.reading.place(bytes).await else {
+            let Some(reservation) = self.reading.reserve(bytes).await else {
                 return Err(StoreError::unavailable(EmbeddedError::Crowded));
             };
-            let room = place.bytes();
-            taken = Some(place);
+            let room = reservation.bytes();
+            taken = Some(reservation);
             seen = self.read(|reply| ReadJob::Load { key: *key, room, reply }).await?;
         }
     }
@@ -373,7 +373,7 @@ impl EmbeddedStore {
         let (reply, answer) = oneshot::channel();
         self.shared
             .reads
-            .push(job(reply), 0, Share::All)
+            .push(job(reply), 0, Admission::Any)
             .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
         answer.await.unwrap_or_else(|_| Err(StoreError::unavailable(EmbeddedError::Interrupted)))
     }
@@ -421,10 +421,10 @@ impl Store for EmbeddedStore {
             let grace = draft.record.terms.lease;
             let (stamp, lease, keep) = (draft.stamp, draft.lease, draft.keep);
             let job = SwapJob { key, expected, write_id, stamp, lease, keep, grace, sealed, reply };
-            let share = if expected.is_none() { Share::Most } else { Share::All };
+            let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
             self.shared
                 .jobs
-                .push(Job::Swap(job), bytes, share)
+                .push(Job::Swap(job), bytes, admission)
                 .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
             // No answer: the thread broke off, and nobody knows before or after the commit.
             let answer = answer
@@ -452,7 +452,7 @@ impl Store for EmbeddedStore {
             let job = Job::Reap { limit: limit.get(), reply };
             self.shared
                 .jobs
-                .push(job, 0, Share::Most)
+                .push(job, 0, Admission::NewWork)
                 .map_err(|refused| StoreError::unavailable(EmbeddedError::from(refused)))?;
             answer.await.unwrap_or_else(|_| Err(StoreError::ambiguous(EmbeddedError::Interrupted)))
         })

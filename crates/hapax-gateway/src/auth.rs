@@ -48,7 +48,7 @@ pub(crate) struct Auth {
     scope: Vec<HeaderName>,
     /// What an answer may set in a request; nobody else can.
     given: Vec<CopiedHeader>,
-    turns: Semaphore,
+    permits: Semaphore,
     metrics: Arc<Metrics>,
 }
 
@@ -100,7 +100,7 @@ impl Auth {
             timeout: config.timeout,
             scope: config.scope.clone(),
             given: given.map(|name| CopiedHeader { plain: headers::plain(&name), name }).collect(),
-            turns: Semaphore::new(CONCURRENT),
+            permits: Semaphore::new(CONCURRENT),
             metrics,
         }
     }
@@ -166,7 +166,7 @@ impl Auth {
 
     async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
         // Never closed; if it were, nobody could be asked.
-        let _turn = self.turns.acquire().await.map_err(|_| Failure::Busy)?;
+        let _turn = self.permits.acquire().await.map_err(|_| Failure::Busy)?;
         let answer = match self.upstream.send(self.request(question.clone())).await {
             // A kept connection may have been closed meanwhile, and asking twice changes nothing.
             Err(Failure::Broken(_)) => self.upstream.send(self.request(question)).await,

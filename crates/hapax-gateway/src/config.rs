@@ -16,7 +16,7 @@ use http::Uri;
 use http::uri::{PathAndQuery, Scheme};
 use rustls::pki_types::ServerName;
 
-use crate::memory::{LargestBodies, Shares};
+use crate::budget::{MaxBodies, MemoryPlan};
 use crate::store::{CacheUrl, StoreUrl};
 use crate::tls::{AllCertificates, TlsError};
 use crate::upstream::Origin;
@@ -212,12 +212,12 @@ impl Config {
         }
         let policy = self.policy.resolve(self)?;
         let routes = self.resolve_routes()?;
-        let mut largest = LargestBodies { request: 0, response: 0 };
+        let mut largest = MaxBodies { request: 0, response: 0 };
         for policy in self.policies() {
             largest.request = largest.request.max(policy.max_request_body);
             largest.response = largest.response.max(policy.max_response_body);
         }
-        let memory = self.limits.shares(largest)?;
+        let memory = self.limits.memory_plan(largest)?;
         let resolved = ResolvedConfig { upstream, auth, policy, routes, memory, largest };
         // A reload cannot make it otherwise: what is https when there was none before needs a restart.
         let UpstreamTls { ca, client } = &self.transport.upstream_tls;
@@ -261,8 +261,8 @@ pub(crate) struct ResolvedConfig {
     pub(crate) policy: ResolvedPolicy,
     /// Of each route, in their order.
     pub(crate) routes: Vec<ResolvedPolicy>,
-    pub(crate) memory: Shares,
-    pub(crate) largest: LargestBodies,
+    pub(crate) memory: MemoryPlan,
+    pub(crate) largest: MaxBodies,
 }
 
 impl ResolvedConfig {

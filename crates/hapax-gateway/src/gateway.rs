@@ -18,12 +18,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
+use crate::budget::{self, MemoryPlan};
 use crate::config::{Config, ConfigError, ResolvedConfig};
-use crate::crowd::{Places, Sources};
+use crate::connection_limit::{ClientLimits, ConnectionLimit};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::listener::{self, ListenerContext};
-use crate::memory::{self, Shares};
 use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::shutdown::{Shutdown, ShutdownPhase};
@@ -370,7 +370,7 @@ fn run(
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
     let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
     let metrics = Arc::new(Metrics::new());
-    let Shares { bodies, observed, .. } = resolved.memory;
+    let MemoryPlan { bodies, observed, .. } = resolved.memory;
     let census = Arc::new(Census::default());
     let engine = engine(config, &resolved, &opened, &metrics, &census);
     let dialling = dialling(config, &certificates);
@@ -399,8 +399,8 @@ fn run(
         tls: certificates.listener.clone(),
         streams: config.transport.streams,
         trusted: config.transport.trusted.clone(),
-        places: Places::new(config.limits.connections, "clients", listener::SILENT),
-        sources: Sources::new(config.limits.per_peer(), config.transport.trusted.clone()),
+        permits: ConnectionLimit::new(config.limits.connections, "clients", listener::SILENT),
+        clients: ClientLimits::new(config.limits.per_peer(), config.transport.trusted.clone()),
         abuse: Seldom::default(),
     });
     let local_addr = local_addr(&data)?;
@@ -501,8 +501,8 @@ fn engine(
         deferred_bytes: resolved.memory.deferred,
         ..hapax::Limits::default()
     };
-    if let Some(told) = opened.told() {
-        limits.claims = memory::claims(told, resolved.largest.response);
+    if let Some(told) = opened.replies() {
+        limits.claims = budget::claims(told, resolved.largest.response);
     }
     let mut builder = Idempotency::builder(census.watch(Arc::new(store)))
         .store_timeout(config.store_timeout)

@@ -47,16 +47,16 @@ mod pages {
 mod access;
 mod admin;
 mod auth;
+mod budget;
 mod config;
+mod connection_limit;
 mod cors;
-mod crowd;
 mod gateway;
 mod guard;
 mod handler;
 mod housekeeping;
 mod listener;
 pub mod manual;
-mod memory;
 mod metrics;
 mod observe;
 mod proxy;

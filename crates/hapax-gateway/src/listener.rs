@@ -18,7 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::config::{Limits, Network};
-use crate::crowd::{Counted, Entry, Places, Source, Sources};
+use crate::connection_limit::{
+    ClientLimits, ClientNetwork, ClientPermit, ConnectionLimit, SheddableEntry,
+};
 use crate::handler::RequestHandler;
 use crate::proxy::Peer;
 use crate::shutdown::ShutdownPhase;
@@ -39,8 +41,8 @@ pub(crate) struct ListenerContext {
     pub(crate) streams: u32,
     pub(crate) trusted: Vec<Network>,
     /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
-    pub(crate) places: Places,
-    pub(crate) sources: Sources,
+    pub(crate) permits: ConnectionLimit,
+    pub(crate) clients: ClientLimits,
     /// Log lines about clients that take back their requests.
     pub(crate) abuse: Seldom,
 }
@@ -50,19 +52,19 @@ struct AcceptedConnection {
     stream: TcpStream,
     peer: SocketAddr,
     /// Until its first byte is there.
-    silent: Entry,
+    silent: SheddableEntry,
     shed: Arc<Notify>,
-    counted: Counted,
+    counted: ClientPermit,
 }
 
 impl ListenerContext {
     /// Counts a connection for its peer; `None` where it has too many.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<AcceptedConnection> {
-        let sheddable = self.places.sheddable();
-        let counted = self.sources.admit(peer.ip(), &self.places)?;
+        let sheddable = self.permits.sheddable();
+        let counted = self.clients.admit(peer.ip(), &self.permits)?;
         let shed = Arc::default();
         // From here on, so that it can be shed before its task runs.
-        let silent = sheddable.enter(Source::of(peer.ip()), Arc::clone(&shed));
+        let silent = sheddable.enter(ClientNetwork::of(peer.ip()), Arc::clone(&shed));
         Some(AcceptedConnection { stream, peer, silent, shed, counted })
     }
 }
@@ -83,7 +85,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
             biased;
             () = &mut draining => break,
             Some(_) = connections.join_next() => {}
-            Some(place) = context.places.take(), if next.is_some() => {
+            Some(place) = context.permits.take(), if next.is_some() => {
                 if let Some(arrival) = next.take() {
                     connections.spawn(connection(arrival, Arc::clone(&context), place));
                 }
@@ -101,7 +103,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
         }
     }
     // Who is in the kernel's queue already hears that this one is shutting down, rather than nothing.
-    while let Some(place) = context.places.try_take(1) {
+    while let Some(place) = context.permits.try_take(1) {
         if next.is_none() {
             let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await else {
                 break;
@@ -143,7 +145,7 @@ async fn speak(
     addr: SocketAddr,
     context: &Arc<ListenerContext>,
     place: OwnedSemaphorePermit,
-    (silent, shed): (Entry, Arc<Notify>),
+    (silent, shed): (SheddableEntry, Arc<Notify>),
 ) -> std_io::Result<()> {
     stream.set_nodelay(true)?;
     let opening = async {

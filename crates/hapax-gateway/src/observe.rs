@@ -60,7 +60,7 @@ pub(crate) struct Observed {
     shadow: IdempotencyService<StandIn>,
     policy: Arc<RoutePolicy>,
     proxy: Proxy,
-    room: Arc<Semaphore>,
+    budget: Arc<Semaphore>,
     counts: Arc<Counts>,
 }
 
@@ -82,13 +82,13 @@ impl Observed {
         layer: &IdempotencyLayer,
         policy: Arc<RoutePolicy>,
         proxy: Proxy,
-        room: Arc<Semaphore>,
+        budget: Arc<Semaphore>,
         counts: Arc<Counts>,
         (waits, asks): (bool, bool),
     ) -> Self {
         let observer = Arc::new(Counting { counts: Arc::clone(&counts), waits, asks });
         let shadow = layer.clone().observer(observer).layer(StandIn);
-        Self { shadow, policy, proxy, room, counts }
+        Self { shadow, policy, proxy, budget, counts }
     }
 
     /// Forwards a request, and finds out about it.
@@ -158,9 +158,9 @@ impl Copy {
         let have = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let need = ((self.bytes.len() + take) * TIMES).div_ceil(UNIT);
         if let Some(more) = need.checked_sub(have).filter(|more| *more > 0) {
-            let room = &self.observed.room;
+            let budget = &self.observed.budget;
             let more = u32::try_from(more).ok();
-            let more = more.and_then(|more| Arc::clone(room).try_acquire_many_owned(more).ok());
+            let more = more.and_then(|more| Arc::clone(budget).try_acquire_many_owned(more).ok());
             let Some(more) = more else { return false };
             match &mut self.share {
                 Some(share) => share.merge(more),

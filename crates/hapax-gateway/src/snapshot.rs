@@ -144,7 +144,7 @@ pub(crate) struct SharedResources {
     observing: IdempotencyLayer,
     pub(crate) observed: Arc<MemoryStore>,
     /// For copies of bodies that are observed.
-    room: Arc<Semaphore>,
+    budget: Arc<Semaphore>,
 }
 
 impl SharedResources {
@@ -167,7 +167,7 @@ impl SharedResources {
         };
         let capacity = MemoryCapacity { bytes: observed / 2, ..MemoryCapacity::default() };
         let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
-        let room = (observed / 2 / observe::UNIT).min(Semaphore::MAX_PERMITS);
+        let budget = (observed / 2 / observe::UNIT).min(Semaphore::MAX_PERMITS);
         Self {
             layer: held(engine).body_memory(bodies),
             metrics,
@@ -177,7 +177,7 @@ impl SharedResources {
             // Its bodies are copies within `room`.
             observing: held(Idempotency::builder(Arc::clone(&store) as _).build()),
             observed: store,
-            room: Arc::new(Semaphore::new(room)),
+            budget: Arc::new(Semaphore::new(budget)),
         }
     }
 
@@ -295,7 +295,7 @@ impl SnapshotBuilder<'_> {
                     &resources.observing,
                     policy,
                     proxy,
-                    Arc::clone(&resources.room),
+                    Arc::clone(&resources.budget),
                     Arc::clone(&counts),
                     (waits, asks),
                 ))

@@ -21,7 +21,7 @@ use hapax_postgres::PostgresStore;
 use hapax_redis::RedisStore;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
-use crate::memory::StoreShares;
+use crate::budget::StoreMemoryPlan;
 pub use doctor::{Finding, Severity};
 use identity::Remembered;
 use late::LateCache;
@@ -68,7 +68,7 @@ pub struct Opened {
     kind: Kind,
     cache: Option<Tiers>,
     /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
-    told: Option<usize>,
+    replies: Option<usize>,
     /// The line with the identity of the store, if there is one.
     remembered: Option<Remembered>,
 }
@@ -194,7 +194,7 @@ impl Opening {
 
     async fn open_store(&self) -> Result<Opened, StoreOpenError> {
         let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
-        let memory = self.shares().store;
+        let memory = self.memory_plan().store;
         match &self.store {
             StoreUrl::Memory => {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
@@ -257,9 +257,9 @@ impl Opening {
         Ok(())
     }
 
-    fn shares(&self) -> StoreShares {
+    fn memory_plan(&self) -> StoreMemoryPlan {
         let on_server = matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_));
-        StoreShares::split(self.memory, on_server, self.cache.is_some())
+        StoreMemoryPlan::split(self.memory, on_server, self.cache.is_some())
     }
 
     /// How a Redis is opened; `memory` is for what waits for it.
@@ -332,10 +332,10 @@ impl Opening {
         ring: Option<KeyRing>,
         kind: Kind,
     ) -> Result<Opened, StoreOpenError> {
-        let shares = self.shares();
-        let told = (shares.told > 0).then_some(shares.told);
+        let shares = self.memory_plan();
+        let replies = (shares.replies > 0).then_some(shares.replies);
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Ok(Opened { notify, kind, told, ..Opened::new(store, secret) }),
+            None => return Ok(Opened { notify, kind, replies, ..Opened::new(store, secret) }),
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
                 let options = self.redis(url, shares.cache, None);
@@ -361,7 +361,7 @@ impl Opening {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Ok(Opened { notify, kind, cache, told, ..Opened::new(tiered, secret) })
+        Ok(Opened { notify, kind, cache, replies, ..Opened::new(tiered, secret) })
     }
 }
 
@@ -375,7 +375,7 @@ impl Opened {
             notify: None,
             kind: Kind::Other,
             cache: None,
-            told: None,
+            replies: None,
             remembered: None,
         }
     }
@@ -425,8 +425,8 @@ impl Opened {
     }
 
     /// Bytes for outcomes that claims are told at one time; `None` where the store bounds them.
-    pub(crate) const fn told(&self) -> Option<usize> {
-        self.told
+    pub(crate) const fn replies(&self) -> Option<usize> {
+        self.replies
     }
 
     /// Returns the store if it is a file.

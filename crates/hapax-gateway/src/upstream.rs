@@ -75,7 +75,7 @@ struct Inner {
     origin: Origin,
     dialling: Dialling,
     pool: Pool,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     cut: watch::Sender<bool>,
     /// Whether it was said that its answers end with their connections.
     warned: AtomicBool,
@@ -135,7 +135,7 @@ impl Upstream {
             origin,
             pool: Pool::new(dialling.idle),
             dialling,
-            places: Arc::new(Semaphore::new(concurrent)),
+            permits: Arc::new(Semaphore::new(concurrent)),
             cut: watch::Sender::new(false),
             warned: AtomicBool::new(false),
         };
@@ -195,7 +195,7 @@ impl Upstream {
         request: Request<Body>,
         counts: bool,
     ) -> Result<Response<Body>, Failure> {
-        let Ok(place) = Arc::clone(&self.inner.places).try_acquire_owned() else {
+        let Ok(place) = Arc::clone(&self.inner.permits).try_acquire_owned() else {
             return Err(Failure::Busy);
         };
         let switch = request.headers().contains_key(UPGRADE);

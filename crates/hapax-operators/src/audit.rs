@@ -90,7 +90,7 @@ pub struct Audit {
     path: PathBuf,
     gateway: String,
     /// One line at a time within this process; among processes the file is opened for appending.
-    turn: Mutex<()>,
+    permit: Mutex<()>,
 }
 
 /// A step of a decision.
@@ -155,7 +155,7 @@ impl Audit {
     /// Returns the audit file at `path`; it is made with its first line, readable by its owner alone.
     /// `gateway` names this process in it.
     pub fn new(path: impl Into<PathBuf>, gateway: impl Into<String>) -> Self {
-        Self { path: path.into(), gateway: cut(&gateway.into()), turn: Mutex::new(()) }
+        Self { path: path.into(), gateway: cut(&gateway.into()), permit: Mutex::new(()) }
     }
 
     /// Returns the path of the file where neither the operator nor the configuration names one:
@@ -256,7 +256,7 @@ impl Audit {
 
     fn write(&self, mut line: Vec<u8>) -> io::Result<()> {
         line.push(b'\n');
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true);
         #[cfg(unix)]

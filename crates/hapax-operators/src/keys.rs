@@ -43,7 +43,7 @@ pub struct Keys {
     store: Arc<dyn Inspect>,
     audit: Arc<Audit>,
     patience: Duration,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// What an operator says of an operation.
@@ -210,8 +210,8 @@ impl Keys {
         audit: Audit,
         patience: Duration,
     ) -> Self {
-        let turns = Arc::new(Semaphore::new(READERS));
-        Self { engine, store, audit: Arc::new(audit), patience, turns }
+        let permits = Arc::new(Semaphore::new(READERS));
+        Self { engine, store, audit: Arc::new(audit), patience, permits }
     }
 
     /// Returns the audit file.
@@ -232,7 +232,7 @@ impl Keys {
     /// # Errors
     /// [`KeysError::NotFound`], [`KeysError::Store`].
     pub async fn show(&self, id: &OperationId) -> Result<KeyView, KeysError> {
-        let _turn = self.turn().await;
+        let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
         let stored = seen.stored.ok_or(KeysError::NotFound)?;
         Ok(KeyView::of(id, &stored, seen.now))
@@ -338,7 +338,7 @@ impl Keys {
         wanted: OperatorVerdict,
         any_kind: bool,
     ) -> Result<Was, KeysError> {
-        let _turn = self.turn().await;
+        let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
         let stored = seen.stored.ok_or(KeysError::NotFound)?;
         let scheme = stored.record.scheme.of_request();
@@ -379,9 +379,9 @@ impl Keys {
     }
 
     /// Dropped while it waits, the turn goes to the next one.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+    async fn permit(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
-        self.turns.acquire().await.ok()
+        self.permits.acquire().await.ok()
     }
 
     async fn within<T>(

@@ -18,11 +18,11 @@ pub(crate) struct Limit {
 
 /// How much of its limit an item may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Share {
+pub(crate) enum Admission {
     /// Seven eighths, so that new work never crowds out what finishes old work.
-    Most,
+    NewWork,
     /// All.
-    All,
+    Any,
 }
 
 /// What waits in a queue.
@@ -87,10 +87,10 @@ impl<T: Item> Queue<T> {
         Self { limit, inner: Mutex::new(inner), ready: Notify::new() }
     }
 
-    pub(crate) fn push(&self, item: T, share: Share) -> Result<(), PostgresError> {
-        let of = |limit: usize| match share {
-            Share::Most => limit - limit / 8,
-            Share::All => limit,
+    pub(crate) fn push(&self, item: T, admission: Admission) -> Result<(), PostgresError> {
+        let of = |limit: usize| match admission {
+            Admission::NewWork => limit - limit / 8,
+            Admission::Any => limit,
         };
         let mut inner = self.lock();
         if inner.closed {

@@ -21,7 +21,7 @@ use crate::link::{Link, Setup};
 use crate::listen::Listener;
 use crate::look::Tables;
 use crate::options::Options;
-use crate::queue::{Item, Queue, Share, Ticket};
+use crate::queue::{Admission, Item, Queue, Ticket};
 use crate::reader;
 use crate::record::{Said, Write};
 use crate::secret::Purpose;
@@ -190,12 +190,12 @@ impl PostgresStore {
     async fn ask<J: Item, T>(
         &self,
         queue: &Queue<J>,
-        share: Share,
+        admission: Admission,
         job: impl FnOnce(Ticket, oneshot::Sender<Result<T, StoreError>>) -> J,
     ) -> Result<T, StoreError> {
         let ticket = Ticket::default();
         let (reply, answer) = oneshot::channel();
-        queue.push(job(ticket.clone(), reply), share).map_err(StoreError::unavailable)?;
+        queue.push(job(ticket.clone(), reply), admission).map_err(StoreError::unavailable)?;
         let ticket = Withdrawn(ticket);
         let silence = match timeout(self.shared.setup.answer, answer).await {
             Ok(Ok(answer)) => return answer,
@@ -270,12 +270,13 @@ impl Store for PostgresStore {
         Box::pin(async move {
             // Here and not on the writer's task: sealing goes on for many at once.
             let write = self.seal(&swap)?;
-            let share = if write.expected.is_none() { Share::Most } else { Share::All };
+            let admission =
+                if write.expected.is_none() { Admission::NewWork } else { Admission::Any };
             let key = write.key;
             let lane = self.shared.lane(&key);
             let deadline = Instant::now() + self.shared.setup.answer;
             let job = |ticket, reply| SwapJob { write, ticket, deadline, reply };
-            match self.ask(lane, share, job).await {
+            match self.ask(lane, admission, job).await {
                 // A record that is there is answered from.
                 Err(error) if is_replaced(&error) => {
                     let seen = self.load(&key).await?;
@@ -289,13 +290,14 @@ impl Store for PostgresStore {
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
             let job = |ticket, reply| LoadJob { key: *key, ticket, reply };
-            let loaded = self.ask(&self.shared.loads, Share::All, job).await.map_err(|error| {
-                match error {
-                    // Nothing was changed, whether or not it was sent.
-                    StoreError::Ambiguous(source) => StoreError::Unavailable(source),
-                    other => other,
-                }
-            })?;
+            let loaded =
+                self.ask(&self.shared.loads, Admission::Any, job).await.map_err(|error| {
+                    match error {
+                        // Nothing was changed, whether or not it was sent.
+                        StoreError::Ambiguous(source) => StoreError::Unavailable(source),
+                        other => other,
+                    }
+                })?;
             let stored = loaded.found.map(|found| found.open(key, &self.sealer)).transpose()?;
             Ok(Snapshot { now: loaded.now, stored })
         })

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hapax::OperationId;
 use redis::{Cmd, Value};
 
-use crate::door::{Door, Share};
+use crate::admission::{Admission, RequestLimit};
 use crate::error::{ConnectError, Failure, RedisStoreError};
 use crate::keeper::Keeper;
 use crate::link::Link;
@@ -24,7 +24,7 @@ use crate::watches::Watches;
 pub struct RedisCache {
     link: Link,
     names: Names,
-    door: Door,
+    limit: RequestLimit,
 }
 
 impl RedisCache {
@@ -37,11 +37,11 @@ impl RedisCache {
         let options = options.allow_eviction();
         let target = options.target()?;
         let names = Names::new(&format!("{}cache:", options.prefix));
-        let door = Door::new(options.queue_items, options.queue_bytes);
+        let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
         let watches = Arc::new(Watches::default());
         let keeper = Keeper::new(target, options, names.clone(), &watches, None);
         let link = Link::open(keeper).await?;
-        Ok(Self { link, names, door })
+        Ok(Self { link, names, limit })
     }
 
     /// What was put under `key`, if it is still there.
@@ -82,7 +82,7 @@ impl RedisCache {
 
     async fn send(&self, bytes: usize, command: &Cmd) -> Result<Value, RedisStoreError> {
         let full = |_| RedisStoreError::QueueFull;
-        let _inside = self.door.enter(bytes, Share::All).map_err(full)?;
+        let _inside = self.limit.enter(bytes, Admission::Any).map_err(full)?;
         self.link.send(command).await.map_err(|failure| match failure {
             Failure::Nothing(error) | Failure::Unknown(error) => error,
             Failure::Foreign => RedisStoreError::NoCell,

@@ -119,13 +119,13 @@
 //! - `sentinel`: `redis+sentinel://` URLs.
 //! - `tls`: `rediss://` URLs, by rustls.
 
+mod admission;
 mod agreement;
 mod cache;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
 mod diagnose;
-mod door;
 mod error;
 mod facts;
 mod identity;

@@ -16,8 +16,8 @@ use hapax::{
 };
 use redis::Value;
 
+use crate::admission::{Admission, RequestLimit};
 use crate::agreement::Agreement;
-use crate::door::{Door, Share};
 use crate::error::{ConnectError, Failure, RedisStoreError};
 use crate::identity::{Known, identity};
 use crate::keeper::Keeper;
@@ -39,7 +39,7 @@ pub struct RedisStore {
     sealer: Sealer,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
-    door: Door,
+    limit: RequestLimit,
     swap: Lua,
     load: Lua,
     identity: Lua,
@@ -111,7 +111,7 @@ impl RedisStore {
         let names = Names::new(&options.prefix);
         let watches = Arc::new(Watches::default());
         let entropy = Arc::clone(&options.entropy);
-        let door = Door::new(options.queue_items, options.queue_bytes);
+        let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
         let secret = options.naming_secret().cloned();
         let known = Known::new(options.identity.clone());
         let (make, agreement) = (options.make, Some(Agreement::new(&options, &names)));
@@ -126,7 +126,7 @@ impl RedisStore {
             sealer,
             secret,
             entropy,
-            door,
+            limit,
             swap,
             load,
             identity,
@@ -158,7 +158,7 @@ impl RedisStore {
             lost,
             rejected,
             connections: self.link.connections(),
-            waiting: self.door.inside(),
+            waiting: self.limit.inside(),
             awaited: self.watches.len(),
         }
     }
@@ -265,9 +265,9 @@ impl RedisStore {
             .sealer
             .seal(&key, write_id, &draft.record, &*self.entropy)
             .map_err(StoreError::unavailable)?;
-        let share = if expected.is_none() { Share::Most } else { Share::All };
+        let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
         // Held until the answer is there or the caller is gone.
-        let _inside = self.door.enter(sealed.len(), share)?;
+        let _inside = self.limit.enter(sealed.len(), admission)?;
         let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };
         let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
         let keep = draft.keep.map(micros).unwrap_or_default();
@@ -334,7 +334,7 @@ impl RedisStore {
     }
 
     async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
-        let _inside = self.door.enter(0, Share::All)?;
+        let _inside = self.limit.enter(0, Admission::Any)?;
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
         let answer = answer.map_err(Failure::of_read)?;
@@ -344,7 +344,7 @@ impl RedisStore {
     /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
     /// a script.
     async fn get_cell(&self, key: &OperationId) -> Result<Option<StoredRecord>, StoreError> {
-        let _inside = self.door.enter(0, Share::All)?;
+        let _inside = self.limit.enter(0, Admission::Any)?;
         let mut get = redis::cmd("GET");
         get.arg(self.names.name(key));
         let answer = self.link.send(&get).await.map_err(Failure::of_read)?;

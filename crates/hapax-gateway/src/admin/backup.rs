@@ -24,7 +24,7 @@ pub(super) const INDEX: (&str, &str, &str) =
 
 /// Returns the route. Its caller guards it with the token.
 pub(super) fn routes(opened: &Opened) -> Router {
-    let backups = Backups { store: opened.file(), places: Arc::new(Semaphore::new(1)) };
+    let backups = Backups { store: opened.file(), permits: Arc::new(Semaphore::new(1)) };
     Router::new().route("/api/backup", post(backup)).with_state(backups)
 }
 
@@ -34,7 +34,7 @@ struct Backups {
     /// The store; `None` if it is no file.
     store: Option<Arc<EmbeddedStore>>,
     /// A place for one backup at a time: two of them could have the same name.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// A path on the gateway's machine.
@@ -56,7 +56,7 @@ async fn backup(State(backups): State<Backups>, body: Result<Json<To>, JsonRejec
     if !path.is_absolute() {
         return bad("`path` is relative: name a new file on the gateway's machine, from `/` on");
     }
-    let Ok(place) = backups.places.try_acquire_owned() else {
+    let Ok(place) = backups.permits.try_acquire_owned() else {
         let reason = "another backup is being written: wait until it is finished";
         return error(StatusCode::CONFLICT, "backup-under-way", reason);
     };

@@ -26,7 +26,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use crate::crowd::{Entry, Places, Sheddable, Source};
+use crate::connection_limit::{
+    ClientNetwork, ConnectionLimit, SheddableConnections, SheddableEntry,
+};
 use crate::guard::{GuardState, Guarded, MAX_HEAD};
 use crate::handler::PacedBody;
 use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
@@ -55,7 +57,7 @@ const STALL: Duration = Duration::from_secs(10);
 /// Serves each request by what `app` is when it arrives, until the gateway closes; then what is under
 /// way. Dropping the future ends all.
 pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, shutdown: Shutdown) {
-    let places = Places::new(CONNECTIONS, "operators", IDLE);
+    let permits = ConnectionLimit::new(CONNECTIONS, "operators", IDLE);
     let requests = Arc::new(Semaphore::new(REQUESTS));
     let mut connections = JoinSet::new();
     let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
@@ -68,9 +70,9 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
             biased;
             () = &mut closing => break,
             Some(_) = connections.join_next() => {}
-            Some(place) = places.take(), if next.is_some() => {
+            Some(place) = permits.take(), if next.is_some() => {
                 if let Some((stream, peer)) = next.take() {
-                    let idle = Idle::enter(places.sheddable(), peer);
+                    let idle = Idle::enter(permits.sheddable(), peer);
                     let shared = (app.clone(), Arc::clone(&requests), shutdown.clone());
                     connections.spawn(async move {
                         connection(stream, peer, idle, shared).await;
@@ -100,15 +102,15 @@ struct Idle(Arc<IdleState>);
 
 #[derive(Debug)]
 struct IdleState {
-    sheddable: Arc<Sheddable>,
-    source: Source,
+    sheddable: Arc<SheddableConnections>,
+    source: ClientNetwork,
     shed: Arc<Notify>,
-    entry: Mutex<Option<Entry>>,
+    entry: Mutex<Option<SheddableEntry>>,
 }
 
 impl Idle {
-    fn enter(sheddable: &Arc<Sheddable>, peer: SocketAddr) -> Self {
-        let (source, shed) = (Source::of(peer.ip()), Arc::default());
+    fn enter(sheddable: &Arc<SheddableConnections>, peer: SocketAddr) -> Self {
+        let (source, shed) = (ClientNetwork::of(peer.ip()), Arc::default());
         let entry = sheddable.enter(source, Arc::clone(&shed));
         let entry = Mutex::new(Some(entry));
         Self(Arc::new(IdleState { sheddable: Arc::clone(sheddable), source, shed, entry }))
@@ -120,7 +122,7 @@ impl Idle {
         ActiveProbe(self.clone())
     }
 
-    fn set(&self, entry: Option<Entry>) {
+    fn set(&self, entry: Option<SheddableEntry>) {
         // Nothing here panics half way through a change.
         let before = {
             let mut held = self.0.entry.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,10 +20,10 @@ use hapax_http::server::StoreOutage;
 use http::Method;
 use tokio::runtime::Handle;
 
+use crate::budget::MaxBodies;
 use crate::config::{
     Callers, Config, ConfigError, Handling, ListenTls, PolicyConfig, Transport, UpstreamTls,
 };
-use crate::memory::LargestBodies;
 use crate::reconcile;
 use crate::routes::Table;
 use crate::snapshot::{CurrentConfig, SharedResources};
@@ -45,14 +45,14 @@ pub enum ReloadError {
 pub(super) struct ReloadState {
     current: Mutex<Config>,
     /// What the memory was divided for.
-    largest: LargestBodies,
+    largest: MaxBodies,
     /// Where reconcile URLs are probed: a reload may come from outside of the runtime.
     runtime: Handle,
 }
 
 impl ReloadState {
     /// It must be called on a tokio runtime.
-    pub(super) fn new(current: Config, largest: LargestBodies) -> Self {
+    pub(super) fn new(current: Config, largest: MaxBodies) -> Self {
         Self { current: Mutex::new(current), largest, runtime: Handle::current() }
     }
 
@@ -82,7 +82,7 @@ impl ReloadState {
         // Held to the end: of two reloads one is the later.
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let mut fixed = changed(&current, &config);
-        let LargestBodies { request, response } = resolved.largest;
+        let MaxBodies { request, response } = resolved.largest;
         if request > self.largest.request {
             fixed.push("--max-request-body (above the largest at the start)");
         }

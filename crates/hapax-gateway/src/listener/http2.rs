@@ -34,7 +34,7 @@ use tokio::time::{sleep, sleep_until};
 use super::ListenerContext;
 use super::io::Io;
 use crate::config::Limits;
-use crate::crowd::Counted;
+use crate::connection_limit::ClientPermit;
 use crate::guard::Stalling;
 use crate::guard::http2::MAX_LIST;
 use crate::handler::ClientConnection;
@@ -153,18 +153,18 @@ struct ConnectionBudget {
     streams: u32,
     window: u32,
     _place: OwnedSemaphorePermit,
-    _more: Option<(OwnedSemaphorePermit, Counted)>,
+    _more: Option<(OwnedSemaphorePermit, ClientPermit)>,
 }
 
 impl ConnectionBudget {
     fn new(context: &ListenerContext, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
         let more = context.streams.saturating_sub(LEAN) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
-        let half_free = context.places.free() >= context.places.all() / 2;
-        let places = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
-        let more = places.and_then(|places| {
-            let counted = context.sources.more(ip, needed)?;
-            Some((context.places.try_take(places)?, counted))
+        let half_free = context.permits.free() >= context.permits.all() / 2;
+        let permits = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
+        let more = permits.and_then(|permits| {
+            let counted = context.clients.more(ip, needed)?;
+            Some((context.permits.try_take(permits)?, counted))
         });
         let (streams, window) = match &more {
             Some(_) => (context.streams, WINDOW + MORE_WINDOW),
@@ -225,19 +225,19 @@ impl ConnectionContext {
     async fn another(&self) -> Option<StreamPermit> {
         let ip = self.connection.peer.addr.ip();
         let counted = loop {
-            match self.context.sources.more(ip, 1) {
+            match self.context.clients.more(ip, 1) {
                 Some(counted) => break counted,
                 None => sleep(AGAIN).await,
             }
         };
-        Some(StreamPermit { _place: self.context.places.take().await?, _counted: Some(counted) })
+        Some(StreamPermit { _place: self.context.permits.take().await?, _counted: Some(counted) })
     }
 }
 
 /// The place of a request, until its answer was sent.
 struct StreamPermit {
     _place: OwnedSemaphorePermit,
-    _counted: Option<Counted>,
+    _counted: Option<ClientPermit>,
 }
 
 /// An answer in pieces, so that h2 asks for the next one only when it has sent the one before: then

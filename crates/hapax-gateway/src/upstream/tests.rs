@@ -122,9 +122,9 @@ async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
 #[tokio::test]
 async fn too_many_at_once_are_refused() {
     let (upstream, _listener) = with_kept(Breaking { takes: 9999 }).await;
-    let places = upstream.inner.places.clone().acquire_many_owned(10).await.unwrap();
+    let permits = upstream.inner.permits.clone().acquire_many_owned(10).await.unwrap();
     assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
-    drop(places);
+    drop(permits);
 }
 
 /// An upstream that answers before it has read the request, and then neither reads nor closes.
@@ -147,7 +147,7 @@ fn large() -> Request<Body> {
 }
 
 async fn is_free(upstream: &Upstream) {
-    let free = Arc::clone(&upstream.inner.places).acquire_owned();
+    let free = Arc::clone(&upstream.inner.permits).acquire_owned();
     drop(timeout(Duration::from_secs(20), free).await.unwrap().unwrap());
 }
 

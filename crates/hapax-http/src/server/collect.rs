@@ -7,16 +7,16 @@ use http::HeaderMap;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use super::memory::{Pool, SMALL, Share};
+use super::budget::{MemoryBudget, Reservation, SMALL};
 use crate::body::{BoxError, Erased};
 use crate::length::Announced;
 
 /// What was read of a body.
 pub(super) enum Collected {
     /// All of it.
-    Whole { body: Bytes, trailers: Option<HeaderMap>, share: Share },
+    Whole { body: Bytes, trailers: Option<HeaderMap>, reservation: Reservation },
     /// It is larger than the limit. This much was read; the rest is still to come.
-    TooLarge { read: Bytes, share: Share },
+    TooLarge { read: Bytes, reservation: Reservation },
     /// There was no room for it in time.
     NoRoom,
     /// It broke off, or is not as long as its message says.
@@ -33,17 +33,17 @@ pub(super) async fn collect(
     body: &mut Erased,
     headers: Option<&HeaderMap>,
     limit: usize,
-    pool: &Pool,
+    budget: &MemoryBudget,
     patience: Option<Duration>,
 ) -> Collected {
-    let mut share = Share::none();
+    let mut reservation = Reservation::none();
     let announced = headers.map(|headers| Announced::new(headers, &body.size_hint()));
     let announced = match announced.transpose() {
         Ok(announced) => announced.unwrap_or_default(),
         Err(contradicted) => return Collected::Broken(contradicted.into()),
     };
     if body.size_hint().lower() > limit as u64 {
-        return Collected::TooLarge { read: Bytes::new(), share };
+        return Collected::TooLarge { read: Bytes::new(), reservation };
     }
     let upper = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
     let most = upper.map_or(limit, |upper| upper.min(limit));
@@ -53,9 +53,11 @@ pub(super) async fn collect(
     let mut trailers = None;
     loop {
         let known = read.length.max(read.len());
-        if known > SMALL && share.is_none() {
-            let Some(taken) = pool.share(most, patience).await else { return Collected::NoRoom };
-            share = taken;
+        if known > SMALL && reservation.is_none() {
+            let Some(taken) = budget.reserve(most, patience).await else {
+                return Collected::NoRoom;
+            };
+            reservation = taken;
             read.length = most;
         }
         let Some(frame) = body.frame().await else { break };
@@ -70,7 +72,7 @@ pub(super) async fn collect(
                     return Collected::Broken(contradicted.into());
                 }
                 if read.len() > limit {
-                    return Collected::TooLarge { read: read.finish(), share };
+                    return Collected::TooLarge { read: read.finish(), reservation };
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
@@ -79,8 +81,8 @@ pub(super) async fn collect(
     if let Err(contradicted) = announced.check_end(read.len()) {
         return Collected::Broken(contradicted.into());
     }
-    share.trim(read.len());
-    Collected::Whole { body: read.finish(), trailers, share }
+    reservation.trim(read.len());
+    Collected::Whole { body: read.finish(), trailers, reservation }
 }
 
 /// Most bodies are one frame, which need not be copied.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::quota::Place;
+use super::concurrency::ConcurrencyPermit;
 
 /// Counts the requests inside, and keeps new ones out once it is draining.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl DrainGate {
 pub(super) struct DrainPermit {
     gate: Arc<DrainGate>,
     /// Among the caller's keys in flight, for as long.
-    place: Option<Place>,
+    place: Option<ConcurrencyPermit>,
 }
 
 impl DrainPermit {
@@ -87,7 +87,7 @@ impl DrainPermit {
     }
 
     /// Gives `place` up together with this.
-    pub(super) fn with(mut self, place: Place) -> Self {
+    pub(super) fn with(mut self, place: ConcurrencyPermit) -> Self {
         self.place = Some(place);
         self
     }

@@ -16,11 +16,11 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, r
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::budget::{Reservation, SMALL};
 use super::collect::{Collected, collect};
 use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
-use super::memory::{SMALL, Share};
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
@@ -68,7 +68,7 @@ pub(super) struct HandlerResponse {
     read: Bytes,
     rest: Rest,
     /// Of the memory for responses, and for their copies.
-    shares: [Share; 2],
+    reservations: [Reservation; 2],
 }
 
 impl HandlerResponse {
@@ -257,16 +257,18 @@ impl RequestExecution {
                 head,
                 read: Bytes::new(),
                 rest,
-                shares: [Share::none(), Share::none()],
+                reservations: [Reservation::none(), Reservation::none()],
             });
         }
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
         let headers = length::is_of_the_body(&self.named.method, head.status);
         let headers = headers.then_some(&head.headers);
         let gathered = collect(&mut body, headers, limit, &memory.responses, None).await;
-        let (read, rest, share) = match gathered {
-            Collected::Whole { body, trailers, share } => (body, Rest::Trailers(trailers), share),
-            Collected::TooLarge { read, share } => (read, Rest::Coming(body), share),
+        let (read, rest, reservation) = match gathered {
+            Collected::Whole { body, trailers, reservation } => {
+                (body, Rest::Trailers(trailers), reservation)
+            }
+            Collected::TooLarge { read, reservation } => (read, Rest::Coming(body), reservation),
             // It waits as long as it takes.
             Collected::NoRoom => return Err(Broken),
             Collected::Broken(error) => {
@@ -278,10 +280,12 @@ impl RequestExecution {
         };
         let copied = matches!(rest, Rest::Trailers(_)) && read.len() > SMALL;
         let copies = match copied {
-            true => memory.recording.share(read.len(), None).await.unwrap_or_else(Share::none),
-            false => Share::none(),
+            true => {
+                memory.recording.reserve(read.len(), None).await.unwrap_or_else(Reservation::none)
+            }
+            false => Reservation::none(),
         };
-        Ok(HandlerResponse { head, read, rest, shares: [share, copies] })
+        Ok(HandlerResponse { head, read, rest, reservations: [reservation, copies] })
     }
 
     /// What a response means for its key; and the response as the client gets it.
@@ -290,7 +294,7 @@ impl RequestExecution {
         overrides: HandlerOverride,
         given: HandlerResponse,
     ) -> (Recording, HandlerResponse) {
-        let HandlerResponse { mut head, read, rest, shares } = given;
+        let HandlerResponse { mut head, read, rest, reservations } = given;
         let trailers = match &rest {
             Rest::Trailers(trailers) => Some(trailers.as_ref()),
             Rest::Coming(_) => None,
@@ -324,7 +328,7 @@ impl RequestExecution {
             self.error_format.mark(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-        (ending, HandlerResponse { head, read, rest, shares })
+        (ending, HandlerResponse { head, read, rest, reservations })
     }
 
     /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
@@ -435,9 +439,9 @@ impl RequestExecution {
         class: OutcomeClass,
         given: HandlerResponse,
     ) -> Result<Response<Body>, Problem> {
-        let HandlerResponse { head, read, rest, shares } = given;
+        let HandlerResponse { head, read, rest, reservations } = given;
         let held = self.layer.memory.answers.hold_now(read);
-        drop(shares);
+        drop(reservations);
         let body = match (held, rest) {
             (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
             (Some(read), Rest::Coming(body)) => Body::resumed(read, body),

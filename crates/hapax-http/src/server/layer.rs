@@ -11,11 +11,11 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::answered::{Answered, AnsweredBy};
+use super::budget::BodyBudgets;
+use super::concurrency::ConcurrencyLimits;
 use super::drain::{DrainGate, DrainReport};
-use super::memory::Memory;
 use super::observe::{Event, Nobody, Observer};
 use super::policy::RoutePolicy;
-use super::quota::Quotas;
 use super::service::IdempotencyService;
 use crate::body::Body;
 use crate::error_format::ErrorFormat;
@@ -31,8 +31,8 @@ pub struct IdempotencyLayer {
     pub(super) routes: Routes,
     docs: Option<DocsUrl>,
     observer: Arc<dyn Observer>,
-    pub(super) memory: Memory,
-    pub(super) quotas: Arc<Quotas>,
+    pub(super) memory: BodyBudgets,
+    pub(super) concurrency: Arc<ConcurrencyLimits>,
     pub(super) gate: Arc<DrainGate>,
     /// Log lines about a store that is away.
     pub(super) away: Arc<Seldom>,
@@ -60,8 +60,8 @@ impl IdempotencyLayer {
             routes,
             docs: None,
             observer: Arc::new(Nobody),
-            memory: Memory::unbounded(),
-            quotas: Arc::default(),
+            memory: BodyBudgets::unbounded(),
+            concurrency: Arc::default(),
             gate: DrainGate::new(),
             away: Arc::default(),
         }
@@ -100,7 +100,7 @@ impl IdempotencyLayer {
     /// replays take before they are answers is for [`hapax::Limits::claims`] and the store to bound.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
-        self.memory = Memory::bounded(bytes);
+        self.memory = BodyBudgets::bounded(bytes);
         self
     }
 

@@ -62,18 +62,18 @@
 //! ```
 
 mod answered;
+mod budget;
 mod collect;
+mod concurrency;
 mod describe;
 mod drain;
 mod execute;
 mod future;
 mod handle;
 mod layer;
-mod memory;
 mod observe;
 mod policy;
 mod protect;
-mod quota;
 mod scope;
 mod service;
 pub mod transaction;

@@ -22,6 +22,7 @@ use tracing::Instrument;
 
 use super::answered::{Answered, AnsweredBy};
 use super::collect::{Collected, collect};
+use super::concurrency::ConcurrencyPermit;
 use super::describe::DescribedHttpRequest;
 use super::execute::{
     BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
@@ -32,7 +33,6 @@ use super::policy::{
     COME_BACK, CompletionOutage, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
     StoreOutage,
 };
-use super::quota::Place;
 use super::service::{AdmittedRequest, draining};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
@@ -81,7 +81,7 @@ where
                 // waits: it gets to, before anything is claimed for half a request.
                 tokio::task::yield_now().await;
             }
-            let place = take_place(&layer, &policy, &scope, &key)?;
+            let permit = take_permit(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let asked = HttpRequest {
                 scheme: &policy.options.fingerprint,
@@ -116,7 +116,7 @@ where
                     );
                 }
             }
-            Ok((claim, place, body, trailers))
+            Ok((claim, permit, body, trailers))
         };
         tokio::select! {
             // What is claimed is answered or, when time is up, released: not left to lapse.
@@ -125,12 +125,12 @@ where
             () = permit.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, place, body, trailers) = match claimed {
+    let (claim, permit, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.reject(&policy, error_format, &problem)),
     };
-    let permit = match place {
-        Some(place) => permit.with(place),
+    let permit = match permit {
+        Some(permit) => permit.with(permit),
         None => permit,
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
@@ -194,7 +194,7 @@ where
     let mut body = erase(WithoutTrailers { body, drop: is_told });
     let requests = &layer.memory.requests;
     match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
-        Collected::Whole { body, trailers, share } => Ok((share.hold(body), trailers)),
+        Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),
         Collected::NoRoom => {
             let detail = format!("There is no room for the request's body now. {NOTHING}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
@@ -229,16 +229,16 @@ fn is_timed_out(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Among the keys of this caller in flight; `None` where any number may be.
-fn take_place(
+fn take_permit(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
     scope: &Scope,
     key: &Key,
-) -> Result<Option<Place>, Problem> {
+) -> Result<Option<ConcurrencyPermit>, Problem> {
     let RouteOptions { name, max_in_flight_per_scope, .. } = &policy.options;
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
-    let place = layer.quotas.enter((name, scope), key, limit).map(Some);
-    place.ok_or_else(|| {
+    let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
+    permit.ok_or_else(|| {
         let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(COME_BACK)
     })

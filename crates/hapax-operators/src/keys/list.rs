@@ -89,7 +89,7 @@ impl Keys {
         let mut listed =
             Listed { keys: Vec::new(), damaged: Vec::new(), next: None, more: false, as_of: None };
         let (mut after, mut looked_at) = (list.after, 0);
-        let _turn = self.turn().await;
+        let _turn = self.permit().await;
         for _ in 0..MAX_PAGES {
             // On Redis a page is a walk over all keys: as long as it takes, each of its steps
             // being bounded by the store.
@@ -134,7 +134,7 @@ impl Keys {
     /// [`KeysError::Store`].
     pub async fn unknown(&self, list: &List) -> Result<Listed, KeysError> {
         let census = Census::default();
-        let _turn = self.turn().await;
+        let _turn = self.permit().await;
         census.walk(&*self.store, false).await?;
         Ok(self.known(&census, list))
     }

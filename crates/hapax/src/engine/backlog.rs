@@ -65,7 +65,7 @@ impl Backlog {
     }
 
     /// Resolves when no more than so many bytes are held back.
-    pub(super) async fn room(&self, bytes: usize) {
+    pub(super) async fn has_room_for(&self, bytes: usize) {
         // The sender is `self`: it outlives the wait, so that this cannot fail.
         let _ = self.size.subscribe().wait_for(|size| size.bytes <= bytes).await;
     }

@@ -332,9 +332,10 @@ impl ClaimCall {
         let deadline = inner.deadline();
         // Kept until the caller has what it was told: dropped before, or after, nothing is owned by
         // it.
-        let turn = timeout_at(deadline, Arc::clone(&inner.turns).acquire_owned()).await;
+        let permit = timeout_at(deadline, Arc::clone(&inner.permits).acquire_owned()).await;
         // A turn that comes with the deadline is none: nothing is sent that nobody waits for.
-        let Some(mut turn) = turn.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
+        let Some(mut permit) =
+            permit.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
         else {
             let error = StoreError::unavailable("the claims before it were not answered in time");
             let known = claiming.has_seen_record();
@@ -345,11 +346,11 @@ impl ClaimCall {
             // Dropping this future from here on drops `heard`; the task goes on, and what it then
             // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
             let exchange = inner.backlog.begin_exchange();
-            let said = ExchangeStart { claiming, next, deadline, turn };
+            let said = ExchangeStart { claiming, next, deadline, permit };
             inner.runtime.spawn(run_claim(Arc::clone(inner), said, reply, exchange));
             let Ok(talked) = progress.await else { return Err(ClaimError::Shutdown) };
             let (back, claimed, again) = talked?;
-            turn = again;
+            permit = again;
             let claim = match claimed {
                 ExchangeEnd::Owned(handover) => Claim::Execute(handover.accept()),
                 ExchangeEnd::Decided(ClaimResult::Rehash(scheme)) => {
@@ -411,7 +412,7 @@ struct ExchangeStart {
     claiming: ClaimExchange,
     next: Next<ClaimResult>,
     deadline: Instant,
-    turn: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
 /// One conversation, to its end, whether or not anybody still listens.
@@ -421,14 +422,14 @@ async fn run_claim(
     reply: oneshot::Sender<ExchangeReply>,
     _talking: ActiveExchange,
 ) {
-    let ExchangeStart { mut claiming, next, deadline, turn } = said;
+    let ExchangeStart { mut claiming, next, deadline, permit } = said;
     let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
     let talked = match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
-            Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), turn))
+            Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), permit))
         }
-        Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), turn)),
+        Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), permit)),
         Err(ExchangeError::Store { swap, error, may_land }) => {
             let known = claiming.has_seen_record();
             if may_land {

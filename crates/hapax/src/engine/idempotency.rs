@@ -87,7 +87,7 @@ pub(super) struct Inner {
     pub(super) executions: Executions,
     pub(super) backlog: Arc<Backlog>,
     /// Whose turn it is to be told something by the store.
-    pub(super) turns: Arc<Semaphore>,
+    pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
     pub(super) runtime: Handle,
 }
@@ -102,7 +102,7 @@ impl Inner {
     pub(super) async fn look(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let look = async {
             // A record may be of any size. A closed semaphore would bound nothing.
-            let _turn = self.turns.acquire().await;
+            let _turn = self.permits.acquire().await;
             self.store.load(key).await
         };
         match tokio::time::timeout(self.patience, look).await {
@@ -313,7 +313,7 @@ impl IdempotencyBuilder {
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 executions: Executions::default(),
                 backlog: Arc::new(Backlog::new()),
-                turns: Arc::new(Semaphore::new(limits.claims.clamp(1, Semaphore::MAX_PERMITS))),
+                permits: Arc::new(Semaphore::new(limits.claims.clamp(1, Semaphore::MAX_PERMITS))),
                 in_flight: AtomicUsize::new(0),
                 runtime: Handle::current(),
             }),

@@ -431,7 +431,7 @@ impl Shared {
             // Whoever ends an execution keeps what it holds until there is room for one more: this
             // is what bounds outcomes held back, however many executions were under way.
             if counted {
-                inner.backlog.room(inner.limits.deferred_bytes).await;
+                inner.backlog.has_room_for(inner.limits.deferred_bytes).await;
             }
             Err(FinishError::Pending)
         });

@@ -130,7 +130,7 @@ impl Waiter {
                 // No answer, or an error, is no news.
                 let look = async {
                     // Closed, it would bound nothing, and looking does no harm.
-                    let _turn = inner.turns.acquire().await;
+                    let _turn = inner.permits.acquire().await;
                     inner.store.load(key).await
                 };
                 let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };

@@ -36,16 +36,16 @@ pub(super) const SMALL: usize = 16 * 1024;
 const COPIES: usize = 2;
 
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
-    pub(super) requests: Pool,
-    pub(super) responses: Pool,
-    pub(super) recording: Pool,
-    pub(super) answers: Pool,
+pub(super) struct BodyBudgets {
+    pub(super) requests: MemoryBudget,
+    pub(super) responses: MemoryBudget,
+    pub(super) recording: MemoryBudget,
+    pub(super) answers: MemoryBudget,
 }
 
 /// One of the pools; `None` for no bound.
 #[derive(Clone, Debug)]
-pub(super) struct Pool(Option<Bounded>);
+pub(super) struct MemoryBudget(Option<Bounded>);
 
 #[derive(Clone, Debug)]
 struct Bounded {
@@ -55,17 +55,21 @@ struct Bounded {
     copies: usize,
 }
 
-impl Memory {
+impl BodyBudgets {
     pub(super) fn unbounded() -> Self {
-        let none = || Pool(None);
+        let none = || MemoryBudget(None);
         Self { requests: none(), responses: none(), recording: none(), answers: none() }
     }
 
     pub(super) fn bounded(bytes: usize) -> Self {
         let eighth = bytes.max(2 << 20) / 8;
-        let pool = |bytes, copies| {
+        let budget = |bytes, copies| {
             let units = units(bytes);
-            Pool(Some(Bounded { free: Arc::new(Semaphore::new(units as usize)), units, copies }))
+            MemoryBudget(Some(Bounded {
+                free: Arc::new(Semaphore::new(units as usize)),
+                units,
+                copies,
+            }))
         };
         Self {
             requests: pool(eighth * 3, 1),
@@ -78,22 +82,28 @@ impl Memory {
 
 /// A part of a pool.
 #[derive(Debug)]
-pub(super) struct Share(Option<Part>);
+pub(super) struct Reservation(Option<ReservedUnits>);
 
 #[derive(Debug)]
-struct Part {
+struct ReservedUnits {
     permit: OwnedSemaphorePermit,
     copies: usize,
 }
 
-impl Pool {
+impl MemoryBudget {
     /// A share for a body of which at most `most` bytes and a frame are held; `None` if there is
     /// none within `patience`. A body that is larger than the pool gets all of it: it waits until
     /// it is alone.
     ///
     /// Dropped while it waits, it leaves its place in the queue.
-    pub(super) async fn share(&self, most: usize, patience: Option<Duration>) -> Option<Share> {
-        let Some(Bounded { free, units: all, copies }) = &self.0 else { return Some(Share(None)) };
+    pub(super) async fn reserve(
+        &self,
+        most: usize,
+        patience: Option<Duration>,
+    ) -> Option<Reservation> {
+        let Some(Bounded { free, units: all, copies }) = &self.0 else {
+            return Some(Reservation(None));
+        };
         let needed = units(most.saturating_mul(*copies)).min(*all);
         let permit = Arc::clone(free).acquire_many_owned(needed);
         let permit = match patience {
@@ -101,7 +111,7 @@ impl Pool {
             None => permit.await,
         };
         // The pool is never closed, so that there always is one.
-        Some(Share(Some(Part { permit: permit.ok()?, copies: *copies })))
+        Some(Reservation(Some(ReservedUnits { permit: permit.ok()?, copies: *copies })))
     }
 
     /// Ties a share to what is on its way to a client, if there is room now. What is small needs
@@ -113,11 +123,11 @@ impl Pool {
         }
         let needed = units(bytes.len().saturating_mul(*copies)).min(*all);
         let permit = Arc::clone(free).try_acquire_many_owned(needed).ok()?;
-        Some(Share(Some(Part { permit, copies: *copies })).hold(bytes))
+        Some(Reservation(Some(ReservedUnits { permit, copies: *copies })).hold(bytes))
     }
 }
 
-impl Share {
+impl Reservation {
     /// Of no pool.
     pub(super) const fn none() -> Self {
         Self(None)
@@ -131,12 +141,12 @@ impl Share {
     /// wherever they went.
     pub(super) fn hold(self, bytes: Bytes) -> Bytes {
         let Some(part) = self.0 else { return bytes };
-        Bytes::from_owner(Held { bytes, _part: part })
+        Bytes::from_owner(HeldBytes { bytes, _part: part })
     }
 
     /// Gives back what more than `bytes` do not need.
     pub(super) fn trim(&mut self, bytes: usize) {
-        if let Some(Part { permit, copies }) = &mut self.0 {
+        if let Some(ReservedUnits { permit, copies }) = &mut self.0 {
             let needed = units(bytes.saturating_mul(*copies)) as usize;
             let surplus = permit.num_permits().saturating_sub(needed);
             drop(permit.split(surplus));
@@ -144,12 +154,12 @@ impl Share {
     }
 }
 
-struct Held {
+struct HeldBytes {
     bytes: Bytes,
-    _part: Part,
+    _part: ReservedUnits,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

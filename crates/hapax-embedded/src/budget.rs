@@ -15,7 +15,7 @@ const COPIES: usize = 2;
 const WAITING: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryBudget {
     free: Semaphore,
     units: u32,
     waiting: AtomicUsize,
@@ -23,12 +23,12 @@ pub(crate) struct Room {
 
 /// Room for one record; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Reservation<'a> {
     bytes: usize,
     _permit: Option<SemaphorePermit<'a>>,
 }
 
-impl Room {
+impl MemoryBudget {
     pub(crate) fn new(bytes: usize) -> Self {
         let units = units(bytes).max(1);
         Self { free: Semaphore::new(units as usize), units, waiting: AtomicUsize::new(0) }
@@ -37,8 +37,8 @@ impl Room {
     /// A place for a record of so many sealed bytes; `None` when too many wait for one. What is larger
     /// than all of the room takes all of it. Those who wait are served in order; dropped, a wait
     /// leaves no trace.
-    pub(crate) async fn place(&self, bytes: usize) -> Option<Place<'_>> {
-        let waits = Waits(&self.waiting);
+    pub(crate) async fn reserve(&self, bytes: usize) -> Option<Reservation<'_>> {
+        let waits = WaiterCount(&self.waiting);
         if waits.0.fetch_add(1, Ordering::Relaxed) >= WAITING {
             return None;
         }
@@ -46,20 +46,20 @@ impl Room {
         let (permits, bytes) =
             if needed < self.units { (needed, bytes) } else { (self.units, usize::MAX) };
         // It is never closed.
-        Some(Place { bytes, _permit: self.free.acquire_many(permits).await.ok() })
+        Some(Reservation { bytes, _permit: self.free.acquire_many(permits).await.ok() })
     }
 }
 
 /// Counted until it is dropped.
-struct Waits<'a>(&'a AtomicUsize);
+struct WaiterCount<'a>(&'a AtomicUsize);
 
-impl Drop for Waits<'_> {
+impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Place<'_> {
+impl Reservation<'_> {
     /// How large a record fits.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
@@ -76,19 +76,19 @@ mod tests {
 
     #[tokio::test]
     async fn few_wait_and_the_others_hear_it_at_once() {
-        let room = Room::new(64 * 1024);
-        let held = room.place(32 * 1024).await.unwrap();
+        let room = MemoryBudget::new(64 * 1024);
+        let held = room.reserve(32 * 1024).await.unwrap();
         assert_eq!(held.bytes(), usize::MAX, "it is alone");
         let mut waiting = Vec::new();
         for _ in 0..WAITING {
-            let mut place = Box::pin(room.place(1024));
+            let mut place = Box::pin(room.reserve(1024));
             assert!(poll_once(place.as_mut()).is_none());
             waiting.push(place);
         }
-        assert!(room.place(1024).await.is_none());
+        assert!(room.reserve(1024).await.is_none());
         // A wait that is given up makes room for another one.
         waiting.pop();
-        let mut another = Box::pin(room.place(1024));
+        let mut another = Box::pin(room.reserve(1024));
         assert!(poll_once(another.as_mut()).is_none());
         drop(held);
         for place in waiting {

@@ -26,9 +26,9 @@ const LEAVE: Duration = Duration::from_millis(50);
 /// What connections are counted by: an IPv4 address, or the network of 64 bits that a subscriber of IPv6
 /// has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Source(IpAddr);
+pub(crate) struct ClientNetwork(IpAddr);
 
-impl Source {
+impl ClientNetwork {
     pub(crate) fn of(ip: IpAddr) -> Self {
         Self(match ip.to_canonical() {
             IpAddr::V6(ip) => {
@@ -42,9 +42,9 @@ impl Source {
 
 /// Places for connections.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ConnectionLimit {
     free: Arc<Semaphore>,
-    sheddable: Arc<Sheddable>,
+    sheddable: Arc<SheddableConnections>,
     all: usize,
     /// How long a connection must have been sheddable.
     after: Duration,
@@ -53,7 +53,7 @@ pub(crate) struct Places {
     full: Seldom,
 }
 
-impl Places {
+impl ConnectionLimit {
     /// Connections of `whose` are shed once they were sheddable for `after`.
     pub(crate) fn new(all: usize, whose: &'static str, after: Duration) -> Self {
         let (free, sheddable) = (Arc::new(Semaphore::new(all)), Arc::default());
@@ -69,7 +69,7 @@ impl Places {
         self.free.available_permits()
     }
 
-    pub(crate) const fn sheddable(&self) -> &Arc<Sheddable> {
+    pub(crate) const fn sheddable(&self) -> &Arc<SheddableConnections> {
         &self.sheddable
     }
 
@@ -86,7 +86,7 @@ impl Places {
         if let Some(left_out) = self.full.due() {
             tracing::warn!(
                 whose = self.whose,
-                places = self.all,
+                permits = self.all,
                 may_be_shed = self.sheddable.count(),
                 left_out,
                 "all places for connections are taken: the oldest that has sent nothing is closed for \
@@ -105,10 +105,10 @@ impl Places {
 
 /// Connections that may be closed to make room.
 #[derive(Debug, Default)]
-pub(crate) struct Sheddable(Mutex<Entries>);
+pub(crate) struct SheddableConnections(Mutex<SheddableList>);
 
 #[derive(Debug, Default)]
-struct Entries {
+struct SheddableList {
     next: u64,
     /// Oldest first.
     by_age: BTreeMap<u64, Candidate>,
@@ -116,31 +116,35 @@ struct Entries {
 
 #[derive(Debug)]
 struct Candidate {
-    source: Source,
+    source: ClientNetwork,
     since: Instant,
     shed: Arc<Notify>,
 }
 
-impl Sheddable {
+impl SheddableConnections {
     /// Enters a connection until the entry is dropped; `shed` is notified when it is to close.
-    pub(crate) fn enter(self: &Arc<Self>, source: Source, shed: Arc<Notify>) -> Entry {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        source: ClientNetwork,
+        shed: Arc<Notify>,
+    ) -> SheddableEntry {
         let mut entries = self.lock();
         let id = entries.next;
         entries.next += 1;
         entries.by_age.insert(id, Candidate { source, since: Instant::now(), shed });
-        Entry { list: Arc::clone(self), id }
+        SheddableEntry { list: Arc::clone(self), id }
     }
 
     fn shed_oldest(&self, after: Duration) -> bool {
         self.shed_first(after, |_| true)
     }
 
-    fn shed_oldest_of(&self, source: Source, after: Duration) -> bool {
+    fn shed_oldest_of(&self, source: ClientNetwork, after: Duration) -> bool {
         self.shed_first(after, |of| of == source)
     }
 
     /// Notifies the oldest one that `is` lets through, if it is old enough.
-    fn shed_first(&self, after: Duration, is: impl Fn(Source) -> bool) -> bool {
+    fn shed_first(&self, after: Duration, is: impl Fn(ClientNetwork) -> bool) -> bool {
         let mut entries = self.lock();
         let mut candidates = entries.by_age.iter();
         let oldest = candidates.find(|(_, candidate)| is(candidate.source));
@@ -155,7 +159,7 @@ impl Sheddable {
         self.lock().by_age.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, SheddableList> {
         // Nothing here panics half way through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,12 +167,12 @@ impl Sheddable {
 
 /// A connection that may be shed, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    list: Arc<Sheddable>,
+pub(crate) struct SheddableEntry {
+    list: Arc<SheddableConnections>,
     id: u64,
 }
 
-impl Drop for Entry {
+impl Drop for SheddableEntry {
     fn drop(&mut self) {
         self.list.lock().by_age.remove(&self.id);
     }
@@ -176,15 +180,15 @@ impl Drop for Entry {
 
 /// How many places each source has.
 #[derive(Debug)]
-pub(crate) struct Sources {
+pub(crate) struct ClientLimits {
     most: usize,
     /// Proxies, whose connections are those of many clients.
     unbounded: Vec<Network>,
-    counts: Arc<Mutex<HashMap<Source, usize>>>,
+    counts: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
     full: Seldom,
 }
 
-impl Sources {
+impl ClientLimits {
     /// Each may have `most`, but for those in `unbounded`.
     pub(crate) fn new(most: usize, unbounded: Vec<Network>) -> Self {
         Self { most, unbounded, counts: Arc::default(), full: Seldom::default() }
@@ -192,9 +196,9 @@ impl Sources {
 
     /// Counts a connection from `ip` until the result is dropped. `None` where it is one too many and none
     /// from there can be shed.
-    pub(crate) fn admit(&self, ip: IpAddr, places: &Places) -> Option<Counted> {
-        let source = Source::of(ip);
-        let counted = self.count(ip, 1, || places.sheddable.shed_oldest_of(source, places.after));
+    pub(crate) fn admit(&self, ip: IpAddr, permits: &ConnectionLimit) -> Option<ClientPermit> {
+        let source = ClientNetwork::of(ip);
+        let counted = self.count(ip, 1, || permits.sheddable.shed_oldest_of(source, permits.after));
         if counted.is_some() {
             return counted;
         }
@@ -212,39 +216,44 @@ impl Sources {
 
     /// Counts places that a connection from `ip` takes beyond its first; `None` where they are more than its
     /// share.
-    pub(crate) fn more(&self, ip: IpAddr, places: usize) -> Option<Counted> {
-        self.count(ip, places, || false)
+    pub(crate) fn more(&self, ip: IpAddr, permits: usize) -> Option<ClientPermit> {
+        self.count(ip, permits, || false)
     }
 
     /// Counts `places`, if they are of the share of `ip` or `sheds` makes room for them.
-    fn count(&self, ip: IpAddr, places: usize, sheds: impl FnOnce() -> bool) -> Option<Counted> {
-        let source = Source::of(ip);
+    fn count(
+        &self,
+        ip: IpAddr,
+        permits: usize,
+        sheds: impl FnOnce() -> bool,
+    ) -> Option<ClientPermit> {
+        let source = ClientNetwork::of(ip);
         let is_proxy = self.unbounded.iter().any(|network| network.contains(ip));
         let most = if is_proxy { usize::MAX } else { self.most };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.get(&source).copied().unwrap_or_default() + places;
+        let count = counts.get(&source).copied().unwrap_or_default() + permits;
         // One that is shed leaves in a moment: until then there is one more.
         if count > most && !sheds() {
             return None;
         }
         counts.insert(source, count);
-        Some(Counted { source, places, counts: Arc::clone(&self.counts) })
+        Some(ClientPermit { source, permits, counts: Arc::clone(&self.counts) })
     }
 }
 
 /// Places that count for their source.
 #[derive(Debug)]
-pub(crate) struct Counted {
-    source: Source,
-    places: usize,
-    counts: Arc<Mutex<HashMap<Source, usize>>>,
+pub(crate) struct ClientPermit {
+    source: ClientNetwork,
+    permits: usize,
+    counts: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
 }
 
-impl Drop for Counted {
+impl Drop for ClientPermit {
     fn drop(&mut self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.source) {
-            *count -= self.places;
+            *count -= self.permits;
             if *count == 0 {
                 counts.remove(&self.source);
             }
@@ -264,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_source_is_an_address_or_a_subscribers_network() {
-        let of = |text| Source::of(ip(text));
+        let of = |text| ClientNetwork::of(ip(text));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
         assert_ne!(of("192.0.2.2"), of("192.0.2.1"));
         assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:3::4"));
@@ -273,11 +282,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_that_may_be_shed_makes_room() {
-        let places = Places::new(3, "a test's", OLD);
-        let mut held: Vec<_> = (0..3).map(|_| places.try_take(1)).collect();
+        let permits = ConnectionLimit::new(3, "a test's", OLD);
+        let mut held: Vec<_> = (0..3).map(|_| permits.try_take(1)).collect();
         let shed: Vec<Arc<Notify>> = (0..3).map(|_| Arc::default()).collect();
-        let source = Source::of(ip("192.0.2.1"));
-        let enter = |at: usize| places.sheddable().enter(source, Arc::clone(&shed[at]));
+        let source = ClientNetwork::of(ip("192.0.2.1"));
+        let enter = |at: usize| permits.sheddable().enter(source, Arc::clone(&shed[at]));
         let [first, _second, _third] = [enter(0), enter(1), enter(2)];
         drop(first);
         // The first one is busy now; the second leaves when it is told to.
@@ -286,34 +295,34 @@ mod tests {
             held[1] = None;
         };
         let begun = Instant::now();
-        let (place, ()) = tokio::join!(places.take(), leave);
+        let (place, ()) = tokio::join!(permits.take(), leave);
         assert!(place.is_some() && begun.elapsed() >= OLD);
-        assert_eq!(places.sheddable().count(), 1);
+        assert_eq!(permits.sheddable().count(), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_does_not_leave_holds_up_nobody() {
-        let places = Places::new(2, "a test's", OLD);
-        let _stuck = places.try_take(1);
-        let mut other = places.try_take(1);
+        let permits = ConnectionLimit::new(2, "a test's", OLD);
+        let _stuck = permits.try_take(1);
+        let mut other = permits.try_take(1);
         let shed: [Arc<Notify>; 2] = Default::default();
-        let source = Source::of(ip("192.0.2.1"));
-        let entries = shed.each_ref().map(|shed| places.sheddable().enter(source, shed.clone()));
+        let source = ClientNetwork::of(ip("192.0.2.1"));
+        let entries = shed.each_ref().map(|shed| permits.sheddable().enter(source, shed.clone()));
         let leave = async {
             shed[1].notified().await;
             other = None;
         };
-        let (place, ()) = tokio::join!(places.take(), leave);
+        let (place, ()) = tokio::join!(permits.take(), leave);
         assert!(place.is_some());
         drop(entries);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_has_its_share_and_a_proxy_any_number() {
-        let sources = Sources::new(2, Network::loopback());
-        let places = Places::new(100, "a test's", OLD);
-        let sheddable = places.sheddable();
-        let admit = |text| sources.admit(ip(text), &places);
+        let clients = ClientLimits::new(2, Network::loopback());
+        let permits = ConnectionLimit::new(100, "a test's", OLD);
+        let sheddable = permits.sheddable();
+        let admit = |text| clients.admit(ip(text), &permits);
         let (first, second) = (admit("192.0.2.1"), admit("192.0.2.1"));
         assert!(first.is_some() && second.is_some() && admit("192.0.2.1").is_none());
         assert!(admit("192.0.2.2").is_some());
@@ -323,14 +332,14 @@ mod tests {
         let proxied: Vec<_> = (0..9).map(|_| admit("127.0.0.1")).collect();
         assert!(proxied.iter().all(Option::is_some));
         // One of its own makes room, another peer's does not.
-        let other = sheddable.enter(Source::of(ip("192.0.2.2")), Arc::default());
+        let other = sheddable.enter(ClientNetwork::of(ip("192.0.2.2")), Arc::default());
         tokio::time::advance(OLD).await;
         assert!(admit("192.0.2.1").is_none());
-        let own = sheddable.enter(Source::of(ip("192.0.2.1")), Arc::default());
+        let own = sheddable.enter(ClientNetwork::of(ip("192.0.2.1")), Arc::default());
         assert!(admit("192.0.2.1").is_none(), "its first byte may be on its way");
         tokio::time::advance(OLD).await;
         assert!(admit("192.0.2.1").is_some());
         drop((own, other, second, third));
-        assert_eq!(sources.counts.lock().unwrap().len(), 1);
+        assert_eq!(clients.counts.lock().unwrap().len(), 1);
     }
 }

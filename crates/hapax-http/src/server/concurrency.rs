@@ -24,35 +24,35 @@ const MOST: usize = 100_000;
 
 /// Shared by all routes of a layer.
 #[derive(Debug, Default)]
-pub(super) struct Quotas {
+pub(super) struct ConcurrencyLimits {
     /// Names would take memory as clients like. What they are hashed with is unknown to clients, so
     /// that nobody can make himself another's twin.
     hasher: RandomState,
-    taken: Mutex<Taken>,
+    taken: Mutex<KeysInFlight>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct KeysInFlight {
     callers: HashMap<u64, HashMap<u64, u32>>,
     keys: usize,
 }
 
 /// A key's place; given up when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    quotas: Arc<Quotas>,
+pub(super) struct ConcurrencyPermit {
+    concurrency: Arc<ConcurrencyLimits>,
     caller: u64,
     key: u64,
 }
 
-impl Quotas {
+impl ConcurrencyLimits {
     /// A place for `key` of `caller`, one of at most `limit`.
     pub(super) fn enter(
         self: &Arc<Self>,
         caller: impl Hash,
         key: impl Hash,
         limit: NonZeroU32,
-    ) -> Option<Place> {
+    ) -> Option<ConcurrencyPermit> {
         let (caller, key) = (self.hasher.hash_one(caller), self.hasher.hash_one(key));
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let full = taken.keys >= MOST;
@@ -67,13 +67,13 @@ impl Quotas {
         *keys.entry(key).or_default() += 1;
         taken.keys += usize::from(is_new);
         drop(taken);
-        Some(Place { quotas: Arc::clone(self), caller, key })
+        Some(ConcurrencyPermit { concurrency: Arc::clone(self), caller, key })
     }
 }
 
-impl Drop for Place {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
-        let mut taken = self.quotas.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.concurrency.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(keys) = taken.callers.get_mut(&self.caller) else { return };
         let Some(copies) = keys.get_mut(&self.key) else { return };
         *copies -= 1;
@@ -96,8 +96,8 @@ mod tests {
 
     #[test]
     fn keys_count_and_copies_do_not() {
-        let quotas = Arc::new(Quotas::default());
-        let enter = |caller: &str, key: &str| quotas.enter(caller, key, TWO);
+        let concurrency = Arc::new(ConcurrencyLimits::default());
+        let enter = |caller: &str, key: &str| concurrency.enter(caller, key, TWO);
         let first = enter("a", "1").unwrap();
         let copy = enter("a", "1").unwrap();
         let second = enter("a", "2").unwrap();
@@ -108,18 +108,18 @@ mod tests {
         drop(copy);
         assert!(enter("a", "3").is_some());
         drop(second);
-        let taken = quotas.taken.lock().unwrap();
+        let taken = concurrency.taken.lock().unwrap();
         assert!(taken.callers.is_empty() && taken.keys == 0, "{taken:?}");
     }
 
     #[test]
     fn what_is_counted_is_bounded() {
-        let quotas = Arc::new(Quotas::default());
+        let concurrency = Arc::new(ConcurrencyLimits::default());
         let places: Vec<_> =
-            (0..MOST).map(|caller| quotas.enter(caller, "k", TWO).unwrap()).collect();
-        assert!(quotas.enter(MOST, "k", TWO).is_none());
-        assert!(quotas.enter(0_usize, "k", TWO).is_some(), "a copy takes nothing more");
+            (0..MOST).map(|caller| concurrency.enter(caller, "k", TWO).unwrap()).collect();
+        assert!(concurrency.enter(MOST, "k", TWO).is_none());
+        assert!(concurrency.enter(0_usize, "k", TWO).is_some(), "a copy takes nothing more");
         drop(places);
-        assert!(quotas.taken.lock().unwrap().callers.is_empty());
+        assert!(concurrency.taken.lock().unwrap().callers.is_empty());
     }
 }

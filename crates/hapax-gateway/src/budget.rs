@@ -5,7 +5,7 @@ use crate::units::Size;
 
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Shares {
+pub(crate) struct MemoryPlan {
     /// Bodies on their way.
     pub(crate) bodies: usize,
     /// Outcomes for a store that is away.
@@ -19,7 +19,7 @@ pub(crate) struct Shares {
 /// A record beside its body: heads, and what the engine needs.
 const HEADS: usize = 64 << 10;
 
-/// The parts that [`Shares::split`] makes, and what is worth splitting.
+/// The parts that [`MemoryPlan::split`] makes, and what is worth splitting.
 const PARTS: usize = 8;
 const LEAST: usize = 32 << 20;
 
@@ -33,12 +33,12 @@ impl Limits {
     pub const PER_CONNECTION: usize = 192 << 10;
 
     /// The shares, if they are enough for the largest bodies.
-    pub(crate) fn shares(&self, largest: LargestBodies) -> Result<Shares, ConfigError> {
+    pub(crate) fn memory_plan(&self, largest: MaxBodies) -> Result<MemoryPlan, ConfigError> {
         let connections = self.connections.saturating_mul(Self::PER_CONNECTION);
         let taken = Self::PROGRAM.saturating_add(connections);
         let needed = largest.rest();
         if self.memory.saturating_sub(taken) >= needed {
-            return Ok(Shares::split(self.memory - taken, needed));
+            return Ok(MemoryPlan::split(self.memory - taken, needed));
         }
         let needed = taken.saturating_add(needed).div_ceil(1 << 20).saturating_mul(1 << 20);
         Err(ConfigError::Memory {
@@ -54,37 +54,37 @@ const CLAIMS: usize = 1024;
 
 /// How many claims may be told an outcome at one time where so many bytes are for that: each is
 /// there as it came, sealed, and opened.
-pub(crate) fn claims(told: usize, largest_response: usize) -> usize {
+pub(crate) fn claims(replies: usize, largest_response: usize) -> usize {
     let one = largest_response.saturating_add(HEADS).saturating_mul(2);
-    (told / one.max(1)).clamp(1, CLAIMS)
+    (replies / one.max(1)).clamp(1, CLAIMS)
 }
 
 /// What is for a store, by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct StoreShares {
+pub(crate) struct StoreMemoryPlan {
     /// The store itself: pages, what waits for it, or all of its records.
     pub(crate) store: usize,
     /// A cache in front of it: its entries, or what waits for it.
     pub(crate) cache: usize,
     /// Outcomes that claims are told by a server, or by a cache. A store in this process has what it
     /// tells already, or bounds it by itself.
-    pub(crate) told: usize,
+    pub(crate) replies: usize,
 }
 
-impl StoreShares {
+impl StoreMemoryPlan {
     pub(crate) const fn split(memory: usize, on_server: bool, cached: bool) -> Self {
         let quarter = memory / 4;
         let cache = if cached { quarter } else { 0 };
-        let told = match (on_server, cached) {
+        let replies = match (on_server, cached) {
             (true, false) => 2 * quarter,
             (_, true) => quarter,
             (false, false) => 0,
         };
-        Self { store: memory - cache - told, cache, told }
+        Self { store: memory - cache - replies, cache, replies }
     }
 }
 
-impl Shares {
+impl MemoryPlan {
     /// What is observed gets something of what is not `needed`: without it, it only is not measured.
     fn split(rest: usize, needed: usize) -> Self {
         let part = rest / PARTS;
@@ -95,21 +95,21 @@ impl Shares {
 
 /// The largest bodies that are held, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct LargestBodies {
+pub(crate) struct MaxBodies {
     pub(crate) request: usize,
     pub(crate) response: usize,
 }
 
-impl LargestBodies {
+impl MaxBodies {
     /// So that each purpose has room for what it is for: bodies for three of the largest requests
     /// and sixteen of the largest responses (see
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory)), a store for a record
     /// sealed and opened.
     fn rest(self) -> usize {
         let bodies = self.request.saturating_mul(3).max(self.response.saturating_mul(16));
-        let told = self.response.saturating_add(HEADS).saturating_mul(2 * PARTS);
+        let replies = self.response.saturating_add(HEADS).saturating_mul(2 * PARTS);
         // The division loses a few bytes.
-        bodies.saturating_mul(2).max(told).saturating_add(PARTS).max(LEAST)
+        bodies.saturating_mul(2).max(replies).saturating_add(PARTS).max(LEAST)
     }
 }
 
@@ -118,14 +118,15 @@ mod tests {
     use super::*;
 
     const MIB: usize = 1 << 20;
-    const LARGEST: LargestBodies = LargestBodies { request: MIB, response: MIB };
+    const LARGEST: MaxBodies = MaxBodies { request: MIB, response: MIB };
 
     #[test]
     fn the_shares_are_the_whole() {
         for memory in [400 * MIB, 512 * MIB, 8 << 30] {
             let limits = Limits { memory, ..Limits::default() };
             let taken = Limits::PROGRAM + limits.connections * Limits::PER_CONNECTION;
-            let Shares { bodies, deferred, store, observed } = limits.shares(LARGEST).unwrap();
+            let MemoryPlan { bodies, deferred, store, observed } =
+                limits.memory_plan(LARGEST).unwrap();
             assert_eq!(taken + bodies + deferred + store + observed, memory);
             assert!(bodies >= (memory - taken) * 7 / 16);
         }
@@ -134,30 +135,30 @@ mod tests {
     #[test]
     fn what_is_named_as_needed_is_enough() {
         for response in [4 << 10, MIB, 64 * MIB] {
-            let largest = LargestBodies { request: MIB, response };
+            let largest = MaxBodies { request: MIB, response };
             let little = Limits { memory: MIB, ..Limits::default() };
-            let error = little.shares(largest).unwrap_err();
+            let error = little.memory_plan(largest).unwrap_err();
             let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
             let enough = Limits { memory: needed.0, ..little };
-            let Shares { bodies, deferred, store, .. } = enough.shares(largest).unwrap();
+            let MemoryPlan { bodies, deferred, store, .. } = enough.memory_plan(largest).unwrap();
             assert!(bodies >= 16 * response && bodies >= 2 * MIB);
             assert!(deferred >= response && store / 3 >= 2 * (response + HEADS));
             for (on_server, cached) in [(false, true), (true, false), (true, true)] {
-                let parts = StoreShares::split(store, on_server, cached);
-                assert_eq!(parts.store + parts.cache + parts.told, store);
-                assert!(parts.told >= 2 * (response + HEADS));
-                assert!(claims(parts.told, response) * 2 * (response + HEADS) <= parts.told);
+                let parts = StoreMemoryPlan::split(store, on_server, cached);
+                assert_eq!(parts.store + parts.cache + parts.replies, store);
+                assert!(parts.replies >= 2 * (response + HEADS));
+                assert!(claims(parts.replies, response) * 2 * (response + HEADS) <= parts.replies);
             }
             // It is rounded up to whole mebibytes.
             let short = Limits { memory: needed.0 - 2 * MIB, ..little };
-            assert!(short.shares(largest).is_err());
+            assert!(short.memory_plan(largest).is_err());
         }
     }
 
     #[test]
     fn sizes_beyond_all_memory_are_refused() {
-        let largest = LargestBodies { request: usize::MAX, response: usize::MAX };
-        let error = Limits::default().shares(largest).unwrap_err();
+        let largest = MaxBodies { request: usize::MAX, response: usize::MAX };
+        let error = Limits::default().memory_plan(largest).unwrap_err();
         let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
         assert!(needed.0 > usize::MAX - MIB);
     }
