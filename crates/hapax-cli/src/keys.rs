@@ -32,7 +32,7 @@ use gateway::Remote;
 use render::{Decided, Purged};
 
 /// How long the store may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The largest body that a response can be given.
 const MAX_BODY: u64 = 1 << 20;
@@ -185,7 +185,7 @@ impl Reached {
             }
             _ => {}
         }
-        let opening = Opening { secret_file, timeout: PATIENCE, make, ..Opening::new(store) };
+        let opening = Opening { secret_file, timeout: TIMEOUT, make, ..Opening::new(store) };
         match opening.open().await {
             Ok(opened) => Ok(Self::Here(opened)),
             Err(StoreOpenError::File {
@@ -218,12 +218,12 @@ impl Records {
             Reached::There(remote) => return Ok(Self::There(remote)),
         };
         let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-        let mut engine = Idempotency::builder(store).store_timeout(PATIENCE);
+        let mut engine = Idempotency::builder(store).store_timeout(TIMEOUT);
         if let Some(secret) = opened.secret.clone() {
             engine = engine.secret(secret);
         }
         let audit = Audit::new(place.audit_file, who::process());
-        Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, PATIENCE)))
+        Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, TIMEOUT)))
     }
 
     /// Returns the hash by which records name the caller that sends a value.

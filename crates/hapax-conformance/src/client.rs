@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// Longer than anything here takes; whoever needs it fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is spoken with what is tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Connection {
     /// The whole answer.
     pub async fn send(&mut self, request: Request<Body>) -> TestResponse {
         let answer = async { TestResponse::read(self.ask(request).await).await };
-        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        let answer = tokio::time::timeout(TIMEOUT, answer).await;
         answer.expect("no whole answer in time")
     }
 
@@ -102,7 +102,7 @@ impl Connection {
     /// What its library says.
     pub async fn try_send(&mut self, request: Request<Body>) -> Result<TestResponse, hyper::Error> {
         let answer = async { Ok(TestResponse::read(self.try_ask(request).await?).await) };
-        tokio::time::timeout(PATIENCE, answer).await.expect("no whole answer in time")
+        tokio::time::timeout(TIMEOUT, answer).await.expect("no whole answer in time")
     }
 
     /// The answer's head, its body to come.
@@ -132,7 +132,7 @@ impl Connection {
                 }
             }
         };
-        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        let answer = tokio::time::timeout(TIMEOUT, answer).await;
         answer.expect("no answer in time")
     }
 }

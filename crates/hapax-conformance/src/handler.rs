@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::client::PATIENCE;
+use crate::client::TIMEOUT;
 
 /// A request as the handler gets it.
 #[derive(Clone, Debug)]
@@ -177,7 +177,7 @@ impl Runs {
     /// Resolves when there have been `count`.
     pub async fn reach(&self, count: usize) {
         let mut runs = self.0.subscribe();
-        let reached = tokio::time::timeout(PATIENCE, runs.wait_for(|runs| *runs >= count)).await;
+        let reached = tokio::time::timeout(TIMEOUT, runs.wait_for(|runs| *runs >= count)).await;
         assert!(reached.is_ok(), "{} runs where {count} were awaited", self.count());
     }
 }

@@ -36,7 +36,7 @@ pub mod scenarios;
 pub mod shapes;
 mod stage;
 
-pub use client::{Client, Connection, PATIENCE, Protocol, TestResponse};
+pub use client::{Client, Connection, Protocol, TIMEOUT, TestResponse};
 pub use fixture::{
     Callers, Fixture, Hook, HookRequest, HookVerdict, Instance, Link, Policy, Starting,
 };

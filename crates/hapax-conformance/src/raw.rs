@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TIMEOUT};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -77,7 +77,7 @@ impl Raw2 {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, pong).await.expect("no answer to a ping");
+        tokio::time::timeout(TIMEOUT, pong).await.expect("no answer to a ping");
     }
 
     /// What becomes of a stream.
@@ -103,7 +103,7 @@ impl Raw2 {
             }
             Fate::Rejected
         };
-        tokio::time::timeout(PATIENCE, fate).await.expect("nothing became of a stream")
+        tokio::time::timeout(TIMEOUT, fate).await.expect("nothing became of a stream")
     }
 
     async fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {

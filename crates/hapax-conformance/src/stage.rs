@@ -132,7 +132,7 @@ impl Stage {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         };
-        let found = tokio::time::timeout(crate::PATIENCE, attempts).await;
+        let found = tokio::time::timeout(crate::TIMEOUT, attempts).await;
         found.expect("the awaited answer never came")
     }
 

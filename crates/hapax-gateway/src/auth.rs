@@ -156,8 +156,8 @@ impl Auth {
         match answer {
             Ok(Ok(given)) => Ok(given),
             Ok(Err(denied)) => Err(AuthRejection::Denied(denied)),
-            Err(silence) => {
-                let error = &silence as &dyn std::error::Error;
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "the auth URL did not say whether a request is allowed");
                 Err(AuthRejection::Unavailable)
             }

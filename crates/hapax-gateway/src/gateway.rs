@@ -457,7 +457,7 @@ fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
     Dialling {
         protocol: config.transport.upstream_protocol,
         tls: certificates.upstream.clone(),
-        patience: config.transport.connect_timeout,
+        timeout: config.transport.connect_timeout,
         idle: config.transport.upstream_idle,
         fresh: config.transport.fresh_connections,
     }

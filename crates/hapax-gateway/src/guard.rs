@@ -19,7 +19,7 @@
 mod head;
 pub(crate) mod http2;
 mod scan;
-mod stall;
+mod write_timeout;
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -33,7 +33,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 pub(crate) use head::HeadError;
 use scan::{ScanResult, Scanner};
-pub(crate) use stall::{Stall, Stalling};
+pub(crate) use write_timeout::{WriteTimeout, WriteTimeoutIo};
 
 /// The largest request head, in bytes.
 pub(crate) const MAX_HEAD: usize = 32 * 1024;
@@ -107,7 +107,7 @@ pub(crate) struct Guarded<S> {
     inbox: BytesMut,
     cleared: usize,
     rejected: bool,
-    stall: Stall,
+    stall: WriteTimeout,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
@@ -122,7 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             inbox: BytesMut::from(read),
             cleared: 0,
             rejected: false,
-            stall: Stall::new(stall),
+            stall: WriteTimeout::new(stall),
         }
     }
 

@@ -332,7 +332,7 @@ fn close(response: &mut Response<Body>, connection: &ClientConnection) {
 /// only a head or an auth answer may say.
 pub(crate) struct PacedBody {
     body: Incoming,
-    patience: Duration,
+    idle_timeout: Duration,
     paced: bool,
     http2: bool,
     auth: Option<Arc<Auth>>,
@@ -351,19 +351,19 @@ const PACE: usize = 8 * 1024;
 
 impl PacedBody {
     /// Fails after a silence of `patience`; `paced`: or where it is too slow.
-    pub(crate) const fn new(body: Incoming, patience: Duration, paced: bool) -> Self {
+    pub(crate) const fn new(body: Incoming, idle_timeout: Duration, paced: bool) -> Self {
         let waited = Duration::ZERO;
         let (http2, auth, route) = (false, None, None);
-        Self { body, patience, paced, http2, auth, route, received: 0, waited, waiting: None }
+        Self { body, idle_timeout, paced, http2, auth, route, received: 0, waited, waiting: None }
     }
 
     /// How long it may be silent now.
-    fn silence(&self) -> Duration {
+    fn idle(&self) -> Duration {
         if !self.paced {
-            return self.patience;
+            return self.timeout;
         }
         let due = Duration::from_secs_f64(self.received as f64 / PACE as f64);
-        self.patience.min((self.patience + due).saturating_sub(self.waited))
+        self.timeout.min((self.timeout + due).saturating_sub(self.waited))
     }
 }
 
@@ -397,8 +397,8 @@ impl http_body::Body for PacedBody {
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        let silence = this.silence();
-        let begin = || (Instant::now(), Box::pin(sleep(silence)));
+        let idle_timeout = this.idle();
+        let begin = || (Instant::now(), Box::pin(sleep(idle_timeout)));
         let (_, timer) = this.waiting.get_or_insert_with(begin);
         if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(Fault::Slow.into_error())));

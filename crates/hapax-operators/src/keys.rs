@@ -42,7 +42,7 @@ pub struct Keys {
     engine: Idempotency,
     store: Arc<dyn Inspect>,
     audit: Arc<Audit>,
-    patience: Duration,
+    store_timeout: Duration,
     permits: Arc<Semaphore>,
 }
 
@@ -208,10 +208,10 @@ impl Keys {
         engine: Idempotency,
         store: Arc<dyn Inspect>,
         audit: Audit,
-        patience: Duration,
+        store_timeout: Duration,
     ) -> Self {
         let permits = Arc::new(Semaphore::new(READERS));
-        Self { engine, store, audit: Arc::new(audit), patience, permits }
+        Self { engine, store, audit: Arc::new(audit), store_timeout, permits }
     }
 
     /// Returns the audit file.
@@ -388,7 +388,7 @@ impl Keys {
         &self,
         read: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        timeout(self.patience, read)
+        timeout(self.timeout, read)
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable("no answer in time")))
     }

@@ -47,10 +47,10 @@ pub(crate) async fn agree(
         }
     }
     // Under a lock: two that come first with different secrets must not both find nothing.
-    let patience = setup.answer * 3 / 4;
+    let limit = setup.answer * 3 / 4;
     let begin = format!(
         "{}; LOCK TABLE {secrets} IN SHARE ROW EXCLUSIVE MODE",
-        setup.begin_with(patience, patience)
+        setup.begin_with(limit, limit)
     );
     client.batch_execute(&begin).await.map_err(ConnectError::Query)?;
     let enter = format!(

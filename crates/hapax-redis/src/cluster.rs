@@ -195,8 +195,8 @@ pub(crate) async fn vet(
 ) -> Result<bool, ConnectError> {
     let Some(seed) = target.nodes.first() else { return Ok(true) };
     // Of all at once: so it is no longer than that however many there are.
-    let patience = options.timeout / 4;
-    let Ok(Ok(Some(masters))) = timeout(patience, connection.masters()).await else {
+    let limit = options.timeout / 4;
+    let Ok(Ok(Some(masters))) = timeout(limit, connection.masters()).await else {
         tracing::warn!("the cluster does not say who serves all of its slots");
         return Ok(false);
     };
@@ -209,7 +209,7 @@ pub(crate) async fn vet(
             async move {
                 let ignored: Pushed = Arc::new(|_| {});
                 let reaching = connection::reach_node(&address, &target, &options, &ignored);
-                (timeout(patience, reaching).await, node)
+                (timeout(limit, reaching).await, node)
             }
         })
         .collect();

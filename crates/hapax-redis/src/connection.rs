@@ -76,13 +76,13 @@ pub(crate) async fn reach(
     let mut last = ConnectError::Url("it names no host".into());
     // One whose host is off must leave time for the others, and for what follows; the last one has
     // what is left.
-    let patience = options.timeout / (2 * u32::try_from(target.nodes.len()).unwrap_or(u32::MAX));
+    let limit = options.timeout / (2 * u32::try_from(target.nodes.len()).unwrap_or(u32::MAX));
     for (at, node) in target.nodes.iter().enumerate() {
         let reaching = reach_node(node, target, options, pushed);
         let reached = if at + 1 == target.nodes.len() {
             reaching.await
         } else {
-            timeout(patience, reaching).await.unwrap_or(Err(ConnectError::TimedOut(patience)))
+            timeout(limit, reaching).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
         };
         match reached {
             Ok(reached) => return Ok(reached),

@@ -139,7 +139,7 @@ impl Link {
     async fn next_wire(&self) -> Result<Arc<Wire>, Failure> {
         // Shorter than what callers wait for the whole: an error that says that nothing was sent
         // is worth more to them than their own time-out, after which anything may have happened.
-        let patience = self.timeout * 3 / 4;
+        let limit = self.timeout * 3 / 4;
         let mut state = self.state.clone();
         let waiting = async {
             // An attempt that failed before this call says nothing: wait for the next one.
@@ -158,8 +158,8 @@ impl Link {
                 }
             }
         };
-        let waited = timeout(patience, waiting).await;
-        waited.unwrap_or(Err(RedisStoreError::Connecting(patience))).map_err(Failure::Nothing)
+        let waited = timeout(limit, waiting).await;
+        waited.unwrap_or(Err(RedisStoreError::Connecting(limit))).map_err(Failure::Nothing)
     }
 
     /// Whether it leads to one server, and not to a cluster.

@@ -55,7 +55,7 @@ impl Target {
         Ok(Self { nodes, master: None })
     }
 
-    fn sentinels(scheme: &str, rest: &str, patience: Duration) -> Result<Self, ConnectError> {
+    fn sentinels(scheme: &str, rest: &str, limit: Duration) -> Result<Self, ConnectError> {
         let Authority { user, hosts, tail } = Authority::split(rest);
         let path = tail.trim_start_matches('/');
         let (master, database) = path.split_once('/').unwrap_or((path, ""));
@@ -67,7 +67,7 @@ impl Target {
         let nodes = hosts.split(',').map(|host| {
             let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
             let port = if has_port { "" } else { ":26379" };
-            info(&format!("{scheme}://{user}{host}{port}/{database}"), patience)
+            info(&format!("{scheme}://{user}{host}{port}/{database}"), limit)
         });
         Ok(Self { nodes: nodes.collect::<Result<_, _>>()?, master: Some(master.into()) })
     }
@@ -97,7 +97,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-fn info(url: &str, patience: Duration) -> Result<ConnectionInfo, ConnectError> {
+fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, ConnectError> {
     let info = url.into_connection_info().map_err(|error| ConnectError::Url(error.to_string()))?;
     // The third version of the protocol, in which a connection that serves requests hears of
     // writes as well.
@@ -107,6 +107,6 @@ fn info(url: &str, patience: Duration) -> Result<ConnectionInfo, ConnectError> {
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     // What was sent and is not even received, by a host that is off, breaks the connection.
     #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(patience);
+    let tcp = tcp.set_user_timeout(limit);
     Ok(info.set_redis_settings(redis).set_tcp_settings(tcp))
 }

@@ -11,7 +11,7 @@ pub struct Options {
     pub(crate) sealer: Sealer,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) longest: Duration,
-    pub(crate) patience: Duration,
+    pub(crate) cache_timeout: Duration,
     authority: Option<[u8; 32]>,
 }
 
@@ -53,8 +53,8 @@ impl Options {
 
     /// How long the cache may take before the authority is asked instead. By default 100 ms.
     #[must_use]
-    pub const fn cache_timeout(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub const fn cache_timeout(mut self, cache_timeout: Duration) -> Self {
+        self.timeout = cache_timeout;
         self
     }
 
@@ -83,7 +83,7 @@ impl Default for Options {
             sealer: Sealer::checksum(),
             entropy: Arc::new(SystemEntropy),
             longest: Duration::from_secs(60),
-            patience: Duration::from_millis(100),
+            cache_timeout: Duration::from_millis(100),
             authority: None,
         }
     }

@@ -236,11 +236,11 @@ impl Inner {
             return;
         };
         self.counters.puts.fetch_add(1, Ordering::Relaxed);
-        let (cache, patience) = (Arc::clone(&self.cache), self.options.patience);
+        let (cache, cache_timeout) = (Arc::clone(&self.cache), self.options.cache_timeout);
         let name = self.options.name(&key);
         tokio::spawn(async move {
             putting.unsure = true;
-            let put = timeout(patience, cache.put(&name, bytes, left)).await;
+            let put = timeout(cache_timeout, cache.put(&name, bytes, left)).await;
             putting.unsure = !matches!(put, Ok(Ok(())));
             drop((putting, permit));
         });
@@ -255,7 +255,7 @@ impl Inner {
 
     /// Asks the cache for something, and leaves it alone for a while if it does not answer.
     async fn ask<T>(&self, asked: impl Future<Output = Result<T, crate::CacheError>>) -> Option<T> {
-        match timeout(self.options.patience, asked).await {
+        match timeout(self.options.cache_timeout, asked).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => tracing::debug!(%error, "the cache failed"),
             Err(_) => tracing::debug!("the cache did not answer in time"),

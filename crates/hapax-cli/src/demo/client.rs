@@ -171,7 +171,7 @@ impl Payment {
 
     /// Asks again and again what became of it.
     async fn come_back(mut self) -> Ended {
-        let deadline = Instant::now() + times::PATIENCE;
+        let deadline = Instant::now() + times::TIMEOUT;
         let mut pause = times::PAUSE / 2;
         while Instant::now() < deadline {
             sleep(self.jitter(pause)).await;

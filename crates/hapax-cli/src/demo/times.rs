@@ -35,7 +35,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long a client comes back to a payment of which it was told that the outcome is unknown. A
 /// dead gateway's lease has to lapse in it, and the service to be asked.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(7);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(7);
 
 /// The longest pause of a client between two tries of such a payment.
 pub(crate) const LATER: Duration = Duration::from_millis(1_200);

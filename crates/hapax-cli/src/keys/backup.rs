@@ -16,7 +16,7 @@ use super::gateway::Remote;
 use crate::exit::Failure;
 
 /// How long a gateway may take to copy a whole store.
-const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Copy the records of a `file:` store to a new file, while its gateway runs or is stopped
 ///
@@ -105,7 +105,7 @@ async fn through(gateway: &Remote, to: &Path) -> Result<u64, Failure> {
         return Err(Failure::usage(format!("{} {reason}", to.display())));
     };
     let body = json!({ "path": to });
-    let written = gateway.ask_within(PATIENCE, Method::POST, "/api/backup", Some(body)).await;
+    let written = gateway.ask_within(TIMEOUT, Method::POST, "/api/backup", Some(body)).await;
     let Written { records } = written?;
     Ok(records)
 }

@@ -20,7 +20,7 @@ use super::render;
 use crate::exit::Failure;
 
 /// How long an answer may take, and how large it may be.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ANSWER: usize = 16 << 20;
 
 #[derive(serde::Deserialize)]
@@ -144,18 +144,18 @@ impl Remote {
         path: &str,
         body: Option<Value>,
     ) -> Result<T, RemoteError> {
-        self.ask_within(PATIENCE, method, path, body).await
+        self.ask_within(TIMEOUT, method, path, body).await
     }
 
     /// Sends a request and reads the JSON of its answer, which may take this long.
     pub(super) async fn ask_within<T: DeserializeOwned>(
         &self,
-        patience: Duration,
+        limit: Duration,
         method: Method,
         path: &str,
         body: Option<Value>,
     ) -> Result<T, RemoteError> {
-        let asked = timeout(patience, self.send(method, path, body)).await;
+        let asked = timeout(limit, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
             Failure::unavailable(format!("the gateway at {}: {error}", self.address))
         };

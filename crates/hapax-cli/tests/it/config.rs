@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::time::Instant;
 
-use crate::world::{Gateway, PATIENCE, Upstream, hapax, log_lines, ok, receive, refused, send_to};
+use crate::world::{Gateway, TIMEOUT, Upstream, hapax, log_lines, ok, receive, refused, send_to};
 
 /// Answers everything at once, with the path that was asked for, until nobody asks any more.
 fn answering(upstream: &Upstream, clients: &AtomicUsize) {
@@ -180,7 +180,7 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
             });
         }
         // A thread that fails ends the others.
-        let give_up = Instant::now() + PATIENCE;
+        let give_up = Instant::now() + TIMEOUT;
         let until = |what: &str, reached: &dyn Fn() -> bool| {
             while !reached() {
                 if failed.load(Ordering::SeqCst) || Instant::now() > give_up {

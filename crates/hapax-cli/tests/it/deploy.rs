@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::world::{PATIENCE, hapax, ok};
+use crate::world::{TIMEOUT, hapax, ok};
 
 const UNIT: &str = include_str!("../../../../examples/deploy/hapax.service");
 const README: &str = include_str!("../../../../examples/deploy/README.md");
@@ -73,7 +73,7 @@ fn the_service_manager_hears_that_it_listens_and_that_it_drains() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut said = [0; 256];
     let mut next = || {
         let length = manager.recv(&mut said).unwrap();

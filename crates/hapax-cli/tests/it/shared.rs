@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::world::{
-    Gateway, PATIENCE, Upstream, log_lines, ok, post, receive, run, send, wait_for_log,
+    Gateway, TIMEOUT, Upstream, log_lines, ok, post, receive, run, send, wait_for_log,
 };
 
 /// A gateway that does not start.
@@ -130,7 +130,7 @@ mod redis {
             upstream.next().answer("201 Created", "done");
             assert_eq!(receive(&asked).unwrap().status, 201);
             // It is put there in the background, once the store has shown it.
-            let soon = Instant::now() + PATIENCE;
+            let soon = Instant::now() + TIMEOUT;
             while gateway.metric("hapax_store_cache_hits_total") == 0 {
                 assert_eq!(post(gateway.address, "key", "x").body, "done");
                 assert!(Instant::now() < soon, "the cache answers nothing");
@@ -153,7 +153,7 @@ mod redis {
                 for _ in 0..3 {
                     assert_eq!(post(gateway.address, &key, "x").body, "again");
                 }
-                assert!(Instant::now() < soon + PATIENCE, "it is not found again");
+                assert!(Instant::now() < soon + TIMEOUT, "it is not found again");
             }
             assert!(upstream.is_idle());
             server
@@ -363,7 +363,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
         let told = receive(&client).unwrap();
         assert_eq!((told.status, &*told.code()), (503, "store-unavailable"));
     }
-    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     assert!(upstream.is_idle(), "something was executed without a record");
     // One warning a minute stands for all of them.
     let warnings = log_lines(folder.path(), "no claim could be made").len() as u64;
@@ -373,7 +373,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     // in doubt for ever. What landed and was released counts as an attempt.
     let mut landed = 0;
     for at in 0..40 {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let asked = send(gateway.address, &key(at), "x");
             if let Some(request) = upstream.next_within(Duration::from_millis(200)) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything here takes; a test that needs it fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The program with these arguments and nothing from outside.
 pub(crate) fn hapax(arguments: &[&str]) -> Command {
@@ -299,7 +299,7 @@ impl Upstream {
 
     /// The next request.
     pub(crate) fn next(&self) -> Waiting {
-        self.requests.recv_timeout(PATIENCE).expect("no request came")
+        self.requests.recv_timeout(TIMEOUT).expect("no request came")
     }
 
     /// The next request, if it comes within this time.
@@ -315,7 +315,7 @@ impl Upstream {
 
 /// Head and body of a request or a response with a length.
 fn read_message(stream: &TcpStream) -> Option<(String, Vec<u8>)> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {

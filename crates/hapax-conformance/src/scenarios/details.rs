@@ -155,7 +155,7 @@ pub async fn w23_malformed_framing_is_400(arena: Arena) {
         );
         stream.write_all(format!("{head}{framing}").as_bytes()).await.unwrap();
         let mut status = [0; 12];
-        let read = tokio::time::timeout(crate::PATIENCE, stream.read_exact(&mut status)).await;
+        let read = tokio::time::timeout(crate::TIMEOUT, stream.read_exact(&mut status)).await;
         read.expect("no answer in time").expect("no answer");
         assert_eq!(&status, b"HTTP/1.1 400", "{framing:?}");
     }
@@ -216,7 +216,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
     }
     gate.open();
     first.await.unwrap().is_first(201, "1");
-    tokio::time::timeout(crate::PATIENCE, drained).await.unwrap().unwrap();
+    tokio::time::timeout(crate::TIMEOUT, drained).await.unwrap().unwrap();
     // What was in hand is recorded.
     drop(stage);
     let stage = arena.start(Policy::default(), counting(&runs)).await;
@@ -233,7 +233,7 @@ pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: Arena) {
     let stage = arena.start(policy.clone(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
-    tokio::time::timeout(crate::PATIENCE, stage.instance().drain()).await.unwrap();
+    tokio::time::timeout(crate::TIMEOUT, stage.instance().drain()).await.unwrap();
     // Whether its client still hears of it depends on how the connection ends.
     first.abort();
     drop(stage);

@@ -26,7 +26,7 @@ pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
 pub async fn w09_of_100_copies_one_executes(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
     // Many come at once, and it is not the store's speed that is tested.
-    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
     runs.reach(1).await;
@@ -81,7 +81,7 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(ar
                 stream.shutdown().await.unwrap();
                 // Until the server has done with it: it answers, or closes.
                 let mut said = Vec::new();
-                let read = tokio::time::timeout(crate::PATIENCE, stream.read_to_end(&mut said));
+                let read = tokio::time::timeout(crate::TIMEOUT, stream.read_to_end(&mut said));
                 drop(read.await.expect("no end in time"));
                 assert!(!said.starts_with(b"HTTP/1.1 2"), "{rest:?}");
             }
@@ -254,7 +254,7 @@ pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: Arena) {
 /// Group `several`: two processes on one store.
 pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
     let here = arena.start(policy.clone(), held(&runs, &gate)).await;
     let there = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> =
@@ -275,7 +275,7 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
 pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
     // The store may be silent for longer than this takes.
-    let policy = Policy { store_timeout: crate::PATIENCE, ..Policy::default() };
+    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let mut first = stage.begin(stage.post("k"));
     runs.reach(1).await;

@@ -11,7 +11,7 @@ use crate::{Arena, Gate, Policy, Runs, Stage, TestResponse, handler, reply};
 
 fn wait(patience: Duration) -> Policy {
     // Many come at once, and it is not the store's speed that is tested.
-    let store_timeout = crate::PATIENCE;
+    let store_timeout = crate::TIMEOUT;
     Policy { in_flight: InFlight::Wait(patience), store_timeout, ..Policy::default() }
 }
 
@@ -58,7 +58,7 @@ pub async fn w18_no_later_than_the_lease_ends(arena: Arena) {
 
 pub async fn w18_waiting_copies_get_the_replay(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { waiters_per_key: 20, ..wait(crate::PATIENCE) };
+    let policy = Policy { waiters_per_key: 20, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -94,7 +94,7 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena
             reply(if run == 1 { 429 } else { 201 }, run.to_string())
         }
     });
-    let policy = Policy { waiters_per_key: 10, ..wait(crate::PATIENCE) };
+    let policy = Policy { waiters_per_key: 10, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, failing).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -123,14 +123,14 @@ pub async fn w18_waiting_ends(arena: Arena) {
     let began = Instant::now();
     stage.send(stage.post("k")).await.is_refused(409, "in-flight");
     let waited = began.elapsed();
-    assert!((patience..crate::PATIENCE / 2).contains(&waited), "{waited:?}");
+    assert!((patience..crate::TIMEOUT / 2).contains(&waited), "{waited:?}");
     gate.open();
     first.await.unwrap().is_first(201, "1");
 }
 
 pub async fn w18_no_more_than_so_many_wait(arena: Arena) {
     let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { waiters_per_key: 5, ..wait(crate::PATIENCE) };
+    let policy = Policy { waiters_per_key: 5, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -144,7 +144,7 @@ pub async fn w18_no_more_than_so_many_wait(arena: Arena) {
     for _ in 0..10 {
         copies.join_next().await.unwrap().unwrap().is_refused(409, "in-flight");
     }
-    assert!(began.elapsed() < crate::PATIENCE / 2);
+    assert!(began.elapsed() < crate::TIMEOUT / 2);
     gate.open();
     while let Some(copy) = copies.join_next().await {
         copy.unwrap().is_replay(201, "1");

@@ -91,7 +91,7 @@ async fn replay_all(arena: Arena, cookies: Cookies) {
         async move { shape }
     });
     // Some are large, and it is not speed that is tested.
-    let store_timeout = crate::PATIENCE;
+    let store_timeout = crate::TIMEOUT;
     let policy = Policy { cookies, max_response_body: 8 << 20, store_timeout, ..Policy::default() };
     let stage = arena.start(policy, give).await;
     for shape in &*all {

@@ -85,14 +85,14 @@ async fn streams(arena: Arena, policy: Policy, kind: &'static str) {
     let mut connection = stage.client().connect().await;
     let mut first = connection.ask(stage.post("k").request()).await;
     assert_eq!(first.headers()["idempotency-replayed"], "false");
-    let piece = tokio::time::timeout(crate::PATIENCE, first.frame()).await.unwrap();
+    let piece = tokio::time::timeout(crate::TIMEOUT, first.frame()).await.unwrap();
     assert_eq!(piece.unwrap().unwrap().into_data().unwrap(), "data: 1\n\n");
     // It was final at the headers: a copy hears so while the stream goes on.
     let retry = stage.send(stage.post("k")).await;
     retry.is_refused(409, "response-not-retained");
     assert_eq!(retry.problem()["original_status"], 200);
     gate.open();
-    let rest = tokio::time::timeout(crate::PATIENCE, first.collect()).await.unwrap();
+    let rest = tokio::time::timeout(crate::TIMEOUT, first.collect()).await.unwrap();
     assert_eq!(rest.unwrap().to_bytes(), "data: 2\n\n");
     assert_eq!(runs.count(), 1);
 }

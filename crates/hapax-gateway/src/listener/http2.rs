@@ -35,7 +35,7 @@ use super::ListenerContext;
 use super::io::Io;
 use crate::config::Limits;
 use crate::connection_limit::ClientPermit;
-use crate::guard::Stalling;
+use crate::guard::WriteTimeoutIo;
 use crate::guard::http2::MAX_LIST;
 use crate::handler::ClientConnection;
 use crate::proxy::Peer;
@@ -90,7 +90,7 @@ pub(super) async fn serve(
         let answer = served.clone().answer(request);
         Box::pin(async move { Ok::<_, Infallible>(answer.await) })
     });
-    let io = Stalling::new(io, read, context.limits.stall);
+    let io = WriteTimeoutIo::new(io, read, context.limits.stall);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

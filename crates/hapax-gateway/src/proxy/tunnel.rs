@@ -62,13 +62,13 @@ pub(crate) async fn run<S>(client: S, read: &[u8], tunnel: Tunnel) -> io::Result
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Tunnel { io, silence, _place } = tunnel;
+    let Tunnel { io, idle_timeout, _place } = tunnel;
     let mut client = Metered::new(client, false);
     let mut upstream = Metered::new(TokioIo::new(io), false);
     let meters = [client.meter(), upstream.meter()];
     let silent = async {
         loop {
-            let deadline = meters[0].last().max(meters[1].last()) + silence;
+            let deadline = meters[0].last().max(meters[1].last()) + idle_timeout;
             if deadline <= Instant::now() {
                 break;
             }

@@ -73,18 +73,14 @@ impl Calls {
 pub(crate) struct Measured {
     store: Arc<dyn Inspect>,
     calls: Arc<Calls>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Measured {
     /// Counts in `calls` what is asked of `store`, of which an answer is expected within
     /// `patience`.
-    pub(crate) const fn new(
-        store: Arc<dyn Inspect>,
-        calls: Arc<Calls>,
-        patience: Duration,
-    ) -> Self {
-        Self { store, calls, patience }
+    pub(crate) const fn new(store: Arc<dyn Inspect>, calls: Arc<Calls>, timeout: Duration) -> Self {
+        Self { store, calls, timeout }
     }
 }
 
@@ -95,7 +91,7 @@ struct Timed<'a> {
     took: &'a Histogram<{ TOOK_US.len() }>,
     rejected: Option<&'a AtomicBool>,
     begun: Instant,
-    patience: Duration,
+    timeout: Duration,
     answered: bool,
 }
 
@@ -130,7 +126,7 @@ impl Timed<'_> {
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        if !self.answered && self.begun.elapsed() >= self.patience / 2 {
+        if !self.answered && self.begun.elapsed() >= self.timeout / 2 {
             self.ended(SILENT);
         }
     }
@@ -143,8 +139,8 @@ impl Measured {
         took: &'a Histogram<{ TOOK_US.len() }>,
         rejected: Option<&'a AtomicBool>,
     ) -> Timed<'a> {
-        let (begun, patience) = (Instant::now(), self.patience);
-        Timed { counts, took, rejected, begun, patience, answered: false }
+        let (begun, timeout) = (Instant::now(), self.timeout);
+        Timed { counts, took, rejected, begun, timeout, answered: false }
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Dialling {
     /// There wherever any server is behind TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
     /// How long it may take.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     /// How long a connection may be idle to be used again.
     pub(crate) idle: Duration,
     /// Whether a request from which something follows has a connection of its own.
@@ -65,7 +65,7 @@ impl Dialling {
             if to.secure { self.secured(to, stream).await } else { self.plain(to, stream).await }
         };
         let late = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        timeout(self.patience.min(at_most), dial).await.unwrap_or_else(late)
+        timeout(self.timeout.min(at_most), dial).await.unwrap_or_else(late)
     }
 
     async fn plain(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {

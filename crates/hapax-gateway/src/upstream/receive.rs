@@ -50,7 +50,7 @@ pub(super) async fn receive(
         // The wire stays until its driver has given the connection up.
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| Failure::Broken(error.into()))?;
-        let tunnel = Tunnel { io, silence: *timeout, _place: place };
+        let tunnel = Tunnel { io, idle_timeout: *timeout, _place: place };
         let mut response = response.map(|_| Body::empty());
         response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
         return Ok(response);
@@ -81,7 +81,7 @@ pub(super) async fn receive(
         body,
         http2,
         left: length,
-        silence: *timeout,
+        idle_timeout: *timeout,
         waiting: None,
         cut: Box::pin(cut(inner.cut.subscribe())),
         over: Some(over),
@@ -115,7 +115,7 @@ fn unreadable(headers: &HeaderMap, is_bare: bool) -> Option<&'static str> {
 pub(crate) struct Tunnel {
     pub(crate) io: Upgraded,
     /// The longest, of both sides at once.
-    pub(crate) silence: Duration,
+    pub(crate) idle_timeout: Duration,
     pub(crate) _place: OwnedSemaphorePermit,
 }
 
@@ -178,7 +178,7 @@ struct Receiving {
     http2: bool,
     /// What is to come of the length that was declared.
     left: Option<u64>,
-    silence: Duration,
+    idle_timeout: Duration,
     /// Set while it waits for the upstream: a client that reads slowly is no silence.
     waiting: Option<Pin<Box<Sleep>>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -225,8 +225,8 @@ impl http_body::Body for Receiving {
             let error = Failure::Broken(ENDING.into());
             return Poll::Ready(Some(Err(error.into())));
         }
-        let silence = this.silence;
-        let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(silence)));
+        let idle_timeout = this.idle_timeout;
+        let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
         if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(Failure::Timeout.into())));
         }

@@ -22,7 +22,7 @@ fn at(
     let origin = Origin { secure: false, authority };
     let second = Duration::from_secs(1);
     let dialling =
-        Dialling { protocol, tls: None, patience: 5 * second, idle: second, fresh: false };
+        Dialling { protocol, tls: None, timeout: 5 * second, idle: second, fresh: false };
     Upstream::new(origin, timeout, concurrent, dialling)
 }
 

@@ -12,14 +12,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::two::Two;
-use crate::world::{
-    PATIENCE, Raw, Upstream, config, get, post, request, start, text, token, until,
-};
+use crate::world::{Raw, TIMEOUT, Upstream, config, get, post, request, start, text, token, until};
 
 async fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut streams = Vec::new();
     for _ in 0..count {
-        let stream = timeout(PATIENCE, TcpStream::connect(address)).await.expect("it is let in");
+        let stream = timeout(TIMEOUT, TcpStream::connect(address)).await.expect("it is let in");
         streams.push(stream.unwrap());
     }
     streams
@@ -37,7 +35,7 @@ async fn connections_that_send_nothing_hold_up_no_client() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.connections = 32;
-    config.limits.head_timeout = PATIENCE * 10;
+    config.limits.head_timeout = TIMEOUT * 10;
     let gateway = start(config).await;
     let _silent = silent(gateway.local_addr(), 100).await;
     assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
@@ -64,11 +62,11 @@ async fn a_peer_takes_no_more_than_its_share() {
     for _ in 0..2 {
         let mut stream = from("127.0.0.2", address).await;
         stream.write_all(asked.as_bytes()).await.unwrap();
-        assert!(timeout(PATIENCE, stream.read(&mut [0; 1])).await.unwrap().unwrap() > 0);
+        assert!(timeout(TIMEOUT, stream.read(&mut [0; 1])).await.unwrap().unwrap() > 0);
         busy.push(stream);
     }
     let mut third = from("127.0.0.2", address).await;
-    let closed = timeout(PATIENCE, third.read(&mut [0; 1])).await.expect("it is closed");
+    let closed = timeout(TIMEOUT, third.read(&mut [0; 1])).await.expect("it is closed");
     assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     // Others are served, and a proxy has any number.
     let _others = [from("127.0.0.3", address).await, from("127.0.0.3", address).await];
@@ -86,7 +84,7 @@ async fn a_peer_takes_no_more_than_its_share() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, served).await.expect("it is served");
+    timeout(TIMEOUT, served).await.expect("it is served");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +119,7 @@ async fn a_peers_requests_over_http2_are_of_its_share() {
         }
     }
     for _ in 0..4 {
-        timeout(PATIENCE, seen.recv()).await.expect("it is let through").unwrap();
+        timeout(TIMEOUT, seen.recv()).await.expect("it is let through").unwrap();
     }
     // Two places are left for everybody else.
     for _ in 0..2 {
@@ -177,13 +175,13 @@ async fn probes_have_places_that_other_requests_of_operators_do_not_take() {
 async fn requests_are_served_while_balancers_learn_of_the_drain() {
     let upstream = Upstream::counting().await;
     let mut slow = config(upstream.url());
-    slow.drain_delay = PATIENCE * 10;
+    slow.drain_delay = TIMEOUT * 10;
     let gateway = start(slow).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
     assert_eq!(get(admin, "/readyz").await.status, 200);
     let ending = tokio::spawn(gateway.shutdown());
     let ready = async { while get(admin, "/readyz").await.status == 200 {} };
-    timeout(PATIENCE, ready).await.expect("it is not ready any more");
+    timeout(TIMEOUT, ready).await.expect("it is not ready any more");
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(post(address, "/", "k", "x").await.status, 201);
     ending.abort();
@@ -192,6 +190,6 @@ async fn requests_are_served_while_balancers_learn_of_the_drain() {
     brief.drain_delay = Duration::from_millis(1);
     let gateway = start(brief).await;
     let address = gateway.local_addr();
-    timeout(PATIENCE, gateway.shutdown()).await.expect("it ends");
+    timeout(TIMEOUT, gateway.shutdown()).await.expect("it ends");
     until("it is closed", || std::net::TcpStream::connect(address).is_err()).await;
 }

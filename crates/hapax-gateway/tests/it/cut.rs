@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::failures::{RawUpstream, url};
 use crate::two::{Two, fields, frame};
-use crate::world::{PATIENCE, Raw, Upstream, config, get, post, request, start, text};
+use crate::world::{Raw, TIMEOUT, Upstream, config, get, post, request, start, text};
 
 /// In front of an upstream that speaks HTTP/2.
 fn config_two(listener: &TcpListener) -> Config {
@@ -25,13 +25,13 @@ fn config_two(listener: &TcpListener) -> Config {
 
 /// A connection of HTTP/2 whose first request has come, up to its head.
 async fn accept_two(listener: &TcpListener) -> TcpStream {
-    let (mut stream, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let (mut stream, _) = timeout(TIMEOUT, listener.accept()).await.unwrap().unwrap();
     stream.write_all(&frame(4, 0, 0, &[])).await.unwrap();
     let mut preface = [0; 24];
     stream.read_exact(&mut preface).await.unwrap();
     loop {
         let mut head = [0; 9];
-        timeout(PATIENCE, stream.read_exact(&mut head)).await.unwrap().unwrap();
+        timeout(TIMEOUT, stream.read_exact(&mut head)).await.unwrap().unwrap();
         let length = usize::from(head[1]) << 8 | usize::from(head[2]);
         stream.read_exact(&mut vec![0; length]).await.unwrap();
         if head[3] == 1 {
@@ -114,19 +114,19 @@ async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
         };
         let mut came = Vec::new();
         while !came.windows(7).any(|part| part == b"partial") {
-            assert!(timeout(PATIENCE, stream.read_buf(&mut came)).await.unwrap().unwrap() > 0);
+            assert!(timeout(TIMEOUT, stream.read_buf(&mut came)).await.unwrap().unwrap() > 0);
         }
         sending.send_reset(Reason::NO_ERROR);
         if protocol == Protocol::Http2 {
             // The stream is reset, or its connection ends; on no frame of its body is an end.
             while came.windows(5).all(|part| part != [0, 0, 4, 3, 0]) {
-                if timeout(PATIENCE, stream.read_buf(&mut came)).await.unwrap().unwrap() == 0 {
+                if timeout(TIMEOUT, stream.read_buf(&mut came)).await.unwrap().unwrap() == 0 {
                     break;
                 }
             }
             assert!(came.windows(9).all(|part| part != [0, 0, 0, 0, 1, 0, 0, 0, 1]));
         } else {
-            timeout(PATIENCE, stream.read_to_end(&mut came)).await.unwrap().unwrap();
+            timeout(TIMEOUT, stream.read_to_end(&mut came)).await.unwrap().unwrap();
             assert!(!came.ends_with(b"0\r\n\r\n"), "{}", String::from_utf8_lossy(&came));
         }
     }
@@ -155,9 +155,9 @@ async fn an_upstream_that_only_says_that_it_is_there_is_silent() {
         let mut sink = Vec::new();
         let _ = read.read_to_end(&mut sink).await;
     });
-    let got = timeout(PATIENCE / 2, asked).await.expect("no time-out").unwrap();
+    let got = timeout(TIMEOUT / 2, asked).await.expect("no time-out").unwrap();
     assert_eq!((got.status, got.code().as_str()), (504, "upstream-timeout"));
-    timeout(PATIENCE, reading).await.unwrap().unwrap();
+    timeout(TIMEOUT, reading).await.unwrap().unwrap();
     pinging.abort();
 }
 
@@ -208,10 +208,10 @@ async fn an_old_client_sees_that_its_answer_broke_off() {
     stream.write_all(answer.as_bytes()).await.unwrap();
     let mut came = Vec::new();
     while !came.ends_with(b"half") {
-        assert!(timeout(PATIENCE, client.read_buf(&mut came)).await.unwrap().unwrap() > 0);
+        assert!(timeout(TIMEOUT, client.read_buf(&mut came)).await.unwrap().unwrap() > 0);
     }
     drop(stream);
-    let ended = timeout(PATIENCE, client.read_to_end(&mut came)).await.unwrap();
+    let ended = timeout(TIMEOUT, client.read_to_end(&mut came)).await.unwrap();
     assert!(ended.is_err(), "it looks whole: {}", String::from_utf8_lossy(&came));
 }
 

@@ -8,7 +8,7 @@ use hapax_gateway::{Gateway, Opened, ShutdownReport};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::world::{PATIENCE, Raw, Upstream, config, post, request, start, text, until};
+use crate::world::{Raw, TIMEOUT, Upstream, config, post, request, start, text, until};
 
 type Begun = mpsc::Receiver<oneshot::Sender<u16>>;
 
@@ -70,12 +70,12 @@ async fn work_in_hand_finishes_and_nothing_new_begins() {
 async fn an_idle_gateway_ends_at_once() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
-    config.drain_timeout = PATIENCE * 2;
+    config.drain_timeout = TIMEOUT * 2;
     let gateway = start(config).await;
     let mut idle = Raw::connect(gateway.local_addr()).await;
     idle.send(request("POST", "/", &[], "x")).await;
     idle.answer().await;
-    let ended = tokio::time::timeout(PATIENCE, gateway.shutdown()).await.unwrap();
+    let ended = tokio::time::timeout(TIMEOUT, gateway.shutdown()).await.unwrap();
     assert_eq!(ended, ShutdownReport::default());
     assert_eq!(idle.rest().await, b"");
 }

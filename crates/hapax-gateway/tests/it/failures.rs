@@ -35,10 +35,7 @@ impl RawUpstream {
     }
 
     pub(crate) async fn next(&mut self) -> (TcpStream, String) {
-        tokio::time::timeout(crate::world::PATIENCE, self.connections.recv())
-            .await
-            .unwrap()
-            .unwrap()
+        tokio::time::timeout(crate::world::TIMEOUT, self.connections.recv()).await.unwrap().unwrap()
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::two::{Two, fields, frame, is_refused, read};
-use crate::world::{PATIENCE, Raw, Upstream, config, post, start, text, until};
+use crate::world::{Raw, TIMEOUT, Upstream, config, post, start, text, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_22_the_same_request_in_http_1_and_2() {
@@ -255,7 +255,7 @@ async fn a_drain_lets_what_is_under_way_end_and_takes_nothing_new() {
     }
     // Who has nothing under way is told to go, and goes.
     let Two { send: _kept, driver } = idle;
-    tokio::time::timeout(PATIENCE, driver).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
     // Who has something hears the same, and its answer comes.
     while busy.try_ask(Two::request("GET", "/new", &[]), "").await.is_ok_and(|answer| {
         assert_eq!((answer.status, answer.code().as_str()), (503, "draining"));
@@ -276,13 +276,13 @@ async fn who_asks_nothing_is_told_to_go() {
     config.limits.head_timeout = Duration::from_millis(300);
     let gateway = start(config).await;
     let Two { send: _kept, driver } = Two::connect(gateway.local_addr()).await;
-    tokio::time::timeout(PATIENCE, driver).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
     // Nor are those waited for who have not said what they speak.
     for begun in ["", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = TcpStream::connect(gateway.local_addr()).await.unwrap();
         stream.write_all(begun.as_bytes()).await.unwrap();
         let mut rest = Vec::new();
-        let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
+        let ended = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut rest)).await;
         assert!(ended.is_ok(), "{begun:?}");
     }
 }

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tower::ServiceExt;
 use tower_layer::Layer;
 
-use crate::world::{PATIENCE, config, post, start, text};
+use crate::world::{TIMEOUT, config, post, start, text};
 
 /// A service behind the layer, whose first run waits for the gate.
 async fn service(runs: &Runs, gate: &Gate) -> SocketAddr {
@@ -84,7 +84,7 @@ async fn wire_31_what_is_in_flight_behind_is_not_kept_in_front() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let first = tokio::time::timeout(PATIENCE, first).await.expect("the key never became free");
+    let first = tokio::time::timeout(TIMEOUT, first).await.expect("the key never became free");
     assert_eq!((first.text().as_str(), first.header("idempotency-replayed")), ("1", "false"));
     let replay = send().await;
     assert_eq!((replay.text().as_str(), replay.header("idempotency-replayed")), ("1", "true"));

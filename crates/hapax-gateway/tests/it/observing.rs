@@ -9,7 +9,7 @@ use hapax_http::server::KeyRule;
 use tokio::sync::Semaphore;
 
 use crate::world::{
-    PATIENCE, Raw, Upstream, config, get, post, post_with, request, start, text, until,
+    Raw, TIMEOUT, Upstream, config, get, post, post_with, request, start, text, until,
 };
 
 /// Everything observed.
@@ -30,7 +30,7 @@ async fn counted(gateway: &Running, what: &str, count: u64) {
             tokio::task::yield_now().await;
         }
     };
-    if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+    if tokio::time::timeout(TIMEOUT, wait).await.is_err() {
         panic!("never: {line} in\n{}", get(admin, "/metrics").await.text());
     }
 }
@@ -123,7 +123,7 @@ async fn copies_in_flight_and_clients_that_hang_up() {
     })
     .await;
     let mut config = config(upstream.url());
-    config.policy.in_flight = InFlight::Wait(PATIENCE);
+    config.policy.in_flight = InFlight::Wait(TIMEOUT);
     observing(&mut config);
     let gateway = start(config).await;
     let address = gateway.local_addr();

@@ -145,7 +145,7 @@ async fn a_hang_up_without_a_key_ends_the_upstreams_request() {
     raw.until(b"x").await;
     drop(raw);
     let gone = async { while sender.send(Bytes::from(vec![0; 64 * 1024])).await.is_ok() {} };
-    tokio::time::timeout(crate::world::PATIENCE, gone).await.unwrap();
+    tokio::time::timeout(crate::world::TIMEOUT, gone).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

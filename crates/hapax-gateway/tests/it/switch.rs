@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::world::{PATIENCE, Raw, Upstream, config, post, request, start, text};
+use crate::world::{Raw, TIMEOUT, Upstream, config, post, request, start, text};
 
 /// An upstream that answers each connection's first head with `says` and hands the connection over.
 async fn raw_upstream(says: &'static str) -> (http::Uri, JoinHandle<(String, TcpStream)>) {
@@ -91,7 +91,7 @@ async fn what_is_sent_behind_the_question_need_not_be_http() {
     assert_eq!(client.answer_to(false).await.unwrap().status, 101);
     let (_, mut stream) = upstream.await.unwrap();
     let mut read = vec![0; frames.len()];
-    timeout(PATIENCE, stream.read_exact(&mut read)).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.read_exact(&mut read)).await.unwrap().unwrap();
     assert_eq!(read, frames);
 }
 
@@ -154,7 +154,7 @@ async fn silence_ends_a_connection_that_left_http() {
     let mut short = config.policy.clone();
     short.upstream_timeout = Duration::from_millis(300);
     config.routes = vec![RouteConfig::new("/{*rest}", short)];
-    config.policy.upstream_timeout = PATIENCE * 2;
+    config.policy.upstream_timeout = TIMEOUT * 2;
     let gateway = start(config).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
     client.send(ASKING).await;
@@ -162,7 +162,7 @@ async fn silence_ends_a_connection_that_left_http() {
     let (_, mut stream) = upstream.await.unwrap();
     assert_eq!(client.rest().await, b"");
     let mut rest = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
+    let ended = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut rest)).await;
     assert!(ended.is_ok());
 }
 
@@ -174,7 +174,7 @@ async fn a_drain_does_not_wait_for_what_left_http() {
     client.send(ASKING).await;
     client.until(b"early").await;
     let _stream = upstream.await.unwrap();
-    tokio::time::timeout(PATIENCE, gateway.shutdown()).await.unwrap();
+    tokio::time::timeout(TIMEOUT, gateway.shutdown()).await.unwrap();
     assert_eq!(client.rest().await, b"");
 }
 

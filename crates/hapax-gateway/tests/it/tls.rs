@@ -359,7 +359,7 @@ async fn a_change_of_files_is_noticed() {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(crate::world::PATIENCE, noticed).await.unwrap();
+    tokio::time::timeout(crate::world::TIMEOUT, noticed).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

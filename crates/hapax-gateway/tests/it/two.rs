@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::world::{PATIENCE, Wire};
+use crate::world::{TIMEOUT, Wire};
 
 /// A connection of HTTP/2.
 pub(crate) struct Two {
@@ -74,7 +74,7 @@ impl Two {
         request: Request<()>,
         ends: bool,
     ) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
-        let mut send = timeout(PATIENCE, self.send.clone().ready()).await.expect("never ready")?;
+        let mut send = timeout(TIMEOUT, self.send.clone().ready()).await.expect("never ready")?;
         send.send_request(request, ends)
     }
 
@@ -88,7 +88,7 @@ impl Two {
         if !body.is_empty() {
             sending.send_data(Bytes::copy_from_slice(body.as_bytes()), true)?;
         }
-        let response = timeout(PATIENCE, response).await.expect("no answer in time")?;
+        let response = timeout(TIMEOUT, response).await.expect("no answer in time")?;
         read(response).await
     }
 
@@ -104,7 +104,7 @@ impl Two {
     /// Waits until the connection has ended.
     pub(crate) async fn ended(self) -> Result<(), h2::Error> {
         drop(self.send);
-        timeout(PATIENCE, self.driver).await.expect("the connection goes on").unwrap()
+        timeout(TIMEOUT, self.driver).await.expect("the connection goes on").unwrap()
     }
 }
 
@@ -112,7 +112,7 @@ impl Two {
 pub(crate) async fn read(response: Response<RecvStream>) -> Result<Answered, h2::Error> {
     let (parts, mut stream) = response.into_parts();
     let mut body = Vec::new();
-    while let Some(piece) = timeout(PATIENCE, stream.data()).await.expect("the answer hangs") {
+    while let Some(piece) = timeout(TIMEOUT, stream.data()).await.expect("the answer hangs") {
         let piece = piece?;
         stream.flow_control().release_capacity(piece.len())?;
         body.extend_from_slice(&piece);
@@ -154,7 +154,7 @@ pub(crate) async fn is_refused(address: SocketAddr, request: &[(&str, &str)], re
     stream.write_all(&bytes).await.unwrap();
     let mut came = Vec::new();
     loop {
-        let read = timeout(PATIENCE, stream.read_buf(&mut came)).await.expect("no answer");
+        let read = timeout(TIMEOUT, stream.read_buf(&mut came)).await.expect("no answer");
         while let Some((kind, id, payload)) = take_frame(&mut came) {
             match kind {
                 // HEADERS; 400 is in the static table, and comes first (RFC 7541 appendix A).

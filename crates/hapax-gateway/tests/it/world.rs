@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 /// Longer than anything here takes; a test that needs it fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request as the upstream got it.
 #[derive(Clone, Debug)]
@@ -320,7 +320,7 @@ impl Raw {
             };
             Some(answer)
         };
-        tokio::time::timeout(PATIENCE, read).await.expect("no answer in time")
+        tokio::time::timeout(TIMEOUT, read).await.expect("no answer in time")
     }
 
     pub(crate) async fn answer(&mut self) -> Answer {
@@ -368,7 +368,7 @@ impl Raw {
     /// Whether anything came.
     async fn fill(&mut self) -> bool {
         let mut buffer = vec![0; 16 * 1024];
-        match tokio::time::timeout(PATIENCE, self.stream.read(&mut buffer)).await {
+        match tokio::time::timeout(TIMEOUT, self.stream.read(&mut buffer)).await {
             Ok(Ok(count)) => {
                 self.read.extend(&buffer[..count]);
                 count > 0
@@ -437,5 +437,5 @@ pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }

@@ -99,15 +99,15 @@ impl MemoryBudget {
     pub(super) async fn reserve(
         &self,
         most: usize,
-        patience: Option<Duration>,
+        wait_for: Option<Duration>,
     ) -> Option<Reservation> {
         let Some(Bounded { free, units: all, copies }) = &self.0 else {
             return Some(Reservation(None));
         };
         let needed = units(most.saturating_mul(*copies)).min(*all);
         let permit = Arc::clone(free).acquire_many_owned(needed);
-        let permit = match patience {
-            Some(patience) => timeout(patience, permit).await.ok()?,
+        let permit = match wait_for {
+            Some(wait_for) => timeout(wait_for, permit).await.ok()?,
             None => permit.await,
         };
         // The pool is never closed, so that there always is one.

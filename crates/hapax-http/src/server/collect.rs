@@ -34,7 +34,7 @@ pub(super) async fn collect(
     headers: Option<&HeaderMap>,
     limit: usize,
     budget: &MemoryBudget,
-    patience: Option<Duration>,
+    wait_for: Option<Duration>,
 ) -> Collected {
     let mut reservation = Reservation::none();
     let announced = headers.map(|headers| Announced::new(headers, &body.size_hint()));
@@ -54,7 +54,7 @@ pub(super) async fn collect(
     loop {
         let known = read.length.max(read.len());
         if known > SMALL && reservation.is_none() {
-            let Some(taken) = budget.reserve(most, patience).await else {
+            let Some(taken) = budget.reserve(most, wait_for).await else {
                 return Collected::NoRoom;
             };
             reservation = taken;

@@ -83,7 +83,7 @@ impl Fixture for File {
                     }
                 }
             };
-            let store = tokio::time::timeout(hapax_conformance::PATIENCE, opened).await;
+            let store = tokio::time::timeout(hapax_conformance::TIMEOUT, opened).await;
             let store = store.expect("the file is still in use")?;
             start(Arc::new(store), policy, handler).await
         })

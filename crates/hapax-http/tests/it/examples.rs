@@ -55,7 +55,7 @@ async fn axum() {
     let mut half = TcpStream::connect(address).await.unwrap();
     half.write_all(b"POST /payments HTTP/1.1\r\n").await.unwrap();
     end.send(()).unwrap();
-    tokio::time::timeout(hapax_conformance::PATIENCE, server).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(hapax_conformance::TIMEOUT, server).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test]

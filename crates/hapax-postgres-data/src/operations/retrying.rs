@@ -340,13 +340,13 @@ impl Attempt<'_> {
             expected: sent(expected)?,
             id: self.id.clone(),
             asked: self.asked.clone(),
-            patience: patience(deadline.saturating_duration_since(Instant::now())),
+            lock_timeout: lock_timeout(deadline.saturating_duration_since(Instant::now())),
         })
     }
 }
 
 /// How many milliseconds to wait for a lock, so that the answer is there in time.
-fn patience(left: Duration) -> String {
+fn lock_timeout(left: Duration) -> String {
     let most = i32::MAX.unsigned_abs().into();
     (left * 9 / 10).as_millis().clamp(1, most).to_string()
 }
@@ -358,12 +358,12 @@ struct Update {
     expected: String,
     id: String,
     asked: String,
-    patience: String,
+    lock_timeout: String,
 }
 
 impl Update {
     async fn send(&self, executor: &mut impl Executor) -> Result<Rows, Failure> {
-        let Self { text, item, expected, id, asked, patience } = self;
-        executor.query(text, &[item, expected, id, asked, patience]).await
+        let Self { text, item, expected, id, asked, lock_timeout } = self;
+        executor.query(text, &[item, expected, id, asked, lock_timeout]).await
     }
 }

@@ -144,7 +144,7 @@ async fn begin(client: &Client, own: &AtomicI32) -> Result<(), Deaf> {
 async fn say_all(
     board: &Board,
     client: &Client,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<Infallible, ConnectError> {
     let mut again = interval(SAY_AGAIN);
     loop {
@@ -154,7 +154,7 @@ async fn say_all(
         }
         for (channel, payload) in board.take() {
             // A connection that does not answer is given up, and what was to be said on it.
-            let said = timeout(patience, say(client, channel, &payload)).await;
+            let said = timeout(limit, say(client, channel, &payload)).await;
             said.unwrap_or(Err(ConnectError::TimedOut))?;
         }
     }

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 pub use processes::{Part, two_processes};
 
 /// How long calls wait for one another: as good as for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What serde can say and JSON cannot.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ fn declare(
     on_unknown: OnUnknown,
 ) -> [Function<Everything, Refused>; 2] {
     engines.each_ref().map(|engine| {
-        let function = engine.function(name).on_unknown(on_unknown).wait(PATIENCE);
+        let function = engine.function(name).on_unknown(on_unknown).wait(TIMEOUT);
         let class = |error: &Refused| match error {
             Refused::Declined { .. } => OutcomeClass::Final,
             Refused::Broken => OutcomeClass::Unknown,

@@ -16,7 +16,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::servers::signal;
 
 const PART: &str = "HAPAX_TEST_PART";
@@ -42,7 +42,7 @@ fn declare(engine: &Idempotency, name: &str, on_unknown: OnUnknown) -> Counted {
     if LAPSES.contains(&name) {
         policy.terms.lease = LEASE;
     }
-    let function = engine.function(name).policy(policy).on_unknown(on_unknown).wait(PATIENCE);
+    let function = engine.function(name).policy(policy).on_unknown(on_unknown).wait(TIMEOUT);
     function.classify(|_| OutcomeClass::Final).build().unwrap()
 }
 
@@ -236,7 +236,7 @@ impl Player {
             }
             None
         };
-        timeout(PATIENCE, line).await.expect("it says something, or ends")
+        timeout(TIMEOUT, line).await.expect("it says something, or ends")
     }
 
     async fn expect(&mut self, what: &str) {

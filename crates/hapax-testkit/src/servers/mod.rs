@@ -28,7 +28,7 @@ pub use redis::{RedisOptions, RedisServer};
 pub use redis_cluster::RedisCluster;
 
 /// How long a server may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often it is asked.
 const EVERY: Duration = Duration::from_millis(10);

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{EVERY, PATIENCE, free_port, loopback, program, tail};
+use super::{EVERY, TIMEOUT, free_port, loopback, program, tail};
 
 /// How to start a [`PostgresServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
@@ -255,7 +255,7 @@ impl PostgresServer {
         let child = self.spawn(command);
         let port = self.port;
         let child = self.child.insert(child);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if child.try_wait().expect("our own child can be asked").is_some() {
                 self.child = None;
@@ -340,7 +340,7 @@ impl PgBouncer {
             let mut command = Command::new(program(&["pgbouncer"]));
             command.arg(config);
             let mut child = spawn(command, folder.path(), &log, user.as_ref());
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             while Instant::now() < deadline
                 && child.try_wait().expect("our own child can be asked").is_none()
             {
@@ -459,7 +459,7 @@ async fn psql(port: u16, database: &str, text: &str) -> Result<String, String> {
     let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?connect_timeout=5");
     let arguments = ["--no-psqlrc", "--tuples-only", "--no-align", "--quiet", "--set"];
     command.args(arguments).args(["ON_ERROR_STOP=1", "--command", text]).arg(url);
-    let done = timeout(PATIENCE, command.stdin(Stdio::null()).kill_on_drop(true).output()).await;
+    let done = timeout(TIMEOUT, command.stdin(Stdio::null()).kill_on_drop(true).output()).await;
     let done = done.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{EVERY, PATIENCE, clock, free_port, loopback, program, signal, tail};
+use super::{EVERY, TIMEOUT, clock, free_port, loopback, program, signal, tail};
 
 /// How to start a [`RedisServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
@@ -157,7 +157,7 @@ impl RedisServer {
 
     /// Like [`command`](Self::command), of words that may hold spaces.
     pub async fn command_of(&self, words: &[&str]) -> String {
-        let answer = timeout(PATIENCE, ask(self.port, words)).await;
+        let answer = timeout(TIMEOUT, ask(self.port, words)).await;
         answer.expect("an answer in time").expect("a connection to the server")
     }
 
@@ -182,7 +182,7 @@ impl RedisServer {
             .spawn()
             .expect("the server can be run");
         let child = self.child.insert(child);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if child.try_wait().expect("our own child can be asked").is_some() {
                 self.child = None;
@@ -191,7 +191,7 @@ impl RedisServer {
             // Loading its files, it answers with an error. Another server on this port would
             // answer with another number.
             let pid = format!("process_id:{}\r", child.id().unwrap_or_default());
-            let answer = timeout(PATIENCE, ask(self.port, &["INFO", "server"])).await;
+            let answer = timeout(TIMEOUT, ask(self.port, &["INFO", "server"])).await;
             match answer {
                 Ok(Ok(answer)) if answer.contains(&pid) => return true,
                 // It wants a password first.

@@ -2,7 +2,7 @@
 
 use tokio::time::{Instant, sleep};
 
-use super::{EVERY, PATIENCE, RedisOptions, RedisServer, free_port};
+use super::{EVERY, RedisOptions, RedisServer, TIMEOUT, free_port};
 
 /// Slots of every cluster.
 const SLOTS: usize = 16_384;
@@ -56,7 +56,7 @@ impl RedisCluster {
 
     /// Waits until every node knows of every slot that it is served.
     pub async fn agree(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         for node in &self.nodes {
             while !self.is_whole(node).await {
                 assert!(Instant::now() < deadline, "the nodes do not find each other");

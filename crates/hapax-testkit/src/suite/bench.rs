@@ -16,7 +16,7 @@ use crate::SeededEntropy;
 
 /// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
 /// through in a handful.
-const PATIENCE: u32 = 200;
+const TIMEOUT: u32 = 200;
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);

@@ -201,7 +201,7 @@ impl Inner {
             let landed = retry::send_until_definite(
                 &*inner.store,
                 &inner.backlog.permits,
-                inner.patience,
+                inner.store_timeout,
                 &swap,
             )
             .await;
@@ -231,7 +231,7 @@ impl Inner {
                 None => match ownership.write(action.clone(), &*self.entropy) {
                     Ok(started) => started,
                     Err(_) => {
-                        tokio::time::sleep(self.patience).await;
+                        tokio::time::sleep(self.store_timeout).await;
                         continue;
                     }
                 },
@@ -243,7 +243,8 @@ impl Inner {
                 };
                 let permits = &self.backlog.permits;
                 let swapped =
-                    retry::send_until_definite(&*self.store, permits, self.patience, &swap).await?;
+                    retry::send_until_definite(&*self.store, permits, self.store_timeout, &swap)
+                        .await?;
                 match Exchange::receive(&mut writing, swapped, &*self.entropy) {
                     Ok(then) => next = then,
                     // Everything sent is accounted for: begin anew.
@@ -253,7 +254,7 @@ impl Inner {
             if written != WriteResult::Contended {
                 return Some(written);
             }
-            tokio::time::sleep(self.patience).await;
+            tokio::time::sleep(self.store_timeout).await;
         }
     }
 }

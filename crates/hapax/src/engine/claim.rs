@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::backlog::ActiveExchange;
-use super::idempotency::{Idempotency, Inner, after};
+use super::idempotency::{Idempotency, Inner, deadline_after};
 use super::lease::Lease;
 use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
@@ -162,7 +162,7 @@ impl Idempotency {
             description,
         };
         let deadline = match policy.in_flight {
-            InFlight::Wait(patience) => Some(after(patience)),
+            InFlight::Wait(timeout) => Some(deadline_after(timeout)),
             InFlight::Reject => None,
         };
         let call = ClaimCall { inner: Arc::clone(&self.inner), key, claim, deadline };
@@ -371,8 +371,8 @@ impl ClaimCall {
                 ExchangeEnd::Decided(ClaimResult::Unknown { reconcile_in }) => {
                     match (back.seen(), reconcile_in) {
                         (Snapshot { now, stored: Some(stored) }, _) if is_live(back.seen()) => {
-                            let until = after(stored.lease_until.since(*now));
-                            let reconcile_at = reconcile_in.map(after);
+                            let until = deadline_after(stored.lease_until.since(*now));
+                            let reconcile_at = reconcile_in.map(deadline_after);
                             return Ok(ClaimProgress::Pending(Pending::Reconciling {
                                 until,
                                 reconcile_at,
@@ -381,7 +381,8 @@ impl ClaimCall {
                         (Snapshot { stored: Some(stored), .. }, Some(reconcile_in))
                             if !reconcile_in.is_zero() =>
                         {
-                            let (reconcile_at, write_id) = (after(reconcile_in), stored.write_id);
+                            let (reconcile_at, write_id) =
+                                (deadline_after(reconcile_in), stored.write_id);
                             return Ok(ClaimProgress::Pending(Pending::Due {
                                 reconcile_at,
                                 write_id,

@@ -81,7 +81,7 @@ pub(super) struct Inner {
     pub(super) secret: Option<Secret>,
     /// The key of fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
-    pub(super) patience: Duration,
+    pub(super) store_timeout: Duration,
     pub(super) limits: Limits,
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
@@ -95,7 +95,7 @@ pub(super) struct Inner {
 impl Inner {
     /// When whoever talks to the store now gives up.
     pub(super) fn deadline(&self) -> Instant {
-        after(self.patience)
+        deadline_after(self.store_timeout)
     }
 
     /// Loads what is there, within the time that the store may take.
@@ -105,7 +105,7 @@ impl Inner {
             let _turn = self.permits.acquire().await;
             self.store.load(key).await
         };
-        match tokio::time::timeout(self.patience, look).await {
+        match tokio::time::timeout(self.store_timeout, look).await {
             Ok(seen) => seen,
             Err(_) => Err(StoreError::unavailable("no answer in time")),
         }
@@ -118,10 +118,10 @@ impl Inner {
 }
 
 /// The moment `patience` from now; a year from now where that is further than clocks reach.
-pub(super) fn after(patience: Duration) -> Instant {
+pub(super) fn deadline_after(store_timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let now = Instant::now();
-    now.checked_add(patience).unwrap_or(now + YEAR)
+    now.checked_add(store_timeout).unwrap_or(now + YEAR)
 }
 
 impl Idempotency {
@@ -132,7 +132,7 @@ impl Idempotency {
             notify: None,
             secret: None,
             entropy: Arc::new(SystemEntropy),
-            patience: Duration::from_secs(2),
+            store_timeout: Duration::from_secs(2),
             limits: Limits::default(),
         }
     }
@@ -180,7 +180,7 @@ impl Idempotency {
     /// How long the store may take to answer.
     #[must_use]
     pub fn store_timeout(&self) -> Duration {
-        self.inner.patience
+        self.inner.store_timeout
     }
 
     /// What is going on in this process.
@@ -211,7 +211,7 @@ impl Idempotency {
         let task = inner.runtime.clone().spawn(async move {
             let _talking = exchange;
             let load = inner.store.load(&key);
-            let seen = match tokio::time::timeout(inner.patience, load).await {
+            let seen = match tokio::time::timeout(inner.store_timeout, load).await {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
                 Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
             };
@@ -257,7 +257,7 @@ pub struct IdempotencyBuilder {
     notify: Option<Arc<dyn Notify>>,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
-    patience: Duration,
+    store_timeout: Duration,
     limits: Limits,
 }
 
@@ -278,7 +278,7 @@ impl IdempotencyBuilder {
 
     /// How long the store may take to answer before it counts as unreachable. Default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
-        self.patience = timeout;
+        self.store_timeout = timeout;
         self
     }
 
@@ -300,7 +300,7 @@ impl IdempotencyBuilder {
     /// Outside a tokio runtime, like everything that spawns tasks.
     #[must_use]
     pub fn build(self) -> Idempotency {
-        let Self { store, notify, secret, entropy, patience, limits } = self;
+        let Self { store, notify, secret, entropy, store_timeout, limits } = self;
         Idempotency {
             inner: Arc::new(Inner {
                 store,
@@ -308,7 +308,7 @@ impl IdempotencyBuilder {
                 entropy,
                 fingerprint_key: secret.as_ref().map(|it| it.subkey("hapax 1 fingerprint key")),
                 secret,
-                patience,
+                store_timeout,
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 executions: Executions::default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::idempotency::after;
+use super::idempotency::deadline_after;
 use crate::entropy::{Entropy, EntropyError};
 use crate::exchange::{ClaimExchange, ClaimResult, Next, WriteExchange, WriteResult};
 use crate::store::{Store, StoreError, Swap, Swapped};
@@ -117,14 +117,14 @@ async fn send_until_deadline(
 pub(super) async fn send_until_definite(
     store: &dyn Store,
     permits: &tokio::sync::Semaphore,
-    patience: Duration,
+    store_timeout: Duration,
     swap: &Swap,
 ) -> Option<Swapped> {
     let mut pause = FIRST_PAUSE;
     loop {
         // Few at a time, so that a store that comes back is not trampled.
         let permit = permits.acquire().await;
-        let answer = send_until_deadline(store, after(patience), swap).await;
+        let answer = send_until_deadline(store, deadline_after(store_timeout), swap).await;
         drop(permit);
         match answer {
             Ok(swapped) => return Some(swapped),

@@ -79,8 +79,8 @@ impl TxTerms {
 
 impl Default for TxTerms {
     fn default() -> Self {
-        let (lease, patience) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { lease, begin: patience, reruns: 3, commit_check: patience }
+        let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
+        Self { lease, begin: timeout, reruns: 3, commit_check: timeout }
     }
 }
 

@@ -133,7 +133,7 @@ impl Waiter {
                     let _turn = inner.permits.acquire().await;
                     inner.store.load(key).await
                 };
-                let Ok(Ok(seen)) = timeout(inner.patience, look).await else { continue };
+                let Ok(Ok(seen)) = timeout(inner.store_timeout, look).await else { continue };
                 let write_id = seen.stored.as_ref().map(|stored| stored.write_id);
                 let changed = known.is_none() || write_id != known;
                 if !is_live(&seen) && changed && !inner.executions.runs(key, &seen) {

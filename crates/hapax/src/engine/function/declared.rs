@@ -112,7 +112,7 @@ impl Idempotency {
             name: name.into(),
             policy: Policy::default(),
             on_unknown: None,
-            patience: None,
+            timeout: None,
             errors: None,
             hook: None,
             value: PhantomData,
@@ -197,7 +197,7 @@ pub struct FunctionBuilder<T, E> {
     name: Box<str>,
     policy: Policy,
     on_unknown: Option<OnUnknown>,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     errors: Option<Errors<E>>,
     hook: Option<ReconcileHook>,
     value: PhantomData<fn() -> T>,
@@ -246,8 +246,8 @@ impl<T, E> FunctionBuilder<T, E> {
     }
 
     /// Has calls wait this long for one that is in flight, instead of being told so at once.
-    pub fn wait(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    pub fn wait(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -315,8 +315,8 @@ impl<T, E> FunctionBuilder<T, E> {
         if let Some(on_unknown) = self.on_unknown {
             policy.terms.on_unknown = on_unknown;
         }
-        if let Some(patience) = self.patience {
-            policy.in_flight = InFlight::Wait(patience);
+        if let Some(timeout) = self.timeout {
+            policy.in_flight = InFlight::Wait(timeout);
         }
         policy
     }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{InDatabase, TxTerms};
 use crate::clock::Timestamp;
-use crate::engine::idempotency::after;
+use crate::engine::idempotency::deadline_after;
 use crate::engine::lease::{FinishError, Shared};
 use crate::engine::retry::{self, ExchangeError};
 use crate::exchange::{CommitStatus, Completion, Next, Ownership, WriteResult};
@@ -44,7 +44,7 @@ pub(super) async fn roll_back(
     within: &InDatabase,
     tx: AnyTx,
 ) -> Result<(), Source> {
-    match timeout(shared.inner.patience, within.database.any_rollback(tx)).await {
+    match timeout(shared.inner.store_timeout, within.database.any_rollback(tx)).await {
         Ok(Err(TxError::EndedEarly(source))) => return Err(source),
         Ok(Ok(())) => {}
         Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no answer to a rollback"),
@@ -73,7 +73,7 @@ pub(super) async fn commit(
         };
     };
     // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
-    let limit = inner.patience.max(terms.commit_check);
+    let limit = inner.store_timeout.max(terms.commit_check);
     let swapped = timeout(limit, database.any_swap_in(&mut tx, completion.swap().clone())).await;
     let stamped = match swapped {
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
@@ -146,7 +146,7 @@ async fn settle(
     terms: TxTerms,
 ) -> Known {
     let inner = &shared.inner;
-    let deadline = after(terms.commit_check);
+    let deadline = deadline_after(terms.commit_check);
     let renew = shared.longer(terms.lease);
     let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
         return Known::Nothing;

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{World, claim, outcome, own, policy, reexecute, settle};
 
-fn waiting(patience: Duration) -> Policy {
-    Policy { in_flight: InFlight::Wait(patience), ..reexecute() }
+fn waiting(timeout: Duration) -> Policy {
+    Policy { in_flight: InFlight::Wait(timeout), ..reexecute() }
 }
 
 fn copies(process: &Idempotency, count: usize, policy: Policy) -> JoinSet<Claim> {
@@ -173,9 +173,9 @@ async fn copies_look_at_once_when_the_store_tells_of_a_write() {
 }
 
 /// A policy under which a hook is asked 60 s after a lapse, and duplicates wait this long.
-fn reconciled(patience: Duration) -> Policy {
+fn reconciled(timeout: Duration) -> Policy {
     let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
-    let in_flight = InFlight::Wait(patience);
+    let in_flight = InFlight::Wait(timeout);
     Policy { in_flight, hook: Some(hook), ..policy(OnUnknown::Reconcile) }
 }
 

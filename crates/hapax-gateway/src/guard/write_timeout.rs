@@ -11,12 +11,12 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// For how long writes have got nowhere.
 #[derive(Debug)]
-pub(crate) struct Stall {
+pub(crate) struct WriteTimeout {
     most: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Stall {
+impl WriteTimeout {
     pub(crate) const fn new(most: Duration) -> Self {
         Self { most, stalled: None }
     }
@@ -42,19 +42,19 @@ impl Stall {
 /// A connection that fails when its peer takes nothing for too long while there is something to write,
 /// and of which something was read already.
 #[derive(Debug)]
-pub(crate) struct Stalling<S> {
+pub(crate) struct WriteTimeoutIo<S> {
     io: S,
     read: Vec<u8>,
-    stall: Stall,
+    stall: WriteTimeout,
 }
 
-impl<S> Stalling<S> {
+impl<S> WriteTimeoutIo<S> {
     pub(crate) const fn new(io: S, read: Vec<u8>, most: Duration) -> Self {
-        Self { io, read, stall: Stall::new(most) }
+        Self { io, read, stall: WriteTimeout::new(most) }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -70,7 +70,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
