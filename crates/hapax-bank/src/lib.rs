@@ -14,9 +14,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use hapax::transaction::{Fault, InDatabase, LostRace, Receipt, TransactError, Transactions};
+use hapax::transaction::{
+    LostRace, OperationError, Receipt, TransactError, TransactionBackend, Transactions,
+};
 use hapax::{Idempotency, Key, Policy, Scope};
-use hapax_http::axum::{Failed, InTransaction};
+use hapax_http::axum::{HandlerError, InTransaction};
 use hapax_http::server::{
     IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions, RoutePolicy, ScopeSource,
 };
@@ -130,7 +132,7 @@ pub struct Bank<D: ?Sized> {
     /// Keeps the records, in the database that the accounts are in.
     pub engine: Idempotency,
     /// Transactions in that database.
-    pub within: InDatabase<D>,
+    pub backend: TransactionBackend<D>,
     /// Lease, retention, and the rest.
     pub policy: Policy,
 }
@@ -138,7 +140,7 @@ pub struct Bank<D: ?Sized> {
 /// A transfer for `customer`, once for each key.
 ///
 /// # Errors
-/// [`TransactError::Refused`] is the bank's no, the same each time; after any other error, call
+/// [`TransactError::Rejected`] is the bank's no, the same each time; after any other error, call
 /// again with the same key.
 pub async fn transfer_once<D: Transactions<Tx = PgTx>>(
     bank: &Bank<D>,
@@ -150,16 +152,16 @@ pub async fn transfer_once<D: Transactions<Tx = PgTx>>(
     let work = move |tx: hapax::transaction::Tx<PgTx>, _| {
         // It may run more than once.
         let asked = asked.clone();
-        async move { transfer(&tx, &asked).await?.map_err(Fault::Refused) }
+        async move { transfer(&tx, &asked).await?.map_err(OperationError::Rejected) }
     };
-    bank.engine.transact(&bank.within, (customer, key), &request, &bank.policy, work).await
+    bank.engine.transact(&bank.backend, (customer, key), &request, &bank.policy, work).await
 }
 
 /// The handler: the transaction is the layer's, which commits it with the response, or not.
 async fn handle(
     InTransaction(tx): InTransaction<PgTx>,
     Json(asked): Json<Transfer>,
-) -> Result<Response, Failed> {
+) -> Result<Response, HandlerError> {
     Ok(match transfer(&tx, &asked).await? {
         Ok(receipt) => (StatusCode::CREATED, Json(receipt)).into_response(),
         // Final as well, and rolled back: the first account may have been written.
@@ -184,7 +186,7 @@ async fn call<D: Transactions<Tx = PgTx>>(
     let customer = Scope::of([("customer", customer.as_bytes())]);
     match transfer_once(&bank, &customer, &key, asked).await {
         Ok(answer) => (StatusCode::CREATED, Json(answer.value)).into_response(),
-        Err(TransactError::Refused { error, .. }) => {
+        Err(TransactError::Rejected { error, .. }) => {
             (StatusCode::PAYMENT_REQUIRED, Json(error)).into_response()
         }
         Err(TransactError::KeyReused) => StatusCode::UNPROCESSABLE_ENTITY.into_response(),
@@ -202,7 +204,7 @@ pub fn app<D: Transactions<Tx = PgTx>>(bank: Arc<Bank<D>>) -> Result<Router, Rou
     let options = RouteOptions {
         key: KeyRule::Required,
         policy: bank.policy,
-        transactions: Some(bank.within.any()),
+        transactions: Some(bank.backend.any()),
         ..RouteOptions::default()
     };
     let layer = IdempotencyLayer::new(bank.engine.clone(), RoutePolicy::new(caller, options)?);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool, Runtime};
-use hapax::transaction::{InDatabase, TxTerms};
+use hapax::transaction::{TransactionBackend, TxOptions};
 use hapax::{Idempotency, InFlight, OnUnknown, Policy};
 use hapax_bank::{Bank, app};
 use hapax_postgres::{PgTransactions, PostgresStore};
@@ -50,7 +50,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (store, transactions) = deadly::both(store, transactions, death);
     let bank = Bank {
         engine: Idempotency::builder(store).build(),
-        within: InDatabase { terms: terms(), ..InDatabase::<Deadly>::new(transactions) },
+        backend: TransactionBackend {
+            terms: terms(),
+            ..TransactionBackend::<Deadly>::new(transactions)
+        },
         policy: policy(),
     };
     let listener = tokio::net::TcpListener::bind(env::var("BANK_LISTEN")?).await?;
@@ -58,9 +61,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Short, so that what died is taken over soon.
-fn terms() -> TxTerms {
+fn terms() -> TxOptions {
     let second = Duration::from_secs(1);
-    TxTerms { lease: second, commit_check: second, ..TxTerms::default() }
+    TxOptions { lease: second, commit_check: second, ..TxOptions::default() }
 }
 
 fn policy() -> Policy {

@@ -13,7 +13,7 @@ use http::request::Parts;
 use crate::body::Body;
 use crate::classify::{ClassifiedResponse, OutcomeClass};
 use crate::problem::{Code, Problem};
-use crate::server::transaction::{FailedBy, TakeError, Tx, TxHandle};
+use crate::server::transaction::{HandlerErrorExtension, TakeTxError, Tx, TxHandle};
 
 /// An extractor: the handler's transaction, which begins here and commits with the response. `T` is
 /// as the route's database has it, such as `hapax_postgres::PgTx`.
@@ -23,8 +23,8 @@ use crate::server::transaction::{FailedBy, TakeError, Tx, TxHandle};
 /// # impl PgTx {
 /// #     async fn execute(&self, _: &str, _: &[u8]) -> std::io::Result<()> { Ok(()) }
 /// # }
-/// use hapax_http::axum::{Failed, InTransaction};
-/// async fn close(InTransaction(tx): InTransaction<PgTx>) -> Result<&'static str, Failed> {
+/// use hapax_http::axum::{HandlerError, InTransaction};
+/// async fn close(InTransaction(tx): InTransaction<PgTx>) -> Result<&'static str, HandlerError> {
 ///     tx.execute("UPDATE accounts SET open = false WHERE id = 1", &[]).await?;
 ///     Ok("closed")
 /// }
@@ -51,34 +51,34 @@ impl<T: Send + 'static> DerefMut for InTransaction<T> {
 /// Why a handler was given no transaction. Nothing was written, and the key is released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoTransaction {
+pub enum TransactionRejection {
     /// The request is none of a route with transactions, or has no key.
     #[error("the request is in no route with transactions")]
     NoRoute,
     /// There is none to be had.
     #[error(transparent)]
-    Take(#[from] TakeError),
+    Take(#[from] TakeTxError),
 }
 
 impl<S: Send + Sync, T: Send + 'static> FromRequestParts<S> for InTransaction<T> {
-    type Rejection = NoTransaction;
+    type Rejection = TransactionRejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoTransaction> {
-        let handle = parts.extensions.get::<TxHandle>().ok_or(NoTransaction::NoRoute)?;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, TransactionRejection> {
+        let handle = parts.extensions.get::<TxHandle>().ok_or(TransactionRejection::NoRoute)?;
         Ok(Self(handle.take().await?))
     }
 }
 
-impl IntoResponse for NoTransaction {
+impl IntoResponse for TransactionRejection {
     fn into_response(self) -> Response {
         tracing::warn!(error = &self as &dyn Error, "a handler was given no transaction");
         let detail = "There was no transaction to be had. Nothing was done.";
         let problem = match self {
             Self::Take(
-                TakeError::Begin(_)
-                | TakeError::Lease(_)
-                | TakeError::TimedOut
-                | TakeError::Shutdown,
+                TakeTxError::Begin(_)
+                | TakeTxError::Lease(_)
+                | TakeTxError::TimedOut
+                | TakeTxError::Shutdown,
             ) => {
                 let soon = Duration::from_secs(1);
                 Problem::new(Code::StoreUnavailable, detail).retry_after(soon)
@@ -99,25 +99,25 @@ impl IntoResponse for NoTransaction {
 ///
 /// A handler that took no transaction, or is in a route without, gets its client the same response,
 /// which is classified like any 500: nobody knows what was done.
-pub struct Failed(Arc<dyn Error + Send + Sync>);
+pub struct HandlerError(Arc<dyn Error + Send + Sync>);
 
-impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {
     fn from(error: E) -> Self {
         Self(error.into().into())
     }
 }
 
-impl fmt::Debug for Failed {
+impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Failed").field(&self.0).finish()
     }
 }
 
-impl IntoResponse for Failed {
+impl IntoResponse for HandlerError {
     fn into_response(self) -> Response {
         let problem = Problem::new(Code::HandlerFailed, "The request failed.");
         let mut response = response(&problem);
-        response.extensions_mut().insert(FailedBy(self.0));
+        response.extensions_mut().insert(HandlerErrorExtension(self.0));
         response
     }
 }

@@ -54,16 +54,16 @@ use crate::store::PostgresStore;
 /// #     engine: hapax::Idempotency,
 /// #     transactions: hapax_postgres::PgTransactions,
 /// # ) -> Result<(), Box<dyn std::error::Error>> {
-/// use hapax::transaction::{Fault, InDatabase};
+/// use hapax::transaction::{OperationError, TransactionBackend};
 /// use hapax::{Key, Policy, Scope};
 ///
-/// let within = InDatabase::new(Arc::new(transactions));
+/// let within = TransactionBackend::new(Arc::new(transactions));
 /// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("close-17")?);
 /// let policy = Policy::default();
 /// let closed = engine.transact(&within, (&customer, &key), &17_i64, &policy, |tx, _| async move {
 ///     let close = "UPDATE accounts SET open = false WHERE id = $1 AND balance = 0";
 ///     match tx.execute(close, &[&17_i64]).await? {
-///         0 => Err(Fault::Refused("there is money in it".to_owned())),
+///         0 => Err(OperationError::Rejected("there is money in it".to_owned())),
 ///         _ => Ok("closed".to_owned()),
 ///     }
 /// });

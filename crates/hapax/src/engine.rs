@@ -18,8 +18,9 @@ pub use function::{
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder, Limits, Stats};
 pub use lease::{FinishError, Lease, LeaseHandle};
-pub use transact::{
-    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms, TxTermsError,
-};
 #[cfg(feature = "function")]
-pub use transact::{Fault, TransactError};
+pub use transact::{OperationError, TransactError};
+pub use transact::{
+    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult,
+    TransactionalLease, Tx, TxHandle, TxOptions, TxOptionsError,
+};

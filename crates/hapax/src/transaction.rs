@@ -4,7 +4,7 @@
 //! itself, so that copies see it at once and wait for nothing of the caller's. Then, in order:
 //!
 //! 1. A connection is had from the caller's pool. Copies have none: only an owner gets that far.
-//! 2. The lease is renewed once, for [`TxTerms::lease`], and not again until the transaction has
+//! 2. The lease is renewed once, for [`TxOptions::lease`], and not again until the transaction has
 //!    ended: a renewal would change the tag that the transaction bets on. Its first statement, and
 //!    with it its snapshot, comes after that.
 //! 3. The work writes.
@@ -19,11 +19,11 @@
 //! *A COMMIT without a reply* is settled by renewing with the tag of 2. That swap waits for the
 //! transaction in doubt, which has the row locked, or had. Stored: it was rolled back. A conflict
 //! with the outcome: it was committed. As long as neither is known the answer is that it may have
-//! happened ([`Ended::Unknown`]), and nothing is run again here; nobody else can either, for a
+//! happened ([`TransactionResult::Unknown`]), and nothing is run again here; nobody else can either, for a
 //! takeover is a swap of that row as well.
 //!
 //! *A transaction that lost against another* (SQLSTATE 40001, 40P01) did not happen: the work runs
-//! again, from the beginning, in a new one under the same grant, up to [`TxTerms::reruns`] times.
+//! again, from the beginning, in a new one under the same grant, up to [`TxOptions::reruns`] times.
 //!
 //! *Killed* between any of these, the database rolls back what was not committed, and the record is
 //! what it was: a claim whose lease lapses. With [`OnUnknown::Reexecute`](crate::OnUnknown) the
@@ -45,12 +45,13 @@ use std::fmt;
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Swap, Swapped};
 
+#[cfg(feature = "function")]
+pub use crate::engine::{OperationError, Receipt, TransactError};
 #[cfg(feature = "tokio")]
 pub use crate::engine::{
-    Ended, Ending, InDatabase, Ran, TakeError, Transacting, Tx, TxHandle, TxTerms, TxTermsError,
+    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult,
+    TransactionalLease, Tx, TxHandle, TxOptions, TxOptionsError,
 };
-#[cfg(feature = "function")]
-pub use crate::engine::{Fault, Receipt, TransactError};
 
 /// Whatever a database has to say of a failure.
 pub type Source = Box<dyn StdError + Send + Sync>;

@@ -24,7 +24,7 @@ use super::layer::IdempotencyLayer;
 use super::observe::{Event, Recorded};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
-use super::transaction::FailedBy;
+use super::transaction::HandlerErrorExtension;
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{
     ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
@@ -73,12 +73,12 @@ pub(super) struct HandlerResponse {
 
 impl HandlerResponse {
     /// The error that its handler failed by.
-    pub(super) fn failed_by(&self) -> Option<&FailedBy> {
+    pub(super) fn failed_by(&self) -> Option<&HandlerErrorExtension> {
         self.head.extensions.get()
     }
 
     pub(super) fn log_failure(&self) {
-        if let Some(FailedBy(error)) = self.failed_by() {
+        if let Some(HandlerErrorExtension(error)) = self.failed_by() {
             tracing::error!(error = &**error as &dyn Error, "a handler failed");
         }
     }

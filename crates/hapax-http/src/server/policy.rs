@@ -13,7 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, Uri};
 
 use super::scope::ScopeSource;
-use super::transaction::{InDatabase, TxTermsError};
+use super::transaction::{TransactionBackend, TxOptionsError};
 use crate::classify::{OutcomeClass, Profile};
 use crate::fingerprint::HttpFingerprintScheme;
 use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
@@ -106,7 +106,7 @@ pub struct RouteOptions {
     /// Where handlers find transactions that commit with their responses: see
     /// [`transaction`](super::transaction). Default: nowhere. `policy.terms.on_unknown` is best
     /// [`OnUnknown::Reexecute`] with them: what died in the middle was rolled back.
-    pub transactions: Option<InDatabase>,
+    pub transactions: Option<TransactionBackend>,
     /// What becomes of a request while the store is away. Default: refused.
     pub store_outage: StoreOutage,
     /// What the client gets when the store goes away in between. Default: the answer.
@@ -185,7 +185,7 @@ impl RoutePolicy {
         if options.max_response_body > RouteOptions::MAX_RESPONSE_BODY {
             return Err(RouteError::LargeResponses);
         }
-        if let Some(InDatabase { terms, .. }) = &options.transactions {
+        if let Some(TransactionBackend { terms, .. }) = &options.transactions {
             if options.store_outage == StoreOutage::Open {
                 return Err(RouteError::OpenTransactions);
             }
@@ -243,7 +243,7 @@ pub enum RouteError {
     KeylessTransactions,
     /// The terms of transactions.
     #[error(transparent)]
-    Transactions(#[from] TxTermsError),
+    Transactions(#[from] TxOptionsError),
     /// Nothing would be protected.
     #[error("no method is protected")]
     NoMethods,

@@ -14,8 +14,8 @@
 //! | final, but not known whether it is good: gRPC-Web, a gRPC answer that is a stream or too large to keep | is rolled back | released |
 //! | retryable | is rolled back | released |
 //! | unknown; a panic; cut off | is rolled back | unknown |
-//! | [`FailedBy`] an error that says that another transaction won | is rolled back | the handler is called again |
-//! | [`FailedBy`] any other | is rolled back | released |
+//! | [`HandlerErrorExtension`] an error that says that another transaction won | is rolled back | the handler is called again |
+//! | [`HandlerErrorExtension`] any other | is rolled back | released |
 //!
 //! The client is answered after COMMIT, and gets 503 where that failed: `store-unavailable` or, where
 //! others were in the way each time, `overloaded`, and nothing was done; `outcome-pending` where
@@ -38,7 +38,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hapax::transaction::{Ended, Ending as End, Transacting};
+use hapax::transaction::{TransactionEnd as End, TransactionResult, TransactionalLease};
 use hapax::{FinishError, Lease};
 use http::{Request, Response};
 use tokio::time::Instant;
@@ -55,7 +55,7 @@ use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
 
 pub use hapax::transaction::{
-    InDatabase, LostRace, TakeError, Tx, TxHandle, TxTerms, TxTermsError,
+    LostRace, TakeTxError, TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
 };
 
 /// A response extension: the error that a handler failed by, after which its transaction is rolled
@@ -65,9 +65,9 @@ pub use hapax::transaction::{
 ///
 /// Without a transaction the response goes by what else it says, and the error is logged.
 #[derive(Clone)]
-pub struct FailedBy(pub Arc<dyn Error + Send + Sync>);
+pub struct HandlerErrorExtension(pub Arc<dyn Error + Send + Sync>);
 
-impl fmt::Debug for FailedBy {
+impl fmt::Debug for HandlerErrorExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("FailedBy").field(&self.0).finish()
     }
@@ -77,7 +77,7 @@ impl RequestExecution {
     /// Like [`RequestExecution::run`], with transactions to be had.
     pub(super) async fn run_in<S, B>(
         self,
-        route: &InDatabase,
+        route: &TransactionBackend,
         lease: Lease,
         mut inner: S,
         received: BufferedRequest,
@@ -89,7 +89,7 @@ impl RequestExecution {
     {
         let number = lease.attempt();
         let began = Instant::now();
-        let mut transacting = Transacting::new(lease, route.clone());
+        let mut transacting = TransactionalLease::new(lease, route.clone());
         loop {
             let run = transacting.run();
             let mut request = received.copy();
@@ -116,7 +116,7 @@ impl RequestExecution {
             // On a task of its own from here on; this one is not cancelled either.
             let ended = transacting.end(run, end).await;
             let (class, recorded, until, instead) = match ended {
-                Ended::Again(again) => {
+                TransactionResult::Rerun(again) => {
                     let ready = catch(poll_fn(|cx| inner.poll_ready(cx)));
                     let ready = tokio::select! {
                         biased;
@@ -141,28 +141,32 @@ impl RequestExecution {
                         }
                     };
                 }
-                Ended::Recorded(until) => (class, Recorded::Stored, until, None),
-                Ended::Exhausted => {
+                TransactionResult::Recorded(until) => (class, Recorded::Stored, until, None),
+                TransactionResult::Exhausted => {
                     (OutcomeClass::Retryable, Recorded::Stored, None, Some(in_the_way()))
                 }
-                Ended::RolledBack(error) => {
+                TransactionResult::RolledBack(error) => {
                     tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
                     (OutcomeClass::Retryable, Recorded::Stored, None, Some(rolled_back()))
                 }
-                Ended::Kept => {
+                TransactionResult::Kept => {
                     tracing::error!("a handler kept its transaction beyond its response");
                     (OutcomeClass::Unknown, Recorded::Stored, None, Some(kept()))
                 }
-                Ended::EndedEarly(error) => {
+                TransactionResult::EndedEarly(error) => {
                     tracing::error!(
                         error = &*error as &dyn Error,
                         "a handler ended its transaction by itself"
                     );
                     (OutcomeClass::Unknown, Recorded::Stored, None, Some(ended_early()))
                 }
-                Ended::Unknown => (class, Recorded::Pending, None, Some(commit_unknown())),
-                Ended::Failed(FinishError::Pending) => (class, Recorded::Pending, None, None),
-                Ended::Failed(_) => (class, Recorded::Lost, None, None),
+                TransactionResult::Unknown => {
+                    (class, Recorded::Pending, None, Some(commit_unknown()))
+                }
+                TransactionResult::Failed(FinishError::Pending) => {
+                    (class, Recorded::Pending, None, None)
+                }
+                TransactionResult::Failed(_) => (class, Recorded::Lost, None, None),
             };
             let event = Event::Executed { class, recorded, attempt: number, took };
             self.layer.observe(&self.policy, event);
@@ -177,15 +181,15 @@ impl RequestExecution {
     /// What a response means for its transaction, if one was taken, and for its key.
     fn fate(
         &self,
-        route: &InDatabase,
+        route: &TransactionBackend,
         taken: bool,
         ending: Recording,
         mut given: HandlerResponse,
     ) -> (OutcomeClass, End, ExecutionReply) {
         let failed = given.failed_by().filter(|_| taken);
-        if let Some(FailedBy(error)) = failed {
+        if let Some(HandlerErrorExtension(error)) = failed {
             if route.database.any_is_conflict(&**error) {
-                return (OutcomeClass::Retryable, End::Again, ExecutionReply::Given(given));
+                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Given(given));
             }
             given.log_failure();
             self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
@@ -209,7 +213,7 @@ fn end(ending: Recording) -> End {
         (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
             End::Complete { outcome, retention }
         }
-        (OutcomeClass::Final, Some(outcome)) => End::Refuse { outcome, retention },
+        (OutcomeClass::Final, Some(outcome)) => End::Reject { outcome, retention },
         (OutcomeClass::Retryable, _) => End::Release,
         // What is final has something that is kept.
         (OutcomeClass::Final | OutcomeClass::Unknown, seen) => End::Abandon { seen },

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, watch};
 
-use super::idempotency::Inner;
+use super::idempotency::EngineState;
 use super::retry::{self, Exchange, ExchangeError};
 use crate::exchange::{ClaimExchange, Next, Ownership, Replay, WriteExchange, WriteResult};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
@@ -161,7 +161,7 @@ impl DeferredWrite {
     }
 }
 
-impl Inner {
+impl EngineState {
     /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
     /// to answer copies from meanwhile.
     pub(super) fn defer(self: &Arc<Self>, held: DeferredWrite, outcome: Option<DeferredOutcome>) {

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::backlog::ActiveExchange;
-use super::idempotency::{Idempotency, Inner, deadline_after};
+use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
 use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
@@ -209,7 +209,7 @@ fn until(moment: Instant) -> Duration {
 /// A call for a claim: what it takes to claim again, and until when it waits.
 #[derive(Clone, Debug)]
 struct ClaimCall {
-    inner: Arc<Inner>,
+    inner: Arc<EngineState>,
     key: OperationId,
     claim: exchange::ClaimRequest,
     deadline: Option<Instant>,
@@ -418,7 +418,7 @@ struct ExchangeStart {
 
 /// One conversation, to its end, whether or not anybody still listens.
 async fn run_claim(
-    inner: Arc<Inner>,
+    inner: Arc<EngineState>,
     said: ExchangeStart,
     reply: oneshot::Sender<ExchangeReply>,
     _talking: ActiveExchange,
@@ -465,7 +465,7 @@ impl Handover {
 impl Drop for Handover {
     fn drop(&mut self) {
         if let Some(lease) = self.0.take() {
-            lease.release_unheard();
+            lease.release_undelivered();
         }
     }
 }

@@ -70,11 +70,11 @@ pub struct Stats {
 /// own, so that a caller may be dropped at any await.
 #[derive(Clone, Debug)]
 pub struct Idempotency {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<EngineState>,
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct EngineState {
     pub(super) store: Arc<dyn Store>,
     pub(super) notify: Option<Arc<dyn Notify>>,
     pub(super) entropy: Arc<dyn Entropy>,
@@ -92,7 +92,7 @@ pub(super) struct Inner {
     pub(super) runtime: Handle,
 }
 
-impl Inner {
+impl EngineState {
     /// When whoever talks to the store now gives up.
     pub(super) fn deadline(&self) -> Instant {
         deadline_after(self.store_timeout)
@@ -302,7 +302,7 @@ impl IdempotencyBuilder {
     pub fn build(self) -> Idempotency {
         let Self { store, notify, secret, entropy, store_timeout, limits } = self;
         Idempotency {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EngineState {
                 store,
                 notify,
                 entropy,

@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::backlog::{DeferredOutcome, DeferredWrite, deferred_write};
-use super::idempotency::Inner;
+use super::idempotency::EngineState;
 use super::retry;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
@@ -56,17 +56,17 @@ pub enum FinishError {
 #[derive(Debug)]
 #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
 pub struct Lease {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LeaseState>,
 }
 
 /// What the work under a lease may know and do. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LeaseHandle {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseState>,
 }
 
-pub(super) struct Shared {
-    pub(super) inner: Arc<Inner>,
+pub(super) struct LeaseState {
+    pub(super) inner: Arc<EngineState>,
     pub(super) key: OperationId,
     fence: FencingToken,
     attempt: u32,
@@ -76,11 +76,11 @@ pub(super) struct Shared {
     /// that a renewal that comes to its turn late writes nothing.
     pub(super) ownership: Mutex<Option<Ownership>>,
     /// A transaction bets on the tag: nothing is renewed until it has ended. Changes under the lock.
-    still: AtomicBool,
+    renewal_paused: AtomicBool,
     lost: watch::Sender<bool>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for LeaseState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("key", &self.key)
@@ -90,7 +90,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for LeaseState {
     fn drop(&mut self) {
         self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
         // Without an ending, as in a crash: from here on claims of this process go by the lease.
@@ -101,9 +101,9 @@ impl Drop for Shared {
 }
 
 impl Lease {
-    pub(super) fn new(inner: &Arc<Inner>, ownership: Ownership) -> Self {
+    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership) -> Self {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
-        let shared = Shared {
+        let shared = LeaseState {
             inner: Arc::clone(inner),
             key: *ownership.id(),
             fence: ownership.fence(),
@@ -111,7 +111,7 @@ impl Lease {
             terms: ownership.terms(),
             checkpoint: ownership.checkpoint().cloned(),
             ownership: Mutex::new(Some(ownership)),
-            still: AtomicBool::new(false),
+            renewal_paused: AtomicBool::new(false),
             lost: watch::Sender::new(false),
         };
         Self { shared: Arc::new(shared) }
@@ -200,7 +200,7 @@ impl Lease {
     }
 
     /// Releases in the background what nobody will execute.
-    pub(super) fn release_unheard(self) {
+    pub(super) fn release_undelivered(self) {
         let Self { shared } = self;
         // Nobody else has it yet, so that the lock is free.
         let ownership = shared.ownership.try_lock().ok().and_then(|mut ownership| ownership.take());
@@ -263,13 +263,13 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(OwnerAction::Checkpoint(checkpoint), Motion::Moving).await
+        self.shared.write(OwnerAction::Checkpoint(checkpoint), RenewalMode::Moving).await
     }
 }
 
 /// Whether a write is of use while a transaction bets on the tag, and whether one does afterwards.
 #[derive(Debug)]
-enum Motion {
+enum RenewalMode {
     /// Not while it does.
     Moving,
     /// Before it does, unless the run that it is of has ended.
@@ -277,14 +277,14 @@ enum Motion {
 }
 
 /// Renews a lease every third of it, for as long as somebody has it.
-async fn renew(lease: Weak<Shared>) {
+async fn renew(lease: Weak<LeaseState>) {
     let Some(every) = lease.upgrade().map(|shared| shared.terms.lease / 3) else { return };
     let mut pause = every;
     loop {
         sleep(pause).await;
         // Not held while it waits: a lease that was given back counts no more.
         let Some(renewal) = lease.upgrade().map(|shared| {
-            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, Motion::Moving)
+            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, RenewalMode::Moving)
         }) else {
             return;
         };
@@ -298,15 +298,15 @@ async fn renew(lease: Weak<Shared>) {
     }
 }
 
-impl Shared {
-    /// Renews for `lease`, and then no more until [`Shared::moving`]; for a run that has not
+impl LeaseState {
+    /// Renews for `lease`, and then no more until [`LeaseState::resume_renewal`]; for a run that has not
     /// `ended`. Not for less than the policy's: whoever keeps it alive afterwards goes by that.
-    pub(super) async fn stilled(
+    pub(super) async fn pause_renewal(
         self: &Arc<Self>,
         lease: Duration,
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
-        self.write(self.longer(lease), Motion::Stilling(Arc::clone(ended))).await
+        self.write(self.longer(lease), RenewalMode::Stilling(Arc::clone(ended))).await
     }
 
     /// Renews for `lease`, or the policy's if that is longer.
@@ -316,16 +316,16 @@ impl Shared {
 
     /// The transaction has ended. What stills on behalf of its run and is not done by now does not
     /// do it any more, if the run was marked as ended before.
-    pub(super) async fn moving(&self) {
+    pub(super) async fn resume_renewal(&self) {
         let _held = self.ownership.lock().await;
-        self.still.store(false, Ordering::Relaxed);
+        self.renewal_paused.store(false, Ordering::Relaxed);
     }
 
     /// Likewise, for whoever may come after the run has `ended`, and another is under way.
-    pub(super) async fn moving_unless(&self, ended: &AtomicBool) {
+    pub(super) async fn resume_renewal_unless(&self, ended: &AtomicBool) {
         let _held = self.ownership.lock().await;
         if !ended.load(Ordering::Relaxed) {
-            self.still.store(false, Ordering::Relaxed);
+            self.renewal_paused.store(false, Ordering::Relaxed);
         }
     }
 
@@ -334,7 +334,7 @@ impl Shared {
     fn write(
         self: &Arc<Self>,
         action: OwnerAction,
-        motion: Motion,
+        motion: RenewalMode,
     ) -> impl Future<Output = Result<(), FinishError>> + use<> {
         let shared = Arc::clone(self);
         let exchange = self.inner.backlog.begin_exchange();
@@ -343,8 +343,8 @@ impl Shared {
             let mut held = shared.ownership.lock().await;
             let Some(ownership) = held.as_mut() else { return Err(FinishError::Gone) };
             match &motion {
-                Motion::Moving if !shared.still.load(Ordering::Relaxed) => {}
-                Motion::Stilling(ended) if !ended.load(Ordering::Relaxed) => {}
+                RenewalMode::Moving if !shared.renewal_paused.load(Ordering::Relaxed) => {}
+                RenewalMode::Stilling(ended) if !ended.load(Ordering::Relaxed) => {}
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
@@ -356,8 +356,8 @@ impl Shared {
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
-                    if matches!(motion, Motion::Stilling(_)) {
-                        shared.still.store(true, Ordering::Relaxed);
+                    if matches!(motion, RenewalMode::Stilling(_)) {
+                        shared.renewal_paused.store(true, Ordering::Relaxed);
                     }
                     Ok(())
                 }

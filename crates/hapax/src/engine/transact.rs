@@ -18,16 +18,16 @@ use crate::codec::MAX_OUTCOME;
 use crate::record::Outcome;
 use crate::transaction::{AnyTransactions, Source, Transactions};
 
-use self::commit::{Committed, commit, roll_back};
+use self::commit::{CommitResult, commit, roll_back};
 #[cfg(feature = "function")]
-pub use self::function::{Fault, TransactError};
-pub use self::run::Ran;
-use self::slot::Closed;
-pub use self::slot::{TakeError, Tx, TxHandle};
+pub use self::function::{OperationError, TransactError};
+pub use self::run::TransactResult;
+use self::slot::ClosedSlot;
+pub use self::slot::{TakeTxError, Tx, TxHandle};
 
 /// How long transactions may take, and how often they are tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TxTerms {
+pub struct TxOptions {
     /// For how long the lease is renewed before a transaction begins; it is not renewed within. A
     /// transaction that takes longer is not stopped for it, and commits only if nobody took over. (The
     /// database may end one that idles: `hapax_postgres::PgTransactions::idle`.) If the
@@ -47,7 +47,7 @@ pub struct TxTerms {
 /// Why terms are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TxTermsError {
+pub enum TxOptionsError {
     /// A lease that lapses before anything is done, or for which a dead process blocks its keys.
     #[error("`lease` of transactions has to be 100 ms to an hour")]
     Lease,
@@ -59,25 +59,25 @@ pub enum TxTermsError {
     CommitCheck,
 }
 
-impl TxTerms {
+impl TxOptions {
     /// # Errors
-    /// [`TxTermsError`]. Whoever takes a transaction under such terms gets that.
-    pub fn check(&self) -> Result<(), TxTermsError> {
+    /// [`TxOptionsError`]. Whoever takes a transaction under such terms gets that.
+    pub fn check(&self) -> Result<(), TxOptionsError> {
         const HOUR: Duration = Duration::from_secs(60 * 60);
         if self.lease < Duration::from_millis(100) || self.lease > HOUR {
-            return Err(TxTermsError::Lease);
+            return Err(TxOptionsError::Lease);
         }
         if self.begin < Duration::from_millis(1) || self.begin > HOUR {
-            return Err(TxTermsError::Begin);
+            return Err(TxOptionsError::Begin);
         }
         if self.commit_check > HOUR {
-            return Err(TxTermsError::CommitCheck);
+            return Err(TxOptionsError::CommitCheck);
         }
         Ok(())
     }
 }
 
-impl Default for TxTerms {
+impl Default for TxOptions {
     fn default() -> Self {
         let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
         Self { lease, begin: timeout, reruns: 3, commit_check: timeout }
@@ -87,37 +87,37 @@ impl Default for TxTerms {
 /// The database that transactions are in, which must be the one with the engine's records, and how
 /// long they may take. Cheap to clone.
 #[derive(Debug)]
-pub struct InDatabase<D: ?Sized = dyn AnyTransactions> {
+pub struct TransactionBackend<D: ?Sized = dyn AnyTransactions> {
     /// Where they come from, such as `hapax_postgres::PgTransactions`.
     pub database: Arc<D>,
     /// How long they may take.
-    pub terms: TxTerms,
+    pub terms: TxOptions,
 }
 
-impl<D: ?Sized> InDatabase<D> {
+impl<D: ?Sized> TransactionBackend<D> {
     /// Transactions of `database`, under the usual terms.
     pub fn new(database: Arc<D>) -> Self {
-        Self { database, terms: TxTerms::default() }
+        Self { database, terms: TxOptions::default() }
     }
 }
 
-impl<D: ?Sized> Clone for InDatabase<D> {
+impl<D: ?Sized> Clone for TransactionBackend<D> {
     fn clone(&self) -> Self {
         Self { database: Arc::clone(&self.database), terms: self.terms }
     }
 }
 
-impl<D: Transactions> InDatabase<D> {
+impl<D: Transactions> TransactionBackend<D> {
     /// The same, for doors that do not know which database it is.
     #[must_use]
-    pub fn any(&self) -> InDatabase {
-        InDatabase { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }
+    pub fn any(&self) -> TransactionBackend {
+        TransactionBackend { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }
     }
 }
 
 /// What a run of the work came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub enum TransactionEnd {
     /// It happened: its writes and `outcome` commit together.
     Complete {
         /// The answer to replay.
@@ -126,7 +126,7 @@ pub enum Ending {
         retention: Option<Duration>,
     },
     /// It was refused for good: its writes are rolled back, and then `outcome` is kept, by itself.
-    Refuse {
+    Reject {
         /// The answer to replay.
         outcome: Outcome,
         /// For how long, if not as the terms say; zero counts as not said.
@@ -141,17 +141,17 @@ pub enum Ending {
         seen: Option<Outcome>,
     },
     /// The transaction lost against another: it is rolled back, and the work is to run again.
-    Again,
+    Rerun,
 }
 
 /// What became of it.
 #[derive(Debug)]
 #[must_use = "what is to run again blocks its key until it does, or its lease lapses"]
-pub enum Ended {
-    /// It is recorded as the [`Ending`] said; until when it is kept, `None` for ever.
+pub enum TransactionResult {
+    /// It is recorded as the [`TransactionEnd`] said; until when it is kept, `None` for ever.
     Recorded(Option<Timestamp>),
     /// Rolled back, whatever the ending was: run the work again, under the same lease.
-    Again(Transacting),
+    Rerun(TransactionalLease),
     /// Rolled back in favour of others once too often, and released: the next claim executes.
     Exhausted,
     /// The database refused it. Rolled back and released.
@@ -180,16 +180,16 @@ pub enum Ended {
 /// Work that never takes a transaction is recorded as by [`Lease`] alone.
 #[derive(Debug)]
 #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
-pub struct Transacting {
+pub struct TransactionalLease {
     lease: Lease,
-    within: InDatabase,
+    backend: TransactionBackend,
     reruns: u32,
 }
 
-impl Transacting {
+impl TransactionalLease {
     /// For work under `lease`.
-    pub const fn new(lease: Lease, within: InDatabase) -> Self {
-        Self { lease, within, reruns: 0 }
+    pub const fn new(lease: Lease, backend: TransactionBackend) -> Self {
+        Self { lease, backend, reruns: 0 }
     }
 
     /// The lease, to keep alive what is not in the transaction.
@@ -207,13 +207,13 @@ impl Transacting {
     #[must_use]
     pub fn run(&self) -> TxHandle {
         let shared = Arc::clone(&self.lease.shared);
-        TxHandle::new(shared, Arc::clone(&self.within.database), self.within.terms)
+        TxHandle::new(shared, Arc::clone(&self.backend.database), self.backend.terms)
     }
 
     /// Ends a run. From here on the work can not get at the transaction of `run`.
     ///
     /// Dropping this future stops waiting, not what it does. What was to run again then is released.
-    pub async fn end(self, run: TxHandle, ending: Ending) -> Ended {
+    pub async fn end(self, run: TxHandle, ending: TransactionEnd) -> TransactionResult {
         // Before anything is awaited: what the work still has is not committed.
         let closed = run.close();
         let inner = Arc::clone(&self.lease.shared.inner);
@@ -222,92 +222,96 @@ impl Transacting {
         inner.runtime.spawn(async move {
             let _talking = exchange;
             // Dropped here, or on its way, if nobody hears it.
-            drop(tell.send(Unheard(Some(self.end_here(closed, ending).await))));
+            drop(tell.send(UndeliveredResult(Some(self.end_here(closed, ending).await))));
         });
         // The task ends without an answer only when the runtime shuts down, perhaps after COMMIT.
-        told.await.ok().and_then(|mut told| told.0.take()).unwrap_or(Ended::Unknown)
+        told.await.ok().and_then(|mut told| told.0.take()).unwrap_or(TransactionResult::Unknown)
     }
 
-    async fn end_here(self, closed: Closed, ending: Ending) -> Ended {
+    async fn end_here(self, closed: ClosedSlot, ending: TransactionEnd) -> TransactionResult {
         let shared = &self.lease.shared;
         let tx = match (closed, &ending) {
             // Whatever it says of itself: it may have done anything with it.
             (
-                Closed::Kept,
-                Ending::Complete { .. } | Ending::Refuse { .. } | Ending::Release | Ending::Again,
+                ClosedSlot::Kept,
+                TransactionEnd::Complete { .. }
+                | TransactionEnd::Reject { .. }
+                | TransactionEnd::Release
+                | TransactionEnd::Rerun,
             ) => {
-                shared.moving().await;
+                shared.resume_renewal().await;
                 let _ = self.lease.abandon(None).await;
-                return Ended::Kept;
+                return TransactionResult::Kept;
             }
-            (Closed::Back(tx), Ending::Complete { outcome, retention })
+            (ClosedSlot::Back(tx), TransactionEnd::Complete { outcome, retention })
                 if outcome.bytes().len() <= MAX_OUTCOME =>
             {
                 let retention = retention.filter(|retention| !retention.is_zero());
                 let completing = (outcome.clone(), retention);
-                let committed = commit(shared, &self.within, tx, completing).await;
-                shared.moving().await;
+                let committed = commit(shared, &self.backend, tx, completing).await;
+                shared.resume_renewal().await;
                 return match committed {
-                    Committed::Yes(until) => {
-                        self.within.database.any_committed(&shared.key);
-                        Ended::Recorded(until)
+                    CommitResult::Yes(until) => {
+                        self.backend.database.any_committed(&shared.key);
+                        TransactionResult::Recorded(until)
                     }
-                    Committed::Again => self.again().await,
-                    Committed::Refused(source) => {
+                    CommitResult::Again => self.again().await,
+                    CommitResult::Rejected(source) => {
                         let _ = self.lease.release().await;
-                        Ended::RolledBack(source)
+                        TransactionResult::RolledBack(source)
                     }
-                    Committed::EndedEarly(source) => self.ended_early(source, None).await,
-                    Committed::Not(how) => Ended::Failed(how),
-                    Committed::Unknown => Ended::Unknown,
+                    CommitResult::EndedEarly(source) => self.ended_early(source, None).await,
+                    CommitResult::Not(how) => TransactionResult::Failed(how),
+                    CommitResult::Unknown => TransactionResult::Unknown,
                 };
             }
-            (Closed::Back(tx), _) => Some(tx),
-            (Closed::Unused | Closed::Kept, _) => None,
+            (ClosedSlot::Back(tx), _) => Some(tx),
+            (ClosedSlot::Unused | ClosedSlot::Kept, _) => None,
         };
         let written = tx.is_some();
         let rolled_back = match tx {
-            Some(tx) => roll_back(shared, &self.within, tx).await,
+            Some(tx) => roll_back(shared, &self.backend, tx).await,
             None => Ok(()),
         };
-        shared.moving().await;
+        shared.resume_renewal().await;
         if let Err(source) = rolled_back {
             let seen = match ending {
-                Ending::Abandon { seen } => seen,
+                TransactionEnd::Abandon { seen } => seen,
                 _ => None,
             };
             return self.ended_early(source, seen).await;
         }
         let done = match ending {
-            Ending::Again => return self.again().await,
+            TransactionEnd::Rerun => return self.again().await,
             // Too large to be kept, with writes that nobody could be told of: they are gone.
-            Ending::Complete { .. } if written => {
+            TransactionEnd::Complete { .. } if written => {
                 let _ = self.lease.release().await;
                 Err(FinishError::TooLarge)
             }
-            Ending::Complete { outcome, retention } | Ending::Refuse { outcome, retention } => {
+            TransactionEnd::Complete { outcome, retention }
+            | TransactionEnd::Reject { outcome, retention } => {
                 self.lease.complete(outcome, retention).await
             }
-            Ending::Release => self.lease.release().await.map(|()| None),
-            Ending::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
+            TransactionEnd::Release => self.lease.release().await.map(|()| None),
+            TransactionEnd::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
         };
-        done.map_or_else(Ended::Failed, Ended::Recorded)
+        done.map_or_else(TransactionResult::Failed, TransactionResult::Recorded)
     }
 
-    async fn ended_early(self, source: Source, seen: Option<Outcome>) -> Ended {
+    async fn ended_early(self, source: Source, seen: Option<Outcome>) -> TransactionResult {
         // If that is not taken, the lease lapses: nobody knows either way.
         let _ = self.lease.abandon(seen).await;
-        Ended::EndedEarly(source)
+        TransactionResult::EndedEarly(source)
     }
 
-    async fn again(mut self) -> Ended {
-        if self.reruns >= self.within.terms.reruns {
+    async fn again(mut self) -> TransactionResult {
+        if self.reruns >= self.backend.terms.reruns {
             let _ = self.lease.release().await;
-            return Ended::Exhausted;
+            return TransactionResult::Exhausted;
         }
         sleep(self.pause()).await;
         self.reruns += 1;
-        Ended::Again(self)
+        TransactionResult::Rerun(self)
     }
 
     /// So that those who met do not meet again: up to 10 ms, then 20, 40, at most 160.
@@ -321,11 +325,11 @@ impl Transacting {
 
 /// What became of a run, on its way to whoever drives it. If nobody is there any more, nobody runs it
 /// again: then its key is free.
-struct Unheard(Option<Ended>);
+struct UndeliveredResult(Option<TransactionResult>);
 
-impl Drop for Unheard {
+impl Drop for UndeliveredResult {
     fn drop(&mut self) {
-        let Some(Ended::Again(again)) = self.0.take() else { return };
+        let Some(TransactionResult::Rerun(again)) = self.0.take() else { return };
         let lease = again.into_lease();
         let inner = Arc::clone(&lease.shared.inner);
         // A drain does not miss it.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::idempotency::Inner;
+use super::idempotency::EngineState;
 use crate::record::{RecordState, WriteId};
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Notify, Snapshot};
@@ -110,7 +110,7 @@ impl Waiter {
     /// Dropping it is safe: it holds nothing but its place and perhaps the poller's lock.
     pub(super) async fn changed(
         &mut self,
-        inner: &Inner,
+        inner: &EngineState,
         deadline: Instant,
         known: Option<WriteId>,
     ) -> Result<News, TooLate> {

@@ -18,8 +18,8 @@ use axum::{Extension, Router};
 use bytes::Bytes;
 use deadpool_postgres::{Manager, Pool};
 use hapax::{Idempotency, InFlight, OnUnknown};
-use hapax_http::axum::{Failed, InTransaction};
-use hapax_http::server::transaction::{InDatabase, Tx, TxHandle, TxTerms};
+use hapax_http::axum::{HandlerError, InTransaction};
+use hapax_http::server::transaction::{TransactionBackend, Tx, TxHandle, TxOptions};
 use hapax_http::server::{
     ExecutionHandle, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions,
     RoutePolicy, ScopeSource, StoreOutage,
@@ -67,7 +67,7 @@ impl World {
         let transactions = transactions(store, &pool);
         let mut options = RouteOptions {
             key: KeyRule::Required,
-            transactions: Some(InDatabase::new(Arc::new(transactions))),
+            transactions: Some(TransactionBackend::new(Arc::new(transactions))),
             ..RouteOptions::default()
         };
         options.policy.terms.on_unknown = OnUnknown::Block;

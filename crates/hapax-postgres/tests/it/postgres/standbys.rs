@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::transaction::{Ended, Ending, InDatabase, Ran, Tx};
+use hapax::transaction::{
+    TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx,
+};
 use hapax::{
     Claim, FinishError, Idempotency, Lease, OnUnknown, Outcome, Policy, Scope, Store, SystemClock,
 };
@@ -116,11 +118,11 @@ impl Drill {
             let outcome = outcome.clone();
             async move {
                 tx.batch_execute("INSERT INTO work VALUES (1)").await.ok();
-                (Ending::Complete { outcome, retention: None }, ())
+                (TransactionEnd::Complete { outcome, retention: None }, ())
             }
         };
-        match lease.transact(&InDatabase::new(Arc::new(by)), work).await {
-            Ran::Ended(Ended::Recorded(_), ()) => Told::Recorded,
+        match lease.transact(&TransactionBackend::new(Arc::new(by)), work).await {
+            TransactResult::Ended(TransactionResult::Recorded(_), ()) => Told::Recorded,
             _ => Told::Nothing,
         }
     }

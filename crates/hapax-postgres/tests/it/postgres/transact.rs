@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use hapax::transaction::{Ended, Ending, InDatabase, Ran, Tx, TxTerms};
+use hapax::transaction::{
+    TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx, TxOptions,
+};
 use hapax::{Claim, FinishError, Idempotency, InFlight, Lease, OnUnknown, Outcome, Policy, Store};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
@@ -52,8 +54,8 @@ impl World {
         Self { store, engine, pool, database }
     }
 
-    fn within(&self) -> InDatabase<PgTransactions> {
-        InDatabase::new(Arc::clone(&self.database))
+    fn within(&self) -> TransactionBackend<PgTransactions> {
+        TransactionBackend::new(Arc::clone(&self.database))
     }
 
     async fn own(&self, of: u64, policy: &Policy) -> Lease {
@@ -61,7 +63,12 @@ impl World {
     }
 
     /// Adds a line for each run, and ends as `ending` says of it.
-    async fn work(&self, lease: Lease, terms: TxTerms, ending: Ending) -> Ended {
+    async fn work(
+        &self,
+        lease: Lease,
+        terms: TxOptions,
+        ending: TransactionEnd,
+    ) -> TransactionResult {
         let work = move |tx: Tx<PgTx>, _| {
             let ending = ending.clone();
             async move {
@@ -70,10 +77,10 @@ impl World {
             }
         };
         match lease
-            .transact(&InDatabase { database: Arc::clone(&self.database), terms }, work)
+            .transact(&TransactionBackend { database: Arc::clone(&self.database), terms }, work)
             .await
         {
-            Ran::Ended(ended, ()) => ended,
+            TransactResult::Ended(ended, ()) => ended,
             other => panic!("{other:?}"),
         }
     }
@@ -105,8 +112,8 @@ fn outcome(text: &'static str) -> Outcome {
     Outcome::new("text", text)
 }
 
-fn done(text: &'static str) -> Ending {
-    Ending::Complete { outcome: outcome(text), retention: None }
+fn done(text: &'static str) -> TransactionEnd {
+    TransactionEnd::Complete { outcome: outcome(text), retention: None }
 }
 
 async fn lines(server: &PostgresServer) -> String {
@@ -125,35 +132,38 @@ async fn what_each_ending_leaves() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let any = policy(OnUnknown::Reexecute);
-    let terms = TxTerms::default();
+    let terms = TxOptions::default();
     let end = async |of, ending| {
         let lease = world.own(of, &any).await;
         world.work(lease, terms, ending).await
     };
 
-    let Ended::Recorded(Some(_)) = end(1, done("yes")).await else { panic!() };
+    let TransactionResult::Recorded(Some(_)) = end(1, done("yes")).await else { panic!() };
     assert_eq!(lines(&server).await, "1");
     assert_eq!(replayed(&world.engine, 1).await, "yes");
 
-    let no = Ending::Refuse { outcome: outcome("no"), retention: None };
-    let Ended::Recorded(Some(_)) = end(2, no).await else { panic!() };
+    let no = TransactionEnd::Reject { outcome: outcome("no"), retention: None };
+    let TransactionResult::Recorded(Some(_)) = end(2, no).await else { panic!() };
     assert_eq!(replayed(&world.engine, 2).await, "no");
 
-    let Ended::Recorded(None) = end(3, Ending::Release).await else { panic!() };
+    let TransactionResult::Recorded(None) = end(3, TransactionEnd::Release).await else { panic!() };
     let lease = world.own(3, &any).await;
     assert_eq!(lease.attempt(), 2);
 
-    let Ended::Recorded(None) = end(4, Ending::Abandon { seen: None }).await else { panic!() };
+    let TransactionResult::Recorded(None) = end(4, TransactionEnd::Abandon { seen: None }).await
+    else {
+        panic!()
+    };
     assert!(matches!(
         ask(&world.engine, 4, &policy(OnUnknown::Block)).await,
         Claim::Unknown { .. }
     ));
 
-    let huge = Ending::Complete {
+    let huge = TransactionEnd::Complete {
         outcome: Outcome::new("text", vec![0; hapax::codec::MAX_OUTCOME + 1]),
         retention: None,
     };
-    let Ended::Failed(FinishError::TooLarge) = end(5, huge).await else { panic!() };
+    let TransactionResult::Failed(FinishError::TooLarge) = end(5, huge).await else { panic!() };
     assert_eq!(world.own(5, &any).await.attempt(), 2);
     // Of all these, one wrote. And every connection is in the pool, in no transaction.
     assert_eq!(lines(&server).await, "1");
@@ -193,7 +203,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
                     Ok(_) => (done("yes"), None),
                     Err(error) => {
                         assert!(hapax::transaction::Transactions::is_conflict(&*database, &error));
-                        (Ending::Again, Some(error))
+                        (TransactionEnd::Rerun, Some(error))
                     }
                 }
             }
@@ -203,10 +213,10 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
         let ran_so = lease.transact(&world.within(), work).await;
         assert_eq!(ran.load(Ordering::SeqCst), runs);
         match ran_so {
-            Ran::Ended(Ended::Recorded(_), None) if often < 4 => {
+            TransactResult::Ended(TransactionResult::Recorded(_), None) if often < 4 => {
                 assert_eq!(replayed(&world.engine, of).await, "yes");
             }
-            Ran::Ended(Ended::Exhausted, Some(_)) if often > 4 => {
+            TransactResult::Ended(TransactionResult::Exhausted, Some(_)) if often > 4 => {
                 let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
                 assert!((lease.attempt(), lease.fence()) > (1, fence));
             }
@@ -264,23 +274,26 @@ async fn deadlocks_and_write_skew_end_well() {
                                 return Ok(done("taken"));
                             }
                             let outcome = outcome("too little");
-                            Ok(Ending::Refuse { outcome, retention: None })
+                            Ok(TransactionEnd::Reject { outcome, retention: None })
                         };
                         match all.await {
                             Ok(ending) => (ending, ()),
                             Err::<_, tokio_postgres::Error>(error) => {
                                 assert!(judge.as_ref().conflicts(&error), "{error:?}");
-                                (Ending::Again, ())
+                                (TransactionEnd::Rerun, ())
                             }
                         }
                     }
                 };
-                lease.transact(&InDatabase::new(database), work).await
+                lease.transact(&TransactionBackend::new(database), work).await
             });
         }
         let ended = timeout(LIMIT, both.join_all()).await.unwrap();
         for ran in &ended {
-            assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+            assert!(
+                matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+                "{ran:?}"
+            );
         }
         let sum = server.sql("postgres", "SELECT sum(amount) FROM purse").await;
         let mut told = Vec::new();
@@ -306,7 +319,7 @@ impl Conflicts for PgTransactions {
 async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
-    let terms = TxTerms { lease: Duration::from_millis(200), ..TxTerms::default() };
+    let terms = TxOptions { lease: Duration::from_millis(200), ..TxOptions::default() };
     let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = terms.lease;
     for (of, taken_over) in [(1, true), (2, false)] {
@@ -330,16 +343,18 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
                 }
             }
         };
-        let ran = lease.transact(&InDatabase { terms, ..world.within() }, work).await;
+        let ran = lease.transact(&TransactionBackend { terms, ..world.within() }, work).await;
         match ran {
-            Ran::Ended(Ended::Failed(FinishError::Lost), Some(other)) if taken_over => {
+            TransactResult::Ended(TransactionResult::Failed(FinishError::Lost), Some(other))
+                if taken_over =>
+            {
                 assert!(other.fence() > fence);
                 assert_eq!(lines(&server).await, "0");
                 other.complete(outcome("theirs"), None).await.unwrap();
                 assert_eq!(replayed(&world.engine, of).await, "theirs");
             }
             // Nobody took over: late is not too late.
-            Ran::Ended(Ended::Recorded(_), None) if !taken_over => {
+            TransactResult::Ended(TransactionResult::Recorded(_), None) if !taken_over => {
                 assert_eq!(lines(&server).await, "1");
             }
             other => panic!("{of}: {other:?}"),
@@ -366,8 +381,8 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
                 (done("yes"), ())
             }
         };
-        let within = world.within();
-        owners.spawn(async move { lease.transact(&within, work).await });
+        let backend = world.within();
+        owners.spawn(async move { lease.transact(&backend, work).await });
     }
     begun.wait().await;
     assert_eq!(world.pool.status().available, 0);
@@ -394,7 +409,10 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
         assert!(matches!(claim, Claim::Replay(_)), "{claim:?}");
     }
     for ran in owners.join_all().await {
-        assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            "{ran:?}"
+        );
     }
     assert_eq!(lines(&server).await, "2");
 }
@@ -413,12 +431,12 @@ async fn waiting_for_a_connection_costs_no_lease() {
         (done("yes"), ())
     };
     let ran = tokio::spawn({
-        let within = world.within();
-        async move { lease.transact(&within, work).await }
+        let backend = world.within();
+        async move { lease.transact(&backend, work).await }
     });
     sleep(Duration::from_millis(900)).await;
     assert!(matches!(ask(&world.engine, 1, &short).await, Claim::InFlight { .. }));
     drop(taken);
     let ran = timeout(LIMIT, ran).await.unwrap().unwrap();
-    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
 }

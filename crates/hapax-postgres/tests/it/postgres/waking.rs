@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use hapax::transaction::{Ended, Ending, InDatabase, Ran};
+use hapax::transaction::{TransactResult, TransactionBackend, TransactionEnd, TransactionResult};
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_postgres::{Options, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
@@ -67,10 +67,10 @@ async fn a_commit_by_another_process_is_heard_of() {
     if timeout(Duration::from_millis(1), &mut written).await.is_ok() {
         written = here.written(&key);
     }
-    let within = InDatabase::new(Arc::new(super::transact::at(&there, &server)));
-    let done = Ending::Complete { outcome: Outcome::new("text", "yes"), retention: None };
-    let ran = lease.transact(&within, move |_, _| std::future::ready((done.clone(), ()))).await;
-    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+    let backend = TransactionBackend::new(Arc::new(super::transact::at(&there, &server)));
+    let done = TransactionEnd::Complete { outcome: Outcome::new("text", "yes"), retention: None };
+    let ran = lease.transact(&backend, move |_, _| std::future::ready((done.clone(), ()))).await;
+    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
     timeout(SOON, written).await.expect("news");
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{InDatabase, TxTerms};
+use super::{TransactionBackend, TxOptions};
 use crate::clock::Timestamp;
 use crate::engine::idempotency::deadline_after;
-use crate::engine::lease::{FinishError, Shared};
+use crate::engine::lease::{FinishError, LeaseState};
 use crate::engine::retry::{self, ExchangeError};
 use crate::exchange::{CommitStatus, Completion, Next, Ownership, WriteResult};
 use crate::record::Outcome;
@@ -22,13 +22,13 @@ use crate::transaction::{AnyTx, Source, TxError};
 const ASK: Duration = Duration::from_millis(100);
 
 /// What became of a transaction.
-pub(super) enum Committed {
+pub(super) enum CommitResult {
     /// With its record, which is kept until then.
     Yes(Option<Timestamp>),
     /// It was rolled back; the record is still ours.
     Again,
     /// Likewise, because the database refused it.
-    Refused(Source),
+    Rejected(Source),
     /// The work ended it, nobody knows how; the record is still ours.
     EndedEarly(Source),
     /// It was rolled back, and the record is not ours any more.
@@ -40,11 +40,11 @@ pub(super) enum Committed {
 /// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
 /// rolled back all the same. An error: the work had ended it.
 pub(super) async fn roll_back(
-    shared: &Shared,
-    within: &InDatabase,
+    shared: &LeaseState,
+    backend: &TransactionBackend,
     tx: AnyTx,
 ) -> Result<(), Source> {
-    match timeout(shared.inner.store_timeout, within.database.any_rollback(tx)).await {
+    match timeout(shared.inner.store_timeout, backend.database.any_rollback(tx)).await {
         Ok(Err(TxError::EndedEarly(source))) => return Err(source),
         Ok(Ok(())) => {}
         Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no answer to a rollback"),
@@ -53,12 +53,12 @@ pub(super) async fn roll_back(
 }
 
 pub(super) async fn commit(
-    shared: &Shared,
-    within: &InDatabase,
+    shared: &LeaseState,
+    backend: &TransactionBackend,
     mut tx: AnyTx,
     (outcome, retention): (Outcome, Option<Duration>),
-) -> Committed {
-    let InDatabase { database, terms } = within;
+) -> CommitResult {
+    let TransactionBackend { database, terms } = backend;
     let mut held = shared.ownership.lock().await;
     let inner = &shared.inner;
     let completion = match held.as_ref() {
@@ -66,10 +66,10 @@ pub(super) async fn commit(
         None => Ok(None),
     };
     let (Some(ownership), Ok(Some(completion))) = (held.as_mut(), &completion) else {
-        return match (roll_back(shared, within, tx).await, completion) {
-            (Err(source), _) => Committed::EndedEarly(source),
-            (Ok(()), Err(error)) => Committed::Refused(error.into()),
-            (Ok(()), Ok(_)) => Committed::Not(shared.lose(FinishError::Gone)),
+        return match (roll_back(shared, backend, tx).await, completion) {
+            (Err(source), _) => CommitResult::EndedEarly(source),
+            (Ok(()), Err(error)) => CommitResult::Rejected(error.into()),
+            (Ok(()), Ok(_)) => CommitResult::Not(shared.lose(FinishError::Gone)),
         };
     };
     // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
@@ -79,17 +79,19 @@ pub(super) async fn commit(
         Ok(Ok(Swapped::Stored(stamped))) => stamped,
         // COMMIT was not sent, and will not be.
         not_stored => {
-            let rolled_back = roll_back(shared, within, tx).await;
+            let rolled_back = roll_back(shared, backend, tx).await;
             let seen = match (not_stored, rolled_back) {
                 // It was in its own transaction that it found that.
                 (Ok(Ok(Swapped::Conflict(seen))), _) => seen,
-                (_, Err(source)) => return Committed::EndedEarly(source),
-                (Ok(Err(TxError::Conflict(_))), _) => return Committed::Again,
-                (Ok(Err(TxError::EndedEarly(source))), _) => return Committed::EndedEarly(source),
-                (Ok(Err(TxError::Failed(source) | TxError::Unknown(source))), _) => {
-                    return Committed::Refused(source);
+                (_, Err(source)) => return CommitResult::EndedEarly(source),
+                (Ok(Err(TxError::Conflict(_))), _) => return CommitResult::Again,
+                (Ok(Err(TxError::EndedEarly(source))), _) => {
+                    return CommitResult::EndedEarly(source);
                 }
-                _ => return Committed::Refused("no answer to the last statement".into()),
+                (Ok(Err(TxError::Failed(source) | TxError::Unknown(source))), _) => {
+                    return CommitResult::Rejected(source);
+                }
+                _ => return CommitResult::Rejected("no answer to the last statement".into()),
             };
             let known = known(ownership, completion.status(seen), FinishError::Gone);
             return shared.conclude(&mut held, known);
@@ -101,9 +103,9 @@ pub(super) async fn commit(
         async move { database.any_commit(tx).await }
     });
     let known = match timeout(limit, committing).await {
-        Ok(Ok(Ok(()))) => Known::Committed(completion.snapshot(stamped)),
-        Ok(Ok(Err(TxError::Conflict(_)))) => return Committed::Again,
-        Ok(Ok(Err(TxError::Failed(source)))) => return Committed::Refused(source),
+        Ok(Ok(Ok(()))) => CommitState::Committed(completion.snapshot(stamped)),
+        Ok(Ok(Err(TxError::Conflict(_)))) => return CommitResult::Again,
+        Ok(Ok(Err(TxError::Failed(source)))) => return CommitResult::Rejected(source),
         // Of doubt: nothing of the work's runs between the swap and COMMIT.
         doubt => {
             if let Ok(Ok(Err(error))) = doubt {
@@ -116,22 +118,22 @@ pub(super) async fn commit(
 }
 
 /// What is known in the end.
-enum Known {
+enum CommitState {
     Committed(Snapshot),
     Held,
     Not(FinishError),
     Nothing,
 }
 
-fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> Known {
+fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> CommitState {
     match told {
-        CommitStatus::Committed(seen) => Known::Committed(seen),
+        CommitStatus::Committed(seen) => CommitState::Committed(seen),
         CommitStatus::Owned(seen) => {
             ownership.update(seen);
-            Known::Held
+            CommitState::Held
         }
-        CommitStatus::Lost => Known::Not(FinishError::Lost),
-        CommitStatus::Gone => Known::Not(gone),
+        CommitStatus::Lost => CommitState::Not(FinishError::Lost),
+        CommitStatus::Gone => CommitState::Not(gone),
     }
 }
 
@@ -140,16 +142,16 @@ fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> Kn
 /// What was sent last may land after it was given up. Then the transaction was rolled back, and the
 /// record of a dead execution lasts a little longer.
 async fn settle(
-    shared: &Shared,
+    shared: &LeaseState,
     ownership: &mut Ownership,
     completion: &Completion,
-    terms: TxTerms,
-) -> Known {
+    terms: TxOptions,
+) -> CommitState {
     let inner = &shared.inner;
     let deadline = deadline_after(terms.commit_check);
     let renew = shared.longer(terms.lease);
     let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
-        return Known::Nothing;
+        return CommitState::Nothing;
     };
     loop {
         let until = deadline.min(inner.deadline());
@@ -157,12 +159,12 @@ async fn settle(
         match run.await {
             Ok(WriteResult::Recorded(seen)) => {
                 ownership.update(seen);
-                return Known::Held;
+                return CommitState::Held;
             }
             Ok(_) => {
                 match known(ownership, completion.status(writing.into_seen()), FinishError::Gone) {
                     // It may have been committed, and forgotten since.
-                    Known::Not(FinishError::Gone) => return Known::Nothing,
+                    CommitState::Not(FinishError::Gone) => return CommitState::Nothing,
                     known => return known,
                 }
             }
@@ -171,23 +173,23 @@ async fn settle(
                 sleep(ASK).await;
                 next = Next::Send(*swap);
             }
-            Err(_) => return Known::Nothing,
+            Err(_) => return CommitState::Nothing,
         }
     }
 }
 
-impl Shared {
-    fn conclude(&self, held: &mut Option<Ownership>, known: Known) -> Committed {
+impl LeaseState {
+    fn conclude(&self, held: &mut Option<Ownership>, known: CommitState) -> CommitResult {
         match known {
-            Known::Committed(seen) => {
+            CommitState::Committed(seen) => {
                 *held = None;
                 let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                 self.inner.waiters.wake(&self.key, Some(seen));
-                Committed::Yes(until)
+                CommitResult::Yes(until)
             }
-            Known::Held => Committed::Again,
-            Known::Not(how) => Committed::Not(self.lose(how)),
-            Known::Nothing => Committed::Unknown,
+            CommitState::Held => CommitResult::Again,
+            CommitState::Not(how) => CommitResult::Not(self.lose(how)),
+            CommitState::Nothing => CommitResult::Unknown,
         }
     }
 }

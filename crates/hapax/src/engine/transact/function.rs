@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Ended, Ending, InDatabase, Ran, TakeError, Tx};
+use super::{
+    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx,
+};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
 use crate::engine::function::Receipt;
@@ -27,24 +29,24 @@ use crate::value::{self, ValueError};
 const FORMAT: &str = "transact/1";
 
 /// Why work in a transaction has no value. In both cases what it wrote is rolled back.
-pub enum Fault<E> {
+pub enum OperationError<E> {
     /// The answer is no, and stays so: it is kept, and replayed.
-    Refused(E),
+    Rejected(E),
     /// It did not work out, and the next call executes; `?` makes one of any error. If it says that
     /// the transaction lost against another, the work runs again, and the caller hears nothing.
     Failed(Source),
 }
 
-impl<E, X: Into<Source>> From<X> for Fault<E> {
+impl<E, X: Into<Source>> From<X> for OperationError<E> {
     fn from(error: X) -> Self {
         Self::Failed(error.into())
     }
 }
 
-impl<E: fmt::Debug> fmt::Debug for Fault<E> {
+impl<E: fmt::Debug> fmt::Debug for OperationError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(error) => f.debug_tuple("Refused").field(error).finish(),
+            Self::Rejected(error) => f.debug_tuple("Refused").field(error).finish(),
             Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
         }
     }
@@ -56,7 +58,7 @@ impl<E: fmt::Debug> fmt::Debug for Fault<E> {
 pub enum TransactError<E> {
     /// The work refused, now or in an earlier call: every call with this key gets this.
     #[error("it was refused")]
-    Refused {
+    Rejected {
         /// What it said.
         error: E,
         /// Whether an earlier call executed it.
@@ -70,7 +72,7 @@ pub enum TransactError<E> {
     InTheWay,
     /// There was no transaction to be had: nothing was done. The next call executes.
     #[error(transparent)]
-    NotBegun(TakeError),
+    NotBegun(TakeTxError),
     /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
     #[error("whether it was committed is not known yet")]
     CommitUnknown,
@@ -130,7 +132,7 @@ impl Idempotency {
     /// [`TransactError`].
     pub async fn transact<D, R, T, E, W, F>(
         &self,
-        within: &InDatabase<D>,
+        backend: &TransactionBackend<D>,
         (scope, key): (&Scope, &Key),
         request: &R,
         policy: &Policy,
@@ -142,7 +144,7 @@ impl Idempotency {
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + DeserializeOwned + Send + 'static,
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
-        F: Future<Output = Result<T, Fault<E>>> + Send + 'static,
+        F: Future<Output = Result<T, OperationError<E>>> + Send + 'static,
     {
         let asked = FunctionRequest::of(request).map_err(TransactError::Request)?;
         // Counted from here on: a drain does not miss what this claim begins.
@@ -165,14 +167,16 @@ impl Idempotency {
             }
         };
         let fence = lease.fence();
-        let judge: Arc<dyn AnyTransactions> = Arc::clone(&within.database) as _;
-        let ran = lease.transact(within, move |tx, lease| {
+        let judge: Arc<dyn AnyTransactions> = Arc::clone(&backend.database) as _;
+        let ran = lease.transact(backend, move |tx, lease| {
             let (working, judge) = (work(tx, lease), Arc::clone(&judge));
             async move {
                 let given = working.await;
                 match ending(&*judge, &given) {
                     Ok(ending) => (ending, given),
-                    Err(error) => (Ending::Release, Err(Fault::Failed(Box::new(error)))),
+                    Err(error) => {
+                        (TransactionEnd::Release, Err(OperationError::Failed(Box::new(error))))
+                    }
                 }
             }
         });
@@ -192,54 +196,65 @@ where
     match value::read::<Result<T, E>>(replay.outcome.bytes()) {
         Ok(_) if replay.deferred => Err(TransactError::Pending),
         Ok(Ok(value)) => Ok(Receipt { value, replayed: true, fence: replay.fence }),
-        Ok(Err(error)) => Err(TransactError::Refused { error, replayed: true }),
+        Ok(Err(error)) => Err(TransactError::Rejected { error, replayed: true }),
         Err(error) => Err(TransactError::Unreadable(error)),
     }
 }
 
 fn ending<T: Serialize, E: Serialize>(
     judge: &dyn AnyTransactions,
-    given: &Result<T, Fault<E>>,
-) -> Result<Ending, ValueError> {
+    given: &Result<T, OperationError<E>>,
+) -> Result<TransactionEnd, ValueError> {
     let kept =
         |result: Result<&T, &E>| Ok(Outcome::new(FORMAT, value::write(&result, MAX_OUTCOME)?));
     Ok(match given {
-        Ok(value) => Ending::Complete { outcome: kept(Ok(value))?, retention: None },
-        Err(Fault::Refused(error)) => {
-            Ending::Refuse { outcome: kept(Err(error))?, retention: None }
+        Ok(value) => TransactionEnd::Complete { outcome: kept(Ok(value))?, retention: None },
+        Err(OperationError::Rejected(error)) => {
+            TransactionEnd::Reject { outcome: kept(Err(error))?, retention: None }
         }
-        Err(Fault::Failed(error)) if judge.any_is_conflict(&**error) => Ending::Again,
-        Err(Fault::Failed(_)) => Ending::Release,
+        Err(OperationError::Failed(error)) if judge.any_is_conflict(&**error) => {
+            TransactionEnd::Rerun
+        }
+        Err(OperationError::Failed(_)) => TransactionEnd::Release,
     })
 }
 
 fn conclude<T, E>(
-    ran: Ran<Result<T, Fault<E>>>,
+    ran: TransactResult<Result<T, OperationError<E>>>,
     fence: FencingToken,
 ) -> Result<Receipt<T>, TransactError<E>> {
     let (ended, given) = match ran {
-        Ran::Ended(ended, given) => (ended, given),
-        Ran::NotBegun(TakeError::Lease(FinishError::Lost | FinishError::Gone)) => {
+        TransactResult::Ended(ended, given) => (ended, given),
+        TransactResult::NotBegun(TakeTxError::Lease(FinishError::Lost | FinishError::Gone)) => {
             return Err(TransactError::Superseded);
         }
-        Ran::NotBegun(error) => return Err(TransactError::NotBegun(error)),
-        Ran::Panicked => return Err(TransactError::Broken),
+        TransactResult::NotBegun(error) => return Err(TransactError::NotBegun(error)),
+        TransactResult::Panicked => return Err(TransactError::Broken),
     };
     match (ended, given) {
         // What failed was rolled back, whatever became of the record since.
-        (Ended::Recorded(_) | Ended::Failed(_), Err(Fault::Failed(error)))
-        | (Ended::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
-        (Ended::Recorded(_), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
-        (Ended::Recorded(_), Err(Fault::Refused(error))) => {
-            Err(TransactError::Refused { error, replayed: false })
+        (
+            TransactionResult::Recorded(_) | TransactionResult::Failed(_),
+            Err(OperationError::Failed(error)),
+        )
+        | (TransactionResult::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
+        (TransactionResult::Recorded(_), Ok(value)) => {
+            Ok(Receipt { value, replayed: false, fence })
         }
-        (Ended::Exhausted, _) => Err(TransactError::InTheWay),
-        (Ended::Kept | Ended::EndedEarly(_), _) => Err(TransactError::Broken),
-        (Ended::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
-        (Ended::Failed(FinishError::TooLarge), _) => {
+        (TransactionResult::Recorded(_), Err(OperationError::Rejected(error))) => {
+            Err(TransactError::Rejected { error, replayed: false })
+        }
+        (TransactionResult::Exhausted, _) => Err(TransactError::InTheWay),
+        (TransactionResult::Kept | TransactionResult::EndedEarly(_), _) => {
+            Err(TransactError::Broken)
+        }
+        (TransactionResult::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
+        (TransactionResult::Failed(FinishError::TooLarge), _) => {
             Err(TransactError::RolledBack(FinishError::TooLarge.into()))
         }
-        (Ended::Failed(_), _) => Err(TransactError::Superseded),
-        (Ended::Unknown | Ended::Again(_), _) => Err(TransactError::CommitUnknown),
+        (TransactionResult::Failed(_), _) => Err(TransactError::Superseded),
+        (TransactionResult::Unknown | TransactionResult::Rerun(_), _) => {
+            Err(TransactError::CommitUnknown)
+        }
     }
 }

@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use tracing::Instrument;
 
-use super::{Ended, Ending, InDatabase, TakeError, Transacting, Tx};
+use super::{
+    TakeTxError, TransactionBackend, TransactionEnd, TransactionResult, TransactionalLease, Tx,
+};
 use crate::engine::lease::{Lease, LeaseHandle};
 use crate::transaction::Transactions;
 
 /// What became of work in a transaction.
 #[derive(Debug)]
-pub enum Ran<X> {
+pub enum TransactResult<X> {
     /// It ran, perhaps more than once; what the last run gave, and what became of that. Never
-    /// [`Ended::Again`].
-    Ended(Ended, X),
+    /// [`TransactionResult::Rerun`].
+    Ended(TransactionResult, X),
     /// It did not run, and its key is released: there was no transaction to be had.
-    NotBegun(TakeError),
+    NotBegun(TakeTxError),
     /// It panicked, or its runtime is shutting down. Its transaction is rolled back; the record
     /// says that the outcome is unknown.
     Panicked,
@@ -27,30 +29,34 @@ impl Lease {
     /// whose transaction lost against another runs again.
     ///
     /// All of it is on a task of its own: it goes on when its caller is dropped.
-    pub async fn transact<D, W, F, X>(self, within: &InDatabase<D>, operation: W) -> Ran<X>
+    pub async fn transact<D, W, F, X>(
+        self,
+        backend: &TransactionBackend<D>,
+        operation: W,
+    ) -> TransactResult<X>
     where
         D: Transactions,
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
-        F: Future<Output = (Ending, X)> + Send + 'static,
+        F: Future<Output = (TransactionEnd, X)> + Send + 'static,
         X: Send + 'static,
     {
         let inner = Arc::clone(&self.shared.inner);
         // Counted from here on: a drain does not miss it.
         let running = inner.backlog.begin_exchange();
-        let transacting = Transacting::new(self, within.any());
+        let transacting = TransactionalLease::new(self, backend.any());
         let task = async move {
             let _running = running;
             run(transacting, operation).await
         };
-        inner.runtime.spawn(task.in_current_span()).await.unwrap_or(Ran::Panicked)
+        inner.runtime.spawn(task.in_current_span()).await.unwrap_or(TransactResult::Panicked)
     }
 }
 
-async fn run<T, W, F, X>(mut transacting: Transacting, mut operation: W) -> Ran<X>
+async fn run<T, W, F, X>(mut transacting: TransactionalLease, mut operation: W) -> TransactResult<X>
 where
     T: Send + 'static,
     W: FnMut(Tx<T>, LeaseHandle) -> F + Send + 'static,
-    F: Future<Output = (Ending, X)> + Send + 'static,
+    F: Future<Output = (TransactionEnd, X)> + Send + 'static,
     X: Send + 'static,
 {
     loop {
@@ -61,8 +67,8 @@ where
             Err(error) => {
                 // If the store does not take the release, it is held back; if it is not ours, it
                 // need not be released.
-                let _ = transacting.end(run, Ending::Release).await;
-                return Ran::NotBegun(error);
+                let _ = transacting.end(run, TransactionEnd::Release).await;
+                return TransactResult::NotBegun(error);
             }
         };
         let handle = lease.handle();
@@ -74,13 +80,13 @@ where
         };
         let working = runtime.spawn(working.in_current_span());
         let Ok((back, (ending, given))) = working.await else {
-            let _ = transacting.end(run, Ending::Abandon { seen: None }).await;
-            return Ran::Panicked;
+            let _ = transacting.end(run, TransactionEnd::Abandon { seen: None }).await;
+            return TransactResult::Panicked;
         };
         operation = back;
         match transacting.end(run, ending).await {
-            Ended::Again(again) => transacting = again,
-            ended => return Ran::Ended(ended, given),
+            TransactionResult::Rerun(again) => transacting = again,
+            ended => return TransactResult::Ended(ended, given),
         }
     }
 }

@@ -10,14 +10,14 @@ use std::thread;
 
 use tokio::time::timeout;
 
-use super::{TxTerms, TxTermsError};
-use crate::engine::lease::{FinishError, Shared};
+use super::{TxOptions, TxOptionsError};
+use crate::engine::lease::{FinishError, LeaseState};
 use crate::transaction::{AnyTransactions, AnyTx, TxError};
 
 /// Why there is no transaction. Nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TakeError {
+pub enum TakeTxError {
     /// Somebody has it already.
     #[error("the transaction is taken")]
     Taken,
@@ -29,7 +29,7 @@ pub enum TakeError {
     OtherType,
     /// The terms for transactions are none to go by.
     #[error(transparent)]
-    Terms(#[from] TxTermsError),
+    Terms(#[from] TxOptionsError),
     /// None came in time: the pool has none free, or the database does not answer.
     #[error("no transaction began in time")]
     TimedOut,
@@ -52,9 +52,9 @@ pub struct TxHandle {
 }
 
 struct Slot {
-    lease: Arc<Shared>,
+    lease: Arc<LeaseState>,
     database: Arc<dyn AnyTransactions>,
-    terms: TxTerms,
+    terms: TxOptions,
     state: Mutex<State>,
     ended: Arc<AtomicBool>,
     /// The work has had it in hand.
@@ -72,7 +72,7 @@ enum State {
 }
 
 /// What is there when a run ends.
-pub(super) enum Closed {
+pub(super) enum ClosedSlot {
     /// None was taken.
     Unused,
     Back(AnyTx),
@@ -85,7 +85,7 @@ pub(super) enum Closed {
 ///
 /// Whoever keeps it after the work has ended keeps it from being committed: see [`Ended::Kept`].
 ///
-/// [`Ended::Kept`]: super::Ended::Kept
+/// [`Ended::Kept`]: super::TransactionResult::Kept
 pub struct Tx<T: Send + 'static> {
     tx: Option<Box<T>>,
     slot: Arc<Slot>,
@@ -93,9 +93,9 @@ pub struct Tx<T: Send + 'static> {
 
 impl TxHandle {
     pub(super) fn new(
-        lease: Arc<Shared>,
+        lease: Arc<LeaseState>,
         database: Arc<dyn AnyTransactions>,
-        terms: TxTerms,
+        terms: TxOptions,
     ) -> Self {
         let (state, ended, taken) =
             (Mutex::new(State::Idle), Arc::default(), AtomicBool::default());
@@ -112,12 +112,12 @@ impl TxHandle {
     /// it was dropped, and is the same then.
     ///
     /// Dropping this future takes none, and neither does one that takes longer than
-    /// [`TxTerms::begin`]. One that is on its way then comes back by itself; as long as it has not,
+    /// [`TxOptions::begin`]. One that is on its way then comes back by itself; as long as it has not,
     /// there is none to be taken.
     ///
     /// # Errors
-    /// [`TakeError`].
-    pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeError> {
+    /// [`TakeTxError`].
+    pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeTxError> {
         self.slot.terms.check()?;
         if let Some(there) = self.slot.reserve::<T>()? {
             return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
@@ -125,7 +125,7 @@ impl TxHandle {
         let slot = Arc::clone(&self.slot);
         let task = self.slot.lease.inner.runtime.spawn(async move {
             let begun = slot.begin().await;
-            let begun = begun.and_then(|tx| tx.downcast().map_err(|_| TakeError::OtherType));
+            let begun = begun.and_then(|tx| tx.downcast().map_err(|_| TakeTxError::OtherType));
             let tx = begun.and_then(|tx| slot.hand_out(tx));
             if tx.is_err() {
                 slot.give_up().await;
@@ -138,24 +138,24 @@ impl TxHandle {
             Ok(Ok(Ok(tx))) => match self.slot.receive() {
                 true => Ok(tx),
                 // Dropped here, it is rolled back.
-                false => Err(TakeError::Ended),
+                false => Err(TakeTxError::Ended),
             },
             Ok(Ok(Err(error))) => Err(error),
-            Ok(Err(_)) => Err(TakeError::Shutdown),
-            Err(_) => Err(TakeError::TimedOut),
+            Ok(Err(_)) => Err(TakeTxError::Shutdown),
+            Err(_) => Err(TakeTxError::TimedOut),
         }
     }
 
     /// Ends the run.
-    pub(super) fn close(&self) -> Closed {
+    pub(super) fn close(&self) -> ClosedSlot {
         self.slot.ended.store(true, Ordering::Relaxed);
         let mut state = self.slot.lock();
         match mem::replace(&mut *state, State::Closed) {
             // One that is still on its way was not used for anything, and will not be.
-            State::Idle | State::Beginning | State::Closed => Closed::Unused,
-            State::Out if !self.is_taken() => Closed::Unused,
-            State::Out => Closed::Kept,
-            State::Back(tx) => Closed::Back(tx),
+            State::Idle | State::Beginning | State::Closed => ClosedSlot::Unused,
+            State::Out if !self.is_taken() => ClosedSlot::Unused,
+            State::Out => ClosedSlot::Kept,
+            State::Back(tx) => ClosedSlot::Back(tx),
         }
     }
 }
@@ -167,7 +167,7 @@ impl Slot {
     }
 
     /// What is there already, or `None` if it is for the caller to begin.
-    fn reserve<T: Send + 'static>(&self) -> Result<Option<Box<T>>, TakeError> {
+    fn reserve<T: Send + 'static>(&self) -> Result<Option<Box<T>>, TakeTxError> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Beginning) {
             State::Idle => Ok(None),
@@ -179,27 +179,27 @@ impl Slot {
                 }
                 Err(tx) => {
                     *state = State::Back(tx);
-                    Err(TakeError::OtherType)
+                    Err(TakeTxError::OtherType)
                 }
             },
             State::Closed => {
                 *state = State::Closed;
-                Err(TakeError::Ended)
+                Err(TakeTxError::Ended)
             }
             taken @ (State::Out | State::Beginning) => {
                 *state = taken;
-                Err(TakeError::Taken)
+                Err(TakeTxError::Taken)
             }
         }
     }
 
-    async fn begin(&self) -> Result<AnyTx, TakeError> {
+    async fn begin(&self) -> Result<AnyTx, TakeTxError> {
         // The connection first: while the pool makes us wait, the lease is renewed as ever.
         let mut tx = self.database.any_connect().await?;
         if matches!(*self.lock(), State::Closed) {
-            return Err(TakeError::Ended);
+            return Err(TakeTxError::Ended);
         }
-        self.lease.stilled(self.terms.lease, &self.ended).await?;
+        self.lease.pause_renewal(self.terms.lease, &self.ended).await?;
         self.database.any_begin(&mut tx).await?;
         Ok(tx)
     }
@@ -215,7 +215,7 @@ impl Slot {
 
     /// None has begun: there may be another try.
     async fn give_up(&self) {
-        self.lease.moving_unless(&self.ended).await;
+        self.lease.resume_renewal_unless(&self.ended).await;
         let mut state = self.lock();
         if matches!(*state, State::Beginning) {
             *state = State::Idle;
@@ -224,10 +224,10 @@ impl Slot {
 
     /// The transaction to whoever took it, unless the run has ended meanwhile: nothing of it would
     /// be committed.
-    fn hand_out<T>(&self, tx: Box<T>) -> Result<Box<T>, TakeError> {
+    fn hand_out<T>(&self, tx: Box<T>) -> Result<Box<T>, TakeTxError> {
         let mut state = self.lock();
         if !matches!(*state, State::Beginning) {
-            return Err(TakeError::Ended);
+            return Err(TakeTxError::Ended);
         }
         *state = State::Out;
         Ok(tx)

@@ -9,8 +9,9 @@ use std::time::Duration;
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::{BoxFuture, Stamped, Swap, Swapped};
 use hapax::transaction::{
-    AnyTransactions, Ended, Ending, Fault, InDatabase, LostRace, Ran, TakeError, TransactError,
-    Transacting, Transactions, Tx, TxError, TxTerms, TxTermsError,
+    AnyTransactions, LostRace, OperationError, TakeTxError, TransactError, TransactResult,
+    TransactionBackend, TransactionEnd, TransactionResult, TransactionalLease, Transactions, Tx,
+    TxError, TxOptions, TxOptionsError,
 };
 use hapax::{Claim, FinishError, LeaseHandle, OnUnknown, Scope, Store};
 use tokio::time::sleep;
@@ -121,12 +122,12 @@ impl Transactions for Database {
     }
 }
 
-fn done() -> Ending {
-    Ending::Complete { outcome: outcome("yes"), retention: None }
+fn done() -> TransactionEnd {
+    TransactionEnd::Complete { outcome: outcome("yes"), retention: None }
 }
 
 /// Writes a line for each run, numbered.
-fn numbered(ending: Ending) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send + 'static {
+fn numbered(ending: TransactionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send + 'static {
     let mut run = 0;
     move |mut tx, _| {
         run += 1;
@@ -135,30 +136,51 @@ fn numbered(ending: Ending) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send
     }
 }
 
-type Run = std::future::Ready<(Ending, u32)>;
+type Run = std::future::Ready<(TransactionEnd, u32)>;
 
 /// Of COMMITs: what it comes to, after how many runs, and whether the last one's line is there.
-type Case = (&'static [Fate], fn(&Ended) -> bool, u32, bool);
+type Case = (&'static [Fate], fn(&TransactionResult) -> bool, u32, bool);
 
 #[tokio::test(start_paused = true)]
 async fn what_becomes_of_a_commit() {
     let cases: [Case; 8] = [
-        (&[Commits], |ended| matches!(ended, Ended::Recorded(Some(_))), 1, true),
-        (&[CommitsSilently], |ended| matches!(ended, Ended::Recorded(Some(_))), 1, true),
-        (&[LosesRace, Commits], |ended| matches!(ended, Ended::Recorded(Some(_))), 2, true),
-        (&[FailsSilently, Commits], |ended| matches!(ended, Ended::Recorded(Some(_))), 2, true),
-        (&[Hangs, CommitsSilently], |ended| matches!(ended, Ended::Recorded(Some(_))), 2, true),
-        (&[LosesRace; 4], |ended| matches!(ended, Ended::Exhausted), 4, false),
-        (&[FailsSilently; 4], |ended| matches!(ended, Ended::Exhausted), 4, false),
-        (&[Fails], |ended| matches!(ended, Ended::RolledBack(_)), 1, false),
+        (&[Commits], |ended| matches!(ended, TransactionResult::Recorded(Some(_))), 1, true),
+        (
+            &[CommitsSilently],
+            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            1,
+            true,
+        ),
+        (
+            &[LosesRace, Commits],
+            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            2,
+            true,
+        ),
+        (
+            &[FailsSilently, Commits],
+            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            2,
+            true,
+        ),
+        (
+            &[Hangs, CommitsSilently],
+            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            2,
+            true,
+        ),
+        (&[LosesRace; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
+        (&[FailsSilently; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
+        (&[Fails], |ended| matches!(ended, TransactionResult::RolledBack(_)), 1, false),
     ];
     for (fates, is_expected, runs, written) in cases {
         let world = World::new();
         let process = world.process();
         let database = Database::new(&world, fates.iter().copied());
         let lease = own(&process, &policy(OnUnknown::Block)).await;
-        let within = InDatabase::new(Arc::clone(&database));
-        let Ran::Ended(ended, ran) = lease.transact(&within, numbered(done())).await else {
+        let backend = TransactionBackend::new(Arc::clone(&database));
+        let TransactResult::Ended(ended, ran) = lease.transact(&backend, numbered(done())).await
+        else {
             panic!("{fates:?}");
         };
         assert!(is_expected(&ended), "{fates:?}: {ended:?}");
@@ -182,15 +204,15 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         let process = world.process();
         let database = Database::new(&world, [fate]);
         let lease = own(&process, &reexecute()).await;
-        let within = InDatabase::new(Arc::clone(&database));
+        let backend = TransactionBackend::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
         let going = move |tx, handle| {
             store.set(Mode::Away);
             work(tx, handle)
         };
-        let ran = lease.transact(&within, going).await;
-        assert!(matches!(ran, Ran::Ended(Ended::Unknown, 1)), "{ran:?}");
+        let ran = lease.transact(&backend, going).await;
+        assert!(matches!(ran, TransactResult::Ended(TransactionResult::Unknown, 1)), "{ran:?}");
         world.store.set(Mode::Well);
         if fate == CommitsSilently {
             assert_eq!(replayed(&process).await, outcome("yes"));
@@ -198,7 +220,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         } else {
             let copy = claim(&process, "a", &reexecute()).await;
             assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
-            sleep(within.terms.lease).await;
+            sleep(backend.terms.lease).await;
             assert_eq!(own(&process, &reexecute()).await.attempt(), 2);
             assert_eq!(database.lines(), [0; 0]);
         }
@@ -219,22 +241,24 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let lease = own(&process, &reexecute()).await;
         let resolve =
             Resolve { expected: lease.fence(), force: true, forget: false, resolution, note: None };
-        let within = InDatabase::new(Arc::clone(&database));
+        let backend = TransactionBackend::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
         let going = move |tx, handle| {
             store.set(Mode::Away);
             work(tx, handle)
         };
-        let running = tokio::spawn(async move { lease.transact(&within, going).await });
+        let running = tokio::spawn(async move { lease.transact(&backend, going).await });
         sleep(Duration::from_secs(1)).await;
         let operator = world.elsewhere().process();
         let id = process.operation_id(&Scope::shared(), &key());
         operator.resolve(id, resolve).await.unwrap();
         world.store.set(Mode::Well);
         match (running.await.unwrap(), expected) {
-            (Ran::Ended(Ended::Failed(how), _), Some(expected)) => assert_eq!(how, expected),
-            (Ran::Ended(Ended::Unknown, _), None) => {}
+            (TransactResult::Ended(TransactionResult::Failed(how), _), Some(expected)) => {
+                assert_eq!(how, expected)
+            }
+            (TransactResult::Ended(TransactionResult::Unknown, _), None) => {}
             other => panic!("{other:?}"),
         }
         assert_eq!(database.lines(), [0; 0]);
@@ -248,8 +272,8 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
     let database = Database::new(&world, []);
     let lease = own(&process, &reexecute()).await;
     assert_eq!(world.store.swaps(), 1);
-    let within = InDatabase::new(database);
-    let (store, timeout) = (Arc::clone(&world.store), within.terms.lease);
+    let backend = TransactionBackend::new(database);
+    let (store, timeout) = (Arc::clone(&world.store), backend.terms.lease);
     let work = move |tx: Tx<Writes>, lease: LeaseHandle| {
         let store = Arc::clone(&store);
         async move {
@@ -263,8 +287,8 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
             (done(), ())
         }
     };
-    let ran = lease.transact(&within, work).await;
-    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+    let ran = lease.transact(&backend, work).await;
+    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,19 +297,19 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
     let process = world.process();
     let database = Database::new(&world, [Commits]);
     let lease = own(&process, &reexecute()).await;
-    let within = InDatabase::new(Arc::clone(&database));
-    let transacting = Transacting::new(lease, within.any());
+    let backend = TransactionBackend::new(Arc::clone(&database));
+    let transacting = TransactionalLease::new(lease, backend.any());
     let run = transacting.run();
     let mut tx = run.take::<Writes>().await.unwrap();
-    assert!(matches!(run.take::<Writes>().await, Err(TakeError::Taken)));
+    assert!(matches!(run.take::<Writes>().await, Err(TakeTxError::Taken)));
     tx.lines.push(7);
     drop(tx);
-    assert!(matches!(run.take::<u8>().await, Err(TakeError::OtherType)));
+    assert!(matches!(run.take::<u8>().await, Err(TakeTxError::OtherType)));
     drop(run.take::<Writes>().await.unwrap());
     let late = run.clone();
     let ended = transacting.end(run, done()).await;
-    assert!(matches!(ended, Ended::Recorded(_)), "{ended:?}");
-    assert!(matches!(late.take::<Writes>().await, Err(TakeError::Ended)));
+    assert!(matches!(ended, TransactionResult::Recorded(_)), "{ended:?}");
+    assert!(matches!(late.take::<Writes>().await, Err(TakeTxError::Ended)));
     assert_eq!(database.lines(), [7]);
 }
 
@@ -295,32 +319,36 @@ async fn a_transaction_of_another_type_is_not_begun() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    let transacting = Transacting::new(lease, InDatabase::new(Database::new(&world, [])).any());
+    let transacting =
+        TransactionalLease::new(lease, TransactionBackend::new(Database::new(&world, [])).any());
     let run = transacting.run();
-    assert!(matches!(run.take::<u8>().await, Err(TakeError::OtherType)));
+    assert!(matches!(run.take::<u8>().await, Err(TakeTxError::OtherType)));
     drop(run.take::<Writes>().await.unwrap());
-    let ended = transacting.end(run, Ending::Release).await;
-    assert!(matches!(ended, Ended::Recorded(None)), "{ended:?}");
+    let ended = transacting.end(run, TransactionEnd::Release).await;
+    assert!(matches!(ended, TransactionResult::Recorded(None)), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn terms_that_cannot_be_kept_are_refused() {
-    let good = TxTerms::default();
+    let good = TxOptions::default();
     assert_eq!(good.check(), Ok(()));
     for (terms, error) in [
-        (TxTerms { lease: Duration::from_millis(99), ..good }, TxTermsError::Lease),
-        (TxTerms { lease: Duration::MAX, ..good }, TxTermsError::Lease),
-        (TxTerms { begin: Duration::ZERO, ..good }, TxTermsError::Begin),
-        (TxTerms { commit_check: Duration::MAX, ..good }, TxTermsError::CommitCheck),
+        (TxOptions { lease: Duration::from_millis(99), ..good }, TxOptionsError::Lease),
+        (TxOptions { lease: Duration::MAX, ..good }, TxOptionsError::Lease),
+        (TxOptions { begin: Duration::ZERO, ..good }, TxOptionsError::Begin),
+        (TxOptions { commit_check: Duration::MAX, ..good }, TxOptionsError::CommitCheck),
     ] {
         assert_eq!(terms.check(), Err(error));
         // Whoever did not look hears it before anything runs.
         let world = World::new();
         let process = world.process();
         let lease = own(&process, &reexecute()).await;
-        let within = InDatabase { database: Database::new(&world, []), terms };
-        let ran = lease.transact(&within, numbered(done())).await;
-        assert!(matches!(ran, Ran::NotBegun(TakeError::Terms(said)) if said == error), "{ran:?}");
+        let backend = TransactionBackend { database: Database::new(&world, []), terms };
+        let ran = lease.transact(&backend, numbered(done())).await;
+        assert!(
+            matches!(ran, TransactResult::NotBegun(TakeTxError::Terms(said)) if said == error),
+            "{ran:?}"
+        );
     }
 }
 
@@ -332,10 +360,10 @@ async fn what_another_door_has_kept_is_not_read() {
     let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
     let scope = Scope::shared();
     process.at_least_once(&scope, &key(), &17, move |_| std::future::ready(kept)).await.unwrap();
-    let within = InDatabase::new(Database::new(&world, []));
+    let backend = TransactionBackend::new(Database::new(&world, []));
     let policy = reexecute();
-    let work = |_: Tx<Writes>, _| async { Ok::<u32, Fault<u32>>(2) };
-    let answer = process.transact(&within, (&scope, &key()), &17, &policy, work).await;
+    let work = |_: Tx<Writes>, _| async { Ok::<u32, OperationError<u32>>(2) };
+    let answer = process.transact(&backend, (&scope, &key()), &17, &policy, work).await;
     assert!(matches!(answer, Err(TransactError::OtherFormat { .. })), "{answer:?}");
 }
 

@@ -1,6 +1,6 @@
 //! What goes wrong around a handler's transaction.
 
-use hapax_http::server::transaction::TxTermsError;
+use hapax_http::server::transaction::TxOptionsError;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use tokio_postgres::Error;
 
@@ -40,7 +40,7 @@ async fn errors_of_the_database_roll_back_and_lost_races_run_again() {
                 if count.fetch_add(1, Ordering::SeqCst) < often {
                     tx.batch_execute(&statement).await?;
                 }
-                Ok::<_, Failed>(StatusCode::CREATED)
+                Ok::<_, HandlerError>(StatusCode::CREATED)
             }
         }))
     };
@@ -90,7 +90,7 @@ async fn a_commit_in_doubt_is_no_success() {
     let mut world = World::by(server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     let second = Duration::from_secs(1);
-    let terms = TxTerms { lease: second * 6, commit_check: second, ..TxTerms::default() };
+    let terms = TxOptions { lease: second * 6, commit_check: second, ..TxOptions::default() };
     world.options.transactions.as_mut().unwrap().terms = terms;
     world.options.policy.terms.lease = terms.lease;
     world.options.policy.terms.on_unknown = OnUnknown::Reexecute;
@@ -199,7 +199,7 @@ async fn a_drain_rolls_back_what_it_cuts_off() {
             tx.execute(LINE, &[]).await.unwrap();
             begin.wait().await;
             std::future::pending::<()>().await;
-            Ok::<_, Failed>(tx.execute(LINE, &[]).await.map(|_| StatusCode::CREATED)?)
+            Ok::<_, HandlerError>(tx.execute(LINE, &[]).await.map(|_| StatusCode::CREATED)?)
         }
     });
     let app = Router::new().route("/", handler).layer(layer.clone());
@@ -228,7 +228,7 @@ async fn routes_that_could_not_keep_their_word_are_refused() {
     let short = check(|options| {
         options.transactions.as_mut().unwrap().terms.lease = Duration::from_millis(99);
     });
-    assert_eq!(short, Err(RouteError::Transactions(TxTermsError::Lease)));
+    assert_eq!(short, Err(RouteError::Transactions(TxOptionsError::Lease)));
 
     // And a handler of another route finds none.
     let mut plain = world.options.clone();
@@ -247,12 +247,12 @@ async fn an_error_is_told_to_nobody_outside() {
     let app = world.app(post(|tx: Db| async move {
         let lines: Result<_, Error> = tx.execute(LINE, &[]).await;
         lines?;
-        Err::<StatusCode, Failed>(std::io::Error::other("secret").into())
+        Err::<StatusCode, HandlerError>(std::io::Error::other("secret").into())
     }));
     let answer = ask(&app, "k").await;
     answer.is_problem(500, "handler-failed");
     assert!(!answer.text.contains("secret"));
     assert_eq!(world.lines().await, "0");
-    let response = Failed::from(std::io::Error::other("secret")).into_response();
+    let response = HandlerError::from(std::io::Error::other("secret")).into_response();
     assert_eq!(response.status(), 500);
 }

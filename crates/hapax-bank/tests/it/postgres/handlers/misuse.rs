@@ -92,7 +92,7 @@ async fn a_failure_without_a_transaction_is_like_any_other() {
             let pool = pool.clone();
             async move {
                 pool.get().await?.execute(LINE, &[]).await?;
-                Err::<StatusCode, Failed>(std::io::Error::other("later on").into())
+                Err::<StatusCode, HandlerError>(std::io::Error::other("later on").into())
             }
         });
         let layer = IdempotencyLayer::new(world.engine.clone(), policy);
@@ -150,7 +150,7 @@ async fn a_transaction_that_begins_after_the_response_is_given_to_nobody() {
     let store = PostgresStore::connect(world.server.url("postgres").parse().unwrap()).await;
     let permits = Arc::new(Semaphore::new(0));
     let slow = Slow(transactions(Arc::new(store.unwrap()), &world.pool), Arc::clone(&permits));
-    world.options.transactions = Some(InDatabase::new(Arc::new(slow)).any());
+    world.options.transactions = Some(TransactionBackend::new(Arc::new(slow)).any());
     let (told, heard) = oneshot::channel();
     let told = Arc::new(Mutex::new(Some(told)));
     let app = world.app(post(move |Extension(handle): Extension<TxHandle>| {

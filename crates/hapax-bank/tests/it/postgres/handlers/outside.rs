@@ -17,7 +17,7 @@ async fn a_lost_race_at_the_last_statement_runs_again() {
     let store = PostgresStore::connect(url.parse().unwrap()).await.unwrap();
     let database = transactions(Arc::new(store), &world.pool);
     let database = database.isolation(IsolationLevel::Serializable);
-    world.options.transactions = Some(InDatabase::new(Arc::new(database)).any());
+    world.options.transactions = Some(TransactionBackend::new(Arc::new(database)).any());
     let (other, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
     tokio::spawn(connection);
     let (other, calls) = (Arc::new(other), Arc::new(AtomicU32::new(0)));
@@ -37,7 +37,7 @@ async fn a_lost_race_at_the_last_statement_runs_again() {
             if first {
                 other.batch_execute("COMMIT").await?;
             }
-            Ok::<_, Failed>(StatusCode::CREATED)
+            Ok::<_, HandlerError>(StatusCode::CREATED)
         }
     }));
     ask(&app, "k").await.is_first(201);
@@ -89,12 +89,12 @@ async fn what_is_acknowledged_is_durable() {
     let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
     let store = PostgresStore::connect(server.url("postgres").parse().unwrap()).await.unwrap();
     let database = transactions(Arc::new(store), &pool);
-    world.options.transactions = Some(InDatabase::new(Arc::new(database)).any());
+    world.options.transactions = Some(TransactionBackend::new(Arc::new(database)).any());
     let app = world.app(post(|tx: Db| async move {
         let setting = tx.query_one("SHOW synchronous_commit", &[]).await?;
         assert_eq!(setting.get::<_, &str>(0), "off");
         tx.execute(LINE, &[]).await?;
-        Ok::<_, Failed>(StatusCode::CREATED)
+        Ok::<_, HandlerError>(StatusCode::CREATED)
     }));
     ask(&app, "k").await.is_first(201);
     world.server.kill().await;

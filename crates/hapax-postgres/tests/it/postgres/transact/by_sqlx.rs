@@ -23,7 +23,7 @@ struct Sqlx {
     server: PostgresServer,
     engine: Idempotency,
     pool: PgPool,
-    within: InDatabase<SqlxTransactions>,
+    within: TransactionBackend<SqlxTransactions>,
 }
 
 impl Sqlx {
@@ -35,7 +35,7 @@ impl Sqlx {
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).unwrap();
         let database = SqlxTransactions::new(store, pool.clone()).isolation(level);
-        Self { server, engine, pool, within: InDatabase::new(Arc::new(database)) }
+        Self { server, engine, pool, within: TransactionBackend::new(Arc::new(database)) }
     }
 
     async fn new() -> Self {
@@ -44,9 +44,13 @@ impl Sqlx {
         Self::by(server, port, IsolationLevel::ReadCommitted).await
     }
 
-    async fn run<F>(&self, of: u64, mut work: impl FnMut(SqlxTx) -> F + Send + 'static) -> Ran<()>
+    async fn run<F>(
+        &self,
+        of: u64,
+        mut work: impl FnMut(SqlxTx) -> F + Send + 'static,
+    ) -> TransactResult<()>
     where
-        F: Future<Output = Ending> + Send + 'static,
+        F: Future<Output = TransactionEnd> + Send + 'static,
     {
         let lease = own(&self.engine, of, &policy(OnUnknown::Block)).await;
         let work = move |tx: SqlxTx, _| {
@@ -69,7 +73,7 @@ impl Sqlx {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn record_and_work_commit_together_by_sqlx() {
     let world = Sqlx::new().await;
-    let no = || Ending::Refuse { outcome: outcome("no"), retention: None };
+    let no = || TransactionEnd::Reject { outcome: outcome("no"), retention: None };
     for (of, ending, told) in [(1, done("yes"), "yes"), (2, no(), "no")] {
         let work = move |mut tx: SqlxTx| {
             let ending = ending.clone();
@@ -79,7 +83,10 @@ async fn record_and_work_commit_together_by_sqlx() {
             }
         };
         let ran = world.run(of, work).await;
-        assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            "{ran:?}"
+        );
         assert_eq!(replayed(&world.engine, of).await, told);
         assert_eq!(lines(&world.server).await, "1");
     }
@@ -113,7 +120,7 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
                     Ok(()) => done("yes"),
                     Err(error) => {
                         assert!(judge.any_is_conflict(&error), "{error:?}");
-                        Ending::Again
+                        TransactionEnd::Rerun
                     }
                 }
             }
@@ -121,8 +128,8 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
         let ran = world.run(of, work).await;
         assert_eq!(runs.load(Ordering::SeqCst), if ended_well { 3 } else { 4 });
         match ran {
-            Ran::Ended(Ended::Recorded(_), ()) if ended_well => {}
-            Ran::Ended(Ended::Exhausted, ()) if !ended_well => {}
+            TransactResult::Ended(TransactionResult::Recorded(_), ()) if ended_well => {}
+            TransactResult::Ended(TransactionResult::Exhausted, ()) if !ended_well => {}
             other => panic!("{other:?}"),
         }
     }
@@ -157,7 +164,10 @@ async fn a_commit_without_a_reply_is_settled_by_sqlx() {
         };
         let ran = world.run(of, work).await;
         proxy.set(ProxyRates::default());
-        assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{of}: {ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            "{of}: {ran:?}"
+        );
         assert_eq!(lines(&world.server).await, of.to_string());
         assert_eq!(replayed(&world.engine, of).await, "yes");
     }
@@ -177,7 +187,10 @@ async fn what_cannot_commit_does_not_by_sqlx() {
             done("yes")
         });
         let ran = ran.await;
-        assert!(matches!(ran, Ran::Ended(Ended::RolledBack(_), ())), "{text}: {ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::RolledBack(_), ())),
+            "{text}: {ran:?}"
+        );
         assert_eq!(
             own(&world.engine, of, &policy(OnUnknown::Reexecute)).await.attempt(),
             2,
@@ -190,7 +203,7 @@ async fn what_cannot_commit_does_not_by_sqlx() {
         tx.execute(LINE).await.unwrap();
         panic!("in the middle of it");
     });
-    assert!(matches!(ran.await, Ran::Panicked));
+    assert!(matches!(ran.await, TransactResult::Panicked));
     assert_eq!(lines(&world.server).await, "0");
     world.at_rest().await;
 }
@@ -211,7 +224,10 @@ async fn nested_transactions_may_be_rolled_back_by_sqlx() {
             done("yes")
         });
         let ran = ran.await;
-        assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), ())), "{of}: {ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            "{of}: {ran:?}"
+        );
         assert_eq!(replayed(&world.engine, of).await, "yes");
     }
     assert_eq!(lines(&world.server).await, "4");
@@ -221,8 +237,8 @@ async fn nested_transactions_may_be_rolled_back_by_sqlx() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
     let world = Sqlx::new().await;
-    let refused = Ending::Refuse { outcome: outcome("no"), retention: None };
-    let endings = [done("yes"), refused, Ending::Release, Ending::Again];
+    let refused = TransactionEnd::Reject { outcome: outcome("no"), retention: None };
+    let endings = [done("yes"), refused, TransactionEnd::Release, TransactionEnd::Rerun];
     let statements = ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK"];
     let cases = statements.iter().flat_map(|text| endings.iter().map(move |end| (*text, end)));
     for (of, (text, ending)) in (1..).zip(cases) {
@@ -236,7 +252,10 @@ async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
             }
         });
         let ran = ran.await;
-        assert!(matches!(ran, Ran::Ended(Ended::EndedEarly(_), ())), "{text}: {ran:?}");
+        assert!(
+            matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
+            "{text}: {ran:?}"
+        );
         let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
         assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
     }

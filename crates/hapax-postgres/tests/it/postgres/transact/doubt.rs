@@ -44,8 +44,11 @@ async fn a_commit_without_a_reply_is_settled() {
                 }
             };
             let database = Arc::clone(&world.database);
-            let ran_so = lease.transact(&InDatabase::new(database), work).await;
-            assert!(matches!(ran_so, Ran::Ended(Ended::Recorded(_), ())), "{kind}: {ran_so:?}");
+            let ran_so = lease.transact(&TransactionBackend::new(database), work).await;
+            assert!(
+                matches!(ran_so, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+                "{kind}: {ran_so:?}"
+            );
             expected += 1;
             if let Some(runs) = runs {
                 assert_eq!(ran.load(Ordering::SeqCst), runs, "{kind}");
@@ -69,12 +72,12 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
-    let terms = TxTerms { lease: second * 4, commit_check: second, ..TxTerms::default() };
+    let terms = TxOptions { lease: second * 4, commit_check: second, ..TxOptions::default() };
     let mut short = policy(OnUnknown::Reexecute);
     short.terms.lease = terms.lease;
     let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
-    assert!(matches!(ended, Ended::Unknown), "{ended:?}");
+    assert!(matches!(ended, TransactionResult::Unknown), "{ended:?}");
     assert!(matches!(
         ask(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
         Claim::InFlight { .. }
@@ -99,8 +102,8 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     });
     let again = again.await.unwrap();
     proxy.set(ProxyRates::default());
-    let ended = world.work(again, TxTerms::default(), done("again")).await;
-    assert!(matches!(ended, Ended::Recorded(_)), "{ended:?}");
+    let ended = world.work(again, TxOptions::default(), done("again")).await;
+    assert!(matches!(ended, TransactionResult::Recorded(_)), "{ended:?}");
     assert_eq!(lines(&server).await, "1");
 }
 
@@ -111,7 +114,7 @@ async fn a_caller_that_goes_away_changes_nothing() {
     let world = World::new(&server).await;
     for of in 0..12 {
         let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
-        let mut calling = Box::pin(world.work(lease, TxTerms::default(), done("yes")));
+        let mut calling = Box::pin(world.work(lease, TxOptions::default(), done("yes")));
         let after = Duration::from_micros(of * 300);
         // At least one poll: before that the lease itself would be dropped.
         timeout(after, &mut calling).await.ok();

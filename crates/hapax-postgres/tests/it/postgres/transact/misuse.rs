@@ -5,7 +5,11 @@ use std::sync::Mutex;
 use super::*;
 
 /// Runs `with` on a transaction of its own, ends it as done, and expects that nothing was written.
-async fn misused<F>(world: &World, of: u64, with: impl Fn(Tx<PgTx>) -> F + Send + 'static) -> Ended
+async fn misused<F>(
+    world: &World,
+    of: u64,
+    with: impl Fn(Tx<PgTx>) -> F + Send + 'static,
+) -> TransactionResult
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -18,7 +22,7 @@ where
         }
     };
     match lease.transact(&world.within(), work).await {
-        Ran::Ended(ended, ()) => ended,
+        TransactResult::Ended(ended, ()) => ended,
         other => panic!("{other:?}"),
     }
 }
@@ -41,7 +45,7 @@ async fn what_cannot_commit_does_not() {
             tx.batch_execute(text).await.ok();
         });
         let ended = ended.await;
-        assert!(matches!(ended, Ended::RolledBack(_)), "{text}: {ended:?}");
+        assert!(matches!(ended, TransactionResult::RolledBack(_)), "{text}: {ended:?}");
         // The key is free.
         assert_eq!(world.own(of, &policy(OnUnknown::Reexecute)).await.attempt(), 2, "{text}");
         assert_eq!(lines(&server).await, "0", "{text}");
@@ -56,9 +60,9 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
     let statements = ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN", "ROLLBACK", "ROLLBACK; BEGIN"];
     let endings = [
         done("yes"),
-        Ending::Refuse { outcome: outcome("no"), retention: None },
-        Ending::Release,
-        Ending::Again,
+        TransactionEnd::Reject { outcome: outcome("no"), retention: None },
+        TransactionEnd::Release,
+        TransactionEnd::Rerun,
     ];
     let mut of = 0;
     for text in statements {
@@ -75,7 +79,10 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
                 }
             };
             let ran = lease.transact(&world.within(), work).await;
-            assert!(matches!(ran, Ran::Ended(Ended::EndedEarly(_), ())), "{text}: {ran:?}");
+            assert!(
+                matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
+                "{text}: {ran:?}"
+            );
             let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
             assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
         }
@@ -103,7 +110,7 @@ async fn savepoints_may_be_there_at_the_end() {
             async move { tx.batch_execute(&text).await.unwrap() }
         });
         let ended = ended.await;
-        assert!(matches!(ended, Ended::Recorded(_)), "{text}: {ended:?}");
+        assert!(matches!(ended, TransactionResult::Recorded(_)), "{text}: {ended:?}");
         assert_eq!(replayed(&world.engine, of).await, "yes", "{text}");
         expected += written;
         assert_eq!(lines(&server).await, expected.to_string(), "{text}");
@@ -123,7 +130,7 @@ async fn a_task_that_panics_with_the_transaction_spoils_it() {
         half.await.unwrap_err();
     });
     let ended = ended.await;
-    assert!(matches!(ended, Ended::Kept), "{ended:?}");
+    assert!(matches!(ended, TransactionResult::Kept), "{ended:?}");
     assert_eq!(lines(&server).await, "0");
 }
 
@@ -141,7 +148,7 @@ async fn a_transaction_that_is_kept_is_not_committed() {
         }
     });
     let ended = ended.await;
-    assert!(matches!(ended, Ended::Kept), "{ended:?}");
+    assert!(matches!(ended, TransactionResult::Kept), "{ended:?}");
     assert!(matches!(
         ask(&world.engine, 1, &policy(OnUnknown::Block)).await,
         Claim::Unknown { .. }
@@ -172,7 +179,7 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
             }
         };
         let ran = lease.transact(&world.within(), work).await;
-        assert!(matches!(ran, Ran::Panicked), "{ran:?}");
+        assert!(matches!(ran, TransactResult::Panicked), "{ran:?}");
         assert_eq!(lines(&server).await, "0");
         assert!(matches!(
             ask(&world.engine, of, &policy(OnUnknown::Block)).await,
@@ -189,9 +196,11 @@ async fn without_a_connection_nothing_runs_and_the_key_is_free() {
     let lease = world.own(1, &policy(OnUnknown::Reexecute)).await;
     let nowhere = transactions(&world.store, &pool(hapax_testkit::servers::free_port()));
     let ran = lease
-        .transact(&InDatabase::new(Arc::new(nowhere)), |_: Tx<PgTx>, _| async { (done("yes"), ()) })
+        .transact(&TransactionBackend::new(Arc::new(nowhere)), |_: Tx<PgTx>, _| async {
+            (done("yes"), ())
+        })
         .await;
-    assert!(matches!(ran, Ran::NotBegun(_)), "{ran:?}");
+    assert!(matches!(ran, TransactResult::NotBegun(_)), "{ran:?}");
     assert_eq!(world.own(1, &policy(OnUnknown::Reexecute)).await.attempt(), 2);
     server.stop().await;
 }

@@ -17,11 +17,11 @@ struct Slow {
 const WHILE: Duration = Duration::from_secs(3);
 
 impl Slow {
-    fn within(database: &Arc<Database>, begins: bool) -> InDatabase<Self> {
+    fn within(database: &Arc<Database>, begins: bool) -> TransactionBackend<Self> {
         let database =
             Self { database: Arc::clone(database), begins, connected: AtomicU32::default() };
-        let terms = TxTerms { lease: Duration::from_secs(1), ..TxTerms::default() };
-        InDatabase { database: Arc::new(database), terms }
+        let terms = TxOptions { lease: Duration::from_secs(1), ..TxOptions::default() };
+        TransactionBackend { database: Arc::new(database), terms }
     }
 }
 
@@ -67,8 +67,8 @@ impl Transactions for Slow {
 async fn who_got_no_transaction_keeps_its_lease() {
     let world = World::new();
     let process = world.process();
-    let within = Slow::within(&Database::new(&world, []), false).any();
-    let transacting = Transacting::new(own(&process, &reexecute()).await, within);
+    let backend = Slow::within(&Database::new(&world, []), false).any();
+    let transacting = TransactionalLease::new(own(&process, &reexecute()).await, backend);
     let run = transacting.run();
     let other = world.process();
     let work = async {
@@ -85,14 +85,14 @@ async fn who_got_no_transaction_keeps_its_lease() {
 async fn between_runs_the_lease_is_kept() {
     let world = World::new();
     let process = world.process();
-    let within = Slow::within(&Database::new(&world, [LosesRace]), true);
+    let backend = Slow::within(&Database::new(&world, [LosesRace]), true);
     let lease = own(&process, &reexecute()).await;
-    let running = tokio::spawn(async move { lease.transact(&within, numbered(done())).await });
+    let running = tokio::spawn(async move { lease.transact(&backend, numbered(done())).await });
     sleep(WHILE - Duration::from_secs(1)).await;
     let copy = claim(&world.process(), "a", &reexecute()).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
     let ran = running.await.unwrap();
-    assert!(matches!(ran, Ran::Ended(Ended::Recorded(_), 2)), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), 2)), "{ran:?}");
 }
 
 /// Nobody is there to run it again: they go away before they are told, or before they hear it.
@@ -102,14 +102,14 @@ async fn what_was_to_run_again_for_nobody_is_released() {
         let world = World::new();
         let process = world.process();
         let policy = policy(OnUnknown::Block);
-        let transacting = Transacting::new(
+        let transacting = TransactionalLease::new(
             own(&process, &policy).await,
-            InDatabase::new(Database::new(&world, [])).any(),
+            TransactionBackend::new(Database::new(&world, [])).any(),
         );
         let run = transacting.run();
         drop(run.take::<Writes>().await.unwrap());
         {
-            let mut ending = pin!(transacting.end(run, Ending::Again));
+            let mut ending = pin!(transacting.end(run, TransactionEnd::Rerun));
             let polled = std::future::poll_fn(|cx| Poll::Ready(ending.as_mut().poll(cx)));
             assert!(polled.await.is_pending());
             if told {
@@ -126,19 +126,19 @@ async fn what_was_to_run_again_for_nobody_is_released() {
 async fn work_that_keeps_its_transaction_leaves_it_unknown_however_it_ends() {
     for ending in [
         done(),
-        Ending::Refuse { outcome: outcome("no"), retention: None },
-        Ending::Release,
-        Ending::Again,
+        TransactionEnd::Reject { outcome: outcome("no"), retention: None },
+        TransactionEnd::Release,
+        TransactionEnd::Rerun,
     ] {
         let world = World::new();
         let process = world.process();
         let policy = policy(OnUnknown::Block);
-        let within = InDatabase::new(Database::new(&world, [])).any();
-        let transacting = Transacting::new(own(&process, &policy).await, within);
+        let backend = TransactionBackend::new(Database::new(&world, [])).any();
+        let transacting = TransactionalLease::new(own(&process, &policy).await, backend);
         let run = transacting.run();
         let kept = run.take::<Writes>().await.unwrap();
         let ended = transacting.end(run, ending.clone()).await;
-        assert!(matches!(ended, Ended::Kept), "{ending:?}: {ended:?}");
+        assert!(matches!(ended, TransactionResult::Kept), "{ending:?}: {ended:?}");
         drop(kept);
         assert!(matches!(claim(&process, "a", &policy).await, Claim::Unknown { .. }), "{ending:?}");
     }
