@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax::{Idempotency, Inspect};
-use hapax_operators::{Census, List};
+use hapax_operators::{Census, ListQuery};
 use load::{Load, fill, quantile};
 use store::{NAMES, Place, TIMEOUT, engine};
 use tokio::time::sleep;
@@ -91,7 +91,7 @@ async fn measure(name: &str, records: u64, rounds: u64) -> Result<String, Failur
     };
     load.stop().await?;
     let begun = Instant::now();
-    let listed = first.operators.keys().unknown(&List::default()).await?;
+    let listed = first.operators.keys().unknown(&ListQuery::default()).await?;
     let list = begun.elapsed();
     drop(first);
     let mut ids: Vec<_> = listed.keys.iter().map(|key| key.id.clone()).collect();

@@ -4,7 +4,7 @@ mod args;
 mod backup;
 mod gateway;
 mod render;
-mod who;
+mod user;
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -18,18 +18,18 @@ use hapax::{Idempotency, OperationId, Store};
 use hapax_embedded::{EmbeddedStore, LockOwner, OpenError};
 use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
 use hapax_operators::{
-    Audit, Channel, Decider, Decision, KeyState, KeyView, Keys, KeysError, List, Listed,
-    NO_CALLERS, OperatorVerdict,
+    Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
+    OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView,
 };
 use indicatif::ProgressBar;
 
 use crate::exit::Failure;
 pub(crate) use args::KeysArgs;
-pub(crate) use args::Where;
-use args::{KeysCommand, Place, Target, VerdictArg};
+pub(crate) use args::StoreSelector;
+use args::{KeysCommand, RecordSelector, StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 use gateway::Remote;
-use render::{Decided, Purged};
+use render::{DecisionOutput, Purged};
 
 /// How long the store may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,7 +50,8 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 // Lists show it with this sign.
                 None => caller_hash.map(|hash| hash.trim_start_matches('#').to_owned()),
             };
-            let list = List { state: state.map(Into::into), after, limit: Some(limit), caller };
+            let list =
+                ListQuery { state: state.map(Into::into), after, limit: Some(limit), caller };
             let listed = records.list(list).await?;
             print(&if json { render::json(&listed)? } else { render::list(&listed) });
         }
@@ -66,7 +67,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 forget: sure.forget,
                 any_kind: sure.any_kind,
                 reason: sure.reason.clone(),
-                who: Some(who::user()),
+                who: Some(user::user()),
                 outcome: OperatorVerdict::DidNotHappen,
                 status: None,
                 headers: Vec::new(),
@@ -86,7 +87,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
                 forget: sure.forget,
                 any_kind: sure.any_kind,
                 reason: sure.reason.clone(),
-                who: Some(who::user()),
+                who: Some(user::user()),
                 outcome: if happened {
                     OperatorVerdict::Happened
                 } else {
@@ -112,30 +113,30 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
 /// The records of a store: our own while nobody else has it open, else through whoever has.
 #[derive(Debug)]
 enum Records {
-    Here(Keys),
+    Here(OperatorRecords),
     There(Remote),
 }
 
 /// A store that is open here, or the gateway that has it open.
-enum Reached {
+enum OpenedStore {
     Here(Opened),
     There(Remote),
 }
 
 /// Accepts the store as it is. Returns whether it had been emptied or replaced.
-pub(crate) async fn confirm(at: &Where, reason: &str) -> Result<bool, Failure> {
+pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, Failure> {
     let place = at.place()?;
-    match Reached::find(&place, true).await? {
-        Reached::Here(opened) => {
+    match OpenedStore::find(&place, true).await? {
+        OpenedStore::Here(opened) => {
             let replaced = opened.is_replaced();
-            let audit = Arc::new(Audit::new(place.audit_file, who::process()));
+            let audit = Arc::new(Audit::new(place.audit_file, user::process()));
             let store = opened.clone();
             let confirm = async move { store.confirm().await };
             let confirmed = audit.confirm_store(reason, here(), confirm).await;
             opened.close().await;
             confirmed.map(|()| replaced).map_err(|error| refused(&error))
         }
-        Reached::There(remote) => remote.confirm(reason, &who::user()).await,
+        OpenedStore::There(remote) => remote.confirm(reason, &user::user()).await,
     }
 }
 
@@ -151,17 +152,17 @@ pub(crate) async fn is_replaced(
 
 /// Returns the author of a decision on a store that is open here.
 fn here() -> Decider {
-    Decider { who: who::user(), by: Channel::Cli, from: who::host() }
+    Decider { who: user::user(), by: DecisionChannel::Cli, from: user::host() }
 }
 
-impl Reached {
+impl OpenedStore {
     /// Opens the store, or finds the gateway that has it open. With `make`, what is missing on a server
     /// is made.
-    async fn find(place: &Place, make: bool) -> Result<Self, Failure> {
+    async fn find(place: &StoreLocation, make: bool) -> Result<Self, Failure> {
         if let Some(admin) = place.admin {
             return Ok(Self::There(Remote::new(admin, place.token()?)));
         }
-        let Place { store, secret_file, .. } = place.clone();
+        let StoreLocation { store, secret_file, .. } = place.clone();
         match &store {
             StoreUrl::Memory => {
                 return Err(Failure::usage(
@@ -211,19 +212,19 @@ impl Reached {
 }
 
 impl Records {
-    async fn find(at: &Where) -> Result<Self, Failure> {
+    async fn find(at: &StoreSelector) -> Result<Self, Failure> {
         let place = at.place()?;
-        let opened = match Reached::find(&place, false).await? {
-            Reached::Here(opened) => opened,
-            Reached::There(remote) => return Ok(Self::There(remote)),
+        let opened = match OpenedStore::find(&place, false).await? {
+            OpenedStore::Here(opened) => opened,
+            OpenedStore::There(remote) => return Ok(Self::There(remote)),
         };
         let store = Arc::clone(&opened.store) as Arc<dyn Store>;
         let mut engine = Idempotency::builder(store).store_timeout(TIMEOUT);
         if let Some(secret) = opened.secret.clone() {
             engine = engine.secret(secret);
         }
-        let audit = Audit::new(place.audit_file, who::process());
-        Ok(Self::Here(Keys::new(engine.build(), opened.store, audit, TIMEOUT)))
+        let audit = Audit::new(place.audit_file, user::process());
+        Ok(Self::Here(OperatorRecords::new(engine.build(), opened.store, audit, TIMEOUT)))
     }
 
     /// Returns the hash by which records name the caller that sends a value.
@@ -234,9 +235,9 @@ impl Records {
         }
     }
 
-    async fn list(&self, list: List) -> Result<Listed, Failure> {
+    async fn list(&self, list: ListQuery) -> Result<RecordList, Failure> {
         match self {
-            Self::Here(keys) if list.state == Some(KeyState::Unknown) && list.after.is_none() => {
+            Self::Here(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
                 keys.unknown(&list).await.map_err(|error| refused(&error))
             }
             Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
@@ -244,10 +245,10 @@ impl Records {
         }
     }
 
-    async fn look(&self, target: &Target) -> Result<KeyView, Failure> {
+    async fn look(&self, target: &RecordSelector) -> Result<RecordView, Failure> {
         match (self, target.parse()?) {
-            (Self::Here(keys), args::Named::Id(id)) => keys.show(&id).await,
-            (Self::Here(keys), args::Named::Key(key, scope)) => {
+            (Self::Here(keys), args::RecordName::Id(id)) => keys.show(&id).await,
+            (Self::Here(keys), args::RecordName::Key(key, scope)) => {
                 keys.show(&keys.id(&scope.headers()?, &key)).await
             }
             (Self::There(remote), named) => return remote.look(named).await,
@@ -258,10 +259,10 @@ impl Records {
     /// Decides about what is there now, unless the operator named the fence to decide about.
     async fn decide(
         &self,
-        target: &Target,
+        target: &RecordSelector,
         fence_is_given: bool,
         mut decision: Decision,
-    ) -> Result<Decided, Failure> {
+    ) -> Result<DecisionOutput, Failure> {
         let seen = self.look(target).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
@@ -276,7 +277,7 @@ impl Records {
             }
             Self::There(remote) => remote.resolve(&id_seen, &decision).await,
         }?;
-        Ok(Decided { id: id_seen, outcome, was })
+        Ok(DecisionOutput { id: id_seen, outcome, was })
     }
 
     async fn purge(&self) -> Result<Purged, Failure> {
@@ -299,16 +300,16 @@ impl Records {
     }
 }
 
-fn refused(error: &KeysError) -> Failure {
+fn refused(error: &OperatorError) -> Failure {
     let failure = match error {
-        KeysError::Invalid(_) | KeysError::NotHttp { .. } => Failure::usage(error),
-        KeysError::NotFound
-        | KeysError::OtherKind { .. }
-        | KeysError::InFlight
-        | KeysError::Released { .. }
-        | KeysError::Done { .. }
-        | KeysError::Changed { .. }
-        | KeysError::Contended => Failure::no(error),
+        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => Failure::usage(error),
+        OperatorError::NotFound
+        | OperatorError::OtherKind { .. }
+        | OperatorError::InFlight
+        | OperatorError::Released { .. }
+        | OperatorError::Done { .. }
+        | OperatorError::Changed { .. }
+        | OperatorError::Contended => Failure::no(error),
         _ => Failure::unavailable(error),
     };
     failure.named(error.code())

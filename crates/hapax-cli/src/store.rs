@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::exit::Failure;
-use crate::keys::{Where, confirm};
+use crate::keys::{StoreSelector, confirm};
 
 /// The store as a whole
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ enum StoreCommand {
     /// with its next request.
     Confirm {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         /// The reason: kept in the audit file
         #[arg(long, value_name = "TEXT")]
         reason: String,

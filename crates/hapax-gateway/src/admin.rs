@@ -20,7 +20,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax_operators::{Decider, Operators, Peer, answer, error};
+use hapax_operators::{Decider, Operators, PeerAddr, answer, error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -161,7 +161,7 @@ struct Confirm {
 /// Accepts an emptied or replaced store. The answer has whether it was one.
 async fn confirm(
     State((admin, operators)): Shared,
-    Peer(peer): Peer,
+    PeerAddr(peer): PeerAddr,
     body: Result<Json<Confirm>, JsonRejection>,
 ) -> Response {
     let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);

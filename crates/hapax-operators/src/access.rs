@@ -15,13 +15,13 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::Shared;
+use crate::OperatorsState;
 use crate::api::error;
 use crate::token::AdminToken;
 
 /// Passes a request on that is admitted.
 pub(crate) async fn guard(
-    State(operators): State<Arc<Shared>>,
+    State(operators): State<Arc<OperatorsState>>,
     request: Request,
     next: Next,
 ) -> Response {

@@ -15,11 +15,11 @@ use hapax::{ClaimError, Key, OperationId, StoreError};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::Shared;
+use crate::OperatorsState;
 use crate::audit::Decider;
-use crate::keys::{Decision, KeyState, KeysError, List, OperatorVerdict};
+use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView};
 
-type Api = State<Arc<Shared>>;
+type Api = State<Arc<OperatorsState>>;
 
 /// What is here: method, path, what it is.
 pub(crate) const INDEX: [(&str, &str, &str); 7] = [
@@ -52,7 +52,7 @@ pub(crate) const INDEX: [(&str, &str, &str); 7] = [
 pub const NO_CALLERS: &str =
     "records name their callers only where there is a secret: set --secret-file";
 
-pub(crate) fn routes() -> Router<Arc<Shared>> {
+pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
     let api = Router::new()
         .route("/", get(index))
         .route("/stats", get(stats))
@@ -83,16 +83,16 @@ async fn stats(State(shared): Api) -> Response {
     Json((shared.stats)()).into_response()
 }
 
-async fn list(State(shared): Api, list: Result<Query<List>, QueryRejection>) -> Response {
+async fn list(State(shared): Api, list: Result<Query<ListQuery>, QueryRejection>) -> Response {
     match list {
         Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
-        Ok(Query(List { caller: Some(hash), .. })) if !is_hash(&hash) => {
+        Ok(Query(ListQuery { caller: Some(hash), .. })) if !is_hash(&hash) => {
             let message = "`caller` is a hash of 12 hexadecimal digits: POST /api/callers/hash gives that \
                            of a value";
             error(StatusCode::BAD_REQUEST, "bad-request", message)
         }
         // All of them are known, the oldest first; a page from an id on is for who wants another order.
-        Ok(Query(list @ List { state: Some(KeyState::Unknown), after: None, .. })) => {
+        Ok(Query(list @ ListQuery { state: Some(StateView::Unknown), after: None, .. })) => {
             answer(Ok(shared.keys.known(&shared.census, &list)))
         }
         Ok(Query(list)) => answer(shared.keys.list(list).await),
@@ -171,7 +171,7 @@ async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -
     };
     let mut shown = shared.keys.show(&shared.keys.id(&first, &key)).await;
     for scope in scopes {
-        if !matches!(shown, Err(KeysError::NotFound)) {
+        if !matches!(shown, Err(OperatorError::NotFound)) {
             break;
         }
         shown = shared.keys.show(&shared.keys.id(&scope, &key)).await;
@@ -231,7 +231,7 @@ struct Release {
 async fn release(
     State(shared): Api,
     Path(id): Path<String>,
-    Peer(peer): Peer,
+    PeerAddr(peer): PeerAddr,
     body: Result<Json<Release>, JsonRejection>,
 ) -> Response {
     let Release { fence, reason, who, any_kind, force, forget } = match body {
@@ -257,7 +257,7 @@ async fn release(
 async fn resolve(
     State(shared): Api,
     Path(id): Path<String>,
-    Peer(peer): Peer,
+    PeerAddr(peer): PeerAddr,
     body: Result<Json<Decision>, JsonRejection>,
 ) -> Response {
     match body {
@@ -269,9 +269,9 @@ async fn resolve(
 /// The address that a request came from, where the server says it
 /// ([`ConnectInfo`](axum::extract::ConnectInfo)).
 #[derive(Clone, Copy, Debug)]
-pub struct Peer(pub Option<SocketAddr>);
+pub struct PeerAddr(pub Option<SocketAddr>);
 
-impl<S: Sync> FromRequestParts<S> for Peer {
+impl<S: Sync> FromRequestParts<S> for PeerAddr {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -280,7 +280,7 @@ impl<S: Sync> FromRequestParts<S> for Peer {
 }
 
 async fn decide(
-    shared: &Shared,
+    shared: &OperatorsState,
     id: &str,
     peer: Option<SocketAddr>,
     decision: Decision,
@@ -292,25 +292,25 @@ async fn decide(
 }
 
 /// Returns a result as the API answers it.
-pub fn answer<T: serde::Serialize>(result: Result<T, KeysError>) -> Response {
+pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response {
     let refused = match result {
         Ok(value) => return Json(value).into_response(),
         Err(refused) => refused,
     };
     let status = match &refused {
-        KeysError::NotFound => StatusCode::NOT_FOUND,
-        KeysError::InFlight
-        | KeysError::Released { .. }
-        | KeysError::Done { .. }
-        | KeysError::Changed { .. }
-        | KeysError::OtherKind { .. }
-        | KeysError::Contended => StatusCode::CONFLICT,
-        KeysError::Invalid(_) | KeysError::NotHttp { .. } => StatusCode::BAD_REQUEST,
-        KeysError::Store(StoreError::Corrupt(_))
-        | KeysError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
+        OperatorError::NotFound => StatusCode::NOT_FOUND,
+        OperatorError::InFlight
+        | OperatorError::Released { .. }
+        | OperatorError::Done { .. }
+        | OperatorError::Changed { .. }
+        | OperatorError::OtherKind { .. }
+        | OperatorError::Contended => StatusCode::CONFLICT,
+        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => StatusCode::BAD_REQUEST,
+        OperatorError::Store(StoreError::Corrupt(_))
+        | OperatorError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        KeysError::Store(_) | KeysError::Engine(_) | KeysError::Audit(_) => {
+        OperatorError::Store(_) | OperatorError::Engine(_) | OperatorError::Audit(_) => {
             StatusCode::SERVICE_UNAVAILABLE
         }
     };

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::keys::rfc3339;
-use crate::{Decision, KeysError, OperatorVerdict, Was};
+use crate::{Decision, OperatorError, OperatorVerdict, RecordBefore};
 
 /// The name of the file where the store has none of its own.
 const IN_WORKING_DIRECTORY: &str = "./hapax.audit.jsonl";
@@ -37,7 +37,7 @@ const MAX_REASON: usize = 1000;
 /// The way by which a decision came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Channel {
+pub enum DecisionChannel {
     /// The operators' API.
     Api,
     /// `hapax keys` on a store that it opened itself.
@@ -50,7 +50,7 @@ pub struct Decider {
     /// The name that was given, or that of the user.
     pub who: String,
     /// The way by which the decision came.
-    pub by: Channel,
+    pub by: DecisionChannel,
     /// The address or the machine that it came from.
     pub from: String,
 }
@@ -62,13 +62,13 @@ impl Decider {
     pub fn by_api(who: Option<String>, peer: Option<SocketAddr>) -> Self {
         let from = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
         let who = cut(&who.unwrap_or_else(|| "token".to_owned()));
-        Self { who, by: Channel::Api, from }
+        Self { who, by: DecisionChannel::Api, from }
     }
 }
 
 /// An operator's decision, as its record keeps it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Decided {
+pub struct DecisionNote {
     /// The id that its lines in the audit file have.
     pub decision: String,
     /// The time, RFC 3339.
@@ -76,7 +76,7 @@ pub struct Decided {
     /// The name that was given, or that of the user.
     pub who: String,
     /// The way by which it came.
-    pub by: Channel,
+    pub by: DecisionChannel,
     /// The address or the machine that it came from.
     pub from: String,
     /// What became of the operation.
@@ -95,10 +95,10 @@ pub struct Audit {
 
 /// A step of a decision.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stage<'a> {
+pub(crate) enum AuditStage<'a> {
     Intended,
     Done,
-    Rejected(&'a KeysError),
+    Rejected(&'a OperatorError),
 }
 
 #[derive(Serialize)]
@@ -108,11 +108,11 @@ struct Line<'a> {
     decision: &'a str,
     who: &'a str,
     role: &'static str,
-    by: Channel,
+    by: DecisionChannel,
     from: &'a str,
     id: &'a str,
     fence: u64,
-    before: Option<&'a Was>,
+    before: Option<&'a RecordBefore>,
     outcome: OperatorVerdict,
     status: Option<u16>,
     body_sha256: Option<String>,
@@ -132,7 +132,7 @@ struct StoreLine<'a> {
     decision: &'a str,
     who: &'a str,
     role: &'static str,
-    by: Channel,
+    by: DecisionChannel,
     from: &'a str,
     store: &'static str,
     why: &'a str,
@@ -141,9 +141,9 @@ struct StoreLine<'a> {
 
 /// All that the lines of one decision say.
 #[derive(Debug)]
-pub(crate) struct Case {
+pub(crate) struct AuditCase {
     pub(crate) id: String,
-    pub(crate) decided: Decided,
+    pub(crate) decided: DecisionNote,
     fence: u64,
     status: Option<u16>,
     body_sha256: Option<String>,
@@ -173,12 +173,17 @@ impl Audit {
     }
 
     /// Appends a line and waits until it is on the disk. Blocks for as long as that takes.
-    pub(crate) fn append(&self, case: &Case, stage: Stage<'_>, before: &Was) -> io::Result<()> {
-        let Case { id, decided, fence, status, body_sha256, force, forget } = case;
+    pub(crate) fn append(
+        &self,
+        case: &AuditCase,
+        stage: AuditStage<'_>,
+        before: &RecordBefore,
+    ) -> io::Result<()> {
+        let AuditCase { id, decided, fence, status, body_sha256, force, forget } = case;
         let (stage, code) = match stage {
-            Stage::Intended => ("intended", None),
-            Stage::Done => ("done", None),
-            Stage::Rejected(error) => ("rejected", Some(error.code())),
+            AuditStage::Intended => ("intended", None),
+            AuditStage::Done => ("done", None),
+            AuditStage::Rejected(error) => ("rejected", Some(error.code())),
         };
         let line = Line {
             at: rfc3339(SystemClock.now()),
@@ -209,20 +214,20 @@ impl Audit {
     /// It runs on a task of its own: a caller that is dropped leaves no decision between its two lines.
     ///
     /// # Errors
-    /// [`KeysError::Invalid`] for a reason, and [`KeysError::Audit`]: nothing was accepted.
-    /// [`KeysError::Store`]: it may be accepted all the same.
+    /// [`OperatorError::Invalid`] for a reason, and [`OperatorError::Audit`]: nothing was accepted.
+    /// [`OperatorError::Store`]: it may be accepted all the same.
     pub async fn confirm_store<F>(
         self: &Arc<Self>,
         why: &str,
         decider: Decider,
         confirm: F,
-    ) -> Result<(), KeysError>
+    ) -> Result<(), OperatorError>
     where
         F: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send + 'static,
     {
         let why = reason(why)?.to_owned();
         let mut number = [0; 16];
-        SystemEntropy.fill(&mut number).map_err(|error| KeysError::Engine(error.into()))?;
+        SystemEntropy.fill(&mut number).map_err(|error| OperatorError::Engine(error.into()))?;
         let (audit, decision) = (Arc::clone(self), crate::hex(&number));
         let confirmed = tokio::spawn(async move {
             let line = |stage| StoreLine {
@@ -237,14 +242,14 @@ impl Audit {
                 why: &why,
                 gateway: &audit.gateway,
             };
-            audit.write_off(&line("intended")).await.map_err(KeysError::Audit)?;
-            confirm.await.map_err(|error| KeysError::Store(StoreError::unavailable(error)))?;
+            audit.write_off(&line("intended")).await.map_err(OperatorError::Audit)?;
+            confirm.await.map_err(|error| OperatorError::Store(StoreError::unavailable(error)))?;
             if let Err(error) = audit.write_off(&line("done")).await {
                 tracing::error!(%error, decision, "the end of a decision is not in the audit file");
             }
             Ok(())
         });
-        confirmed.await.unwrap_or_else(|error| Err(KeysError::Audit(io::Error::other(error))))
+        confirmed.await.unwrap_or_else(|error| Err(OperatorError::Audit(io::Error::other(error))))
     }
 
     /// Writes a line on a thread that may block.
@@ -289,18 +294,18 @@ impl fmt::Debug for Audit {
     }
 }
 
-impl Case {
+impl AuditCase {
     /// # Errors
-    /// [`KeysError::Invalid`] without a reason, and for one that is too long.
+    /// [`OperatorError::Invalid`] without a reason, and for one that is too long.
     pub(crate) fn new(
         number: [u8; 16],
         id: &hapax::OperationId,
         decision: &Decision,
         decider: &Decider,
-    ) -> Result<Self, KeysError> {
+    ) -> Result<Self, OperatorError> {
         let why = reason(&decision.reason)?;
         let body = decision.body_bytes()?;
-        let decided = Decided {
+        let decided = DecisionNote {
             decision: crate::hex(&number),
             at: rfc3339(SystemClock.now()),
             who: cut(&decider.who),
@@ -322,13 +327,15 @@ impl Case {
     }
 }
 
-fn reason(text: &str) -> Result<&str, KeysError> {
+fn reason(text: &str) -> Result<&str, OperatorError> {
     let why = text.trim();
     if why.is_empty() {
-        return Err(KeysError::Invalid("expected a reason, found none: say why it is decided so"));
+        return Err(OperatorError::Invalid(
+            "expected a reason, found none: say why it is decided so",
+        ));
     }
     if why.len() > MAX_REASON || why.chars().any(char::is_control) {
-        return Err(KeysError::Invalid(
+        return Err(OperatorError::Invalid(
             "expected a reason of at most 1,000 bytes on one line, without control characters",
         ));
     }
@@ -357,16 +364,19 @@ mod tests {
     use hapax::OperationId;
 
     use super::*;
-    use crate::KeyState;
+    use crate::StateView;
 
-    fn case(reason: &str) -> Result<Case, KeysError> {
+    fn case(reason: &str) -> Result<AuditCase, OperatorError> {
         let decision = serde_json::json!({
             "fence": 7, "outcome": "happened", "status": 201, "body": "hi", "reason": reason,
         });
         let decision: Decision = serde_json::from_value(decision).unwrap();
-        let decider =
-            Decider { who: "an\noperator".into(), by: Channel::Api, from: "127.0.0.1".into() };
-        Case::new([1; 16], &OperationId::from_bytes([2; 32]), &decision, &decider)
+        let decider = Decider {
+            who: "an\noperator".into(),
+            by: DecisionChannel::Api,
+            from: "127.0.0.1".into(),
+        };
+        AuditCase::new([1; 16], &OperationId::from_bytes([2; 32]), &decision, &decider)
     }
 
     fn lines(path: &Path) -> Vec<serde_json::Value> {
@@ -380,13 +390,13 @@ mod tests {
         let path = Audit::default_path(Some(&folder.path().join("a.db")));
         assert_eq!(path, folder.path().join("a.db.audit.jsonl"));
         let audit = Audit::new(&path, "host:1");
-        let was = Was { state: KeyState::Unknown, ended: None, status: Some(500) };
+        let was = RecordBefore { state: StateView::Unknown, ended: None, status: Some(500) };
         let case = case("the bank's statement has it").unwrap();
-        audit.append(&case, Stage::Intended, &was).unwrap();
+        audit.append(&case, AuditStage::Intended, &was).unwrap();
         assert!(!crate::is_open_to_others(&path));
         let half = OpenOptions::new().append(true).open(&path).unwrap().write(b"{\"at\":").unwrap();
         assert_eq!(half, 6);
-        audit.append(&case, Stage::Rejected(&KeysError::InFlight), &was).unwrap();
+        audit.append(&case, AuditStage::Rejected(&OperatorError::InFlight), &was).unwrap();
         let lines = lines(&path);
         assert_eq!(lines.len(), 3);
         let (first, last) = (&lines[0], &lines[2]);
@@ -410,7 +420,7 @@ mod tests {
     #[test]
     fn a_decision_without_a_reason_is_rejected() {
         for bad in ["", "  ", "two\nlines", &"x".repeat(1001)] {
-            assert!(matches!(case(bad), Err(KeysError::Invalid(_))), "{bad:?}");
+            assert!(matches!(case(bad), Err(OperatorError::Invalid(_))), "{bad:?}");
         }
         assert_eq!(case(" why ").unwrap().decided.why, "why");
     }

@@ -21,7 +21,7 @@ use hapax::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Tim
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::keys::{KeyState, KeyView, rfc3339};
+use crate::keys::{RecordView, StateView, rfc3339};
 
 /// The most records that are listed; further ones are counted by a later walk, once there is room.
 const MOST: usize = 10_000;
@@ -43,22 +43,22 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// The records of a store that wait for a decision, as far as they are known.
 #[derive(Default)]
 pub struct Census {
-    known: Mutex<Known>,
+    known: Mutex<CensusState>,
     /// How many are known, to be read without the lock.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Known {
-    entries: HashMap<OperationId, Entry>,
+struct CensusState {
+    entries: HashMap<OperationId, CensusEntry>,
     /// The number of the walk under way.
     walk: u64,
     /// The beginning of the last whole walk.
     as_of: Option<Timestamp>,
 }
 
-struct Entry {
-    view: KeyView,
+struct CensusEntry {
+    view: RecordView,
     lapsed: bool,
     undecided: bool,
     walk: u64,
@@ -81,8 +81,8 @@ pub struct Undecided {
 
 /// What a census has to list.
 #[derive(Debug, Serialize)]
-pub(crate) struct Counted {
-    pub(crate) keys: Vec<KeyView>,
+pub(crate) struct CensusList {
+    pub(crate) keys: Vec<RecordView>,
     pub(crate) more: bool,
     pub(crate) as_of: Option<String>,
 }
@@ -91,7 +91,7 @@ impl Census {
     /// Returns `store` so that the census knows at once what is written through it.
     #[must_use]
     pub fn watch(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Watched { store, census: Arc::clone(self) })
+        Arc::new(CensusStore { store, census: Arc::clone(self) })
     }
 
     /// Returns how many records wait for a decision.
@@ -118,13 +118,13 @@ impl Census {
     }
 
     /// Returns the oldest ones.
-    pub(crate) fn oldest(&self, limit: usize) -> Counted {
+    pub(crate) fn oldest(&self, limit: usize) -> CensusList {
         let known = self.lock();
         let mut keys: Vec<_> = known.entries.values().map(|entry| entry.view.clone()).collect();
         keys.sort_by(|a, b| (a.fence, &a.id).cmp(&(b.fence, &b.id)));
         let more = keys.len() > limit;
         keys.truncate(limit);
-        Counted { keys, more, as_of: known.as_of.map(rfc3339) }
+        CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
     }
 
     /// Walks again and again, until nobody has the census any more.
@@ -204,16 +204,16 @@ impl Census {
     }
 
     fn saw(&self, id: &OperationId, stored: &StoredRecord, now: Timestamp) {
-        let unknown = KeyState::of(stored, now) == KeyState::Unknown;
+        let unknown = StateView::of(stored, now) == StateView::Unknown;
         if !unknown && self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
         // A view is texts: it is made of the few records that are listed, before the lock.
-        let view = unknown.then(|| KeyView::named(id, stored, now));
+        let view = unknown.then(|| RecordView::named(id, stored, now));
         let mut known = self.lock();
         match view {
             Some(view) if known.entries.len() < MOST || known.entries.contains_key(id) => {
-                let entry = Entry {
+                let entry = CensusEntry {
                     view,
                     lapsed: matches!(stored.record.state, RecordState::InFlight),
                     undecided: stored.record.terms.on_unknown != OnUnknown::Reexecute,
@@ -229,7 +229,7 @@ impl Census {
         self.count.store(known.entries.len(), Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, CensusState> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -242,12 +242,12 @@ impl fmt::Debug for Census {
 
 /// A store whose writes a census sees.
 #[derive(Debug)]
-struct Watched {
+struct CensusStore {
     store: Arc<dyn Store>,
     census: Arc<Census>,
 }
 
-impl Store for Watched {
+impl Store for CensusStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         let unknown = matches!(swap.draft.record.state, RecordState::Unknown { .. });
         if !unknown && self.census.count.load(Ordering::Relaxed) == 0 {

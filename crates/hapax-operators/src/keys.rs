@@ -27,10 +27,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::audit::{Audit, Case, Decider, Stage};
-pub use list::{List, Listed};
+use crate::audit::{Audit, AuditCase, AuditStage, Decider};
+pub use list::{ListQuery, RecordList};
 pub use time::rfc3339;
-pub use view::{CallerView, Described, KeyState, KeyView, ResponseView, Was};
+pub use view::{
+    CallerView, OperationDescription, RecordBefore, RecordView, ResponseView, StateView,
+};
 
 /// How many read records at one time; further ones wait for their turn, in order. Records may be
 /// large.
@@ -38,7 +40,7 @@ const READERS: usize = 2;
 
 /// The records of a store, for operators.
 #[derive(Clone, Debug)]
-pub struct Keys {
+pub struct OperatorRecords {
     engine: Idempotency,
     store: Arc<dyn Inspect>,
     audit: Arc<Audit>,
@@ -84,15 +86,15 @@ pub struct Decision {
 
 impl Decision {
     /// Returns the body that a response is given.
-    pub(crate) fn body_bytes(&self) -> Result<Bytes, KeysError> {
+    pub(crate) fn body_bytes(&self) -> Result<Bytes, OperatorError> {
         match (&self.body, &self.body_base64) {
             (Some(_), Some(_)) => {
-                Err(KeysError::Invalid("either `body` or `body_base64`, not both"))
+                Err(OperatorError::Invalid("either `body` or `body_base64`, not both"))
             }
             (Some(text), None) => Ok(Bytes::from(text.clone())),
             (None, Some(coded)) => view::from_base64(coded)
                 .map(Bytes::from)
-                .ok_or(KeysError::Invalid("`body_base64` is not base64")),
+                .ok_or(OperatorError::Invalid("`body_base64` is not base64")),
             (None, None) => Ok(Bytes::new()),
         }
     }
@@ -111,7 +113,7 @@ pub enum OperatorVerdict {
 /// Why an operator's wish was not fulfilled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum KeysError {
+pub enum OperatorError {
     /// There is no such record, or it has expired.
     #[error(
         "no record of this key for this caller, or it has expired: check the key and the scope"
@@ -140,7 +142,7 @@ pub enum KeysError {
     #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
     Changed {
         /// What it is now.
-        state: KeyState,
+        state: StateView,
         /// Its fence now.
         fence: u64,
     },
@@ -179,7 +181,7 @@ pub enum KeysError {
     Engine(ClaimError),
 }
 
-impl KeysError {
+impl OperatorError {
     /// Its name in the API.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -200,7 +202,7 @@ impl KeysError {
     }
 }
 
-impl Keys {
+impl OperatorRecords {
     /// Returns the records of `store`, on which `engine` runs. Decisions go to `audit`; a read may
     /// take as long as `patience`.
     #[must_use]
@@ -230,12 +232,12 @@ impl Keys {
     /// What is known of a record.
     ///
     /// # Errors
-    /// [`KeysError::NotFound`], [`KeysError::Store`].
-    pub async fn show(&self, id: &OperationId) -> Result<KeyView, KeysError> {
+    /// [`OperatorError::NotFound`], [`OperatorError::Store`].
+    pub async fn show(&self, id: &OperationId) -> Result<RecordView, OperatorError> {
         let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
-        let stored = seen.stored.ok_or(KeysError::NotFound)?;
-        Ok(KeyView::of(id, &stored, seen.now))
+        let stored = seen.stored.ok_or(OperatorError::NotFound)?;
+        Ok(RecordView::of(id, &stored, seen.now))
     }
 
     /// Decides what became of an operation; copies that wait for it get the outcome. Returns what it
@@ -245,41 +247,41 @@ impl Keys {
     /// lines in the audit file.
     ///
     /// # Errors
-    /// [`KeysError`]; after a store's error it may have been written: look again.
+    /// [`OperatorError`]; after a store's error it may have been written: look again.
     pub async fn resolve(
         &self,
         id: &OperationId,
         decision: Decision,
         decider: Decider,
-    ) -> Result<Was, KeysError> {
+    ) -> Result<RecordBefore, OperatorError> {
         let (keys, id) = (self.clone(), *id);
-        let task = tokio::spawn(async move { keys.carry_out(id, decision, decider).await });
-        task.await.unwrap_or(Err(KeysError::Engine(ClaimError::Shutdown)))
+        let task = tokio::spawn(async move { keys.execute(id, decision, decider).await });
+        task.await.unwrap_or(Err(OperatorError::Engine(ClaimError::Shutdown)))
     }
 
-    async fn carry_out(
+    async fn execute(
         self,
         id: OperationId,
         decision: Decision,
         decider: Decider,
-    ) -> Result<Was, KeysError> {
+    ) -> Result<RecordBefore, OperatorError> {
         let mut number = [0; 16];
-        SystemEntropy.fill(&mut number).map_err(|error| KeysError::Engine(error.into()))?;
-        let case = Arc::new(Case::new(number, &id, &decision, &decider)?);
+        SystemEntropy.fill(&mut number).map_err(|error| OperatorError::Engine(error.into()))?;
+        let case = Arc::new(AuditCase::new(number, &id, &decision, &decider)?);
         let (expected, wanted) = (FencingToken::new(decision.fence), decision.outcome);
         let (force, forget, any_kind) = (decision.force, decision.forget, decision.any_kind);
         let resolution = resolution(decision)?;
         let before = self.decidable(&id, wanted, any_kind).await?;
         // On the disk before anything is written to the store: a process that ends in between
         // leaves an intention, never a decision without a line.
-        self.note(&case, None, before.clone()).await.map_err(KeysError::Audit)?;
+        self.note(&case, None, before.clone()).await.map_err(OperatorError::Audit)?;
         let note = serde_json::to_vec(&case.decided).map(Bytes::from).ok();
         let resolve = Resolve { expected, force, forget, resolution, note };
         let decided = match self.engine.resolve(id, resolve).await {
-            Ok(resolved) => judged(resolved, expected, wanted),
-            Err(error) => Err(KeysError::Engine(error)),
+            Ok(resolved) => outcome_of(resolved, expected, wanted),
+            Err(error) => Err(OperatorError::Engine(error)),
         };
-        let Case { id, decided: said, .. } = &*case;
+        let AuditCase { id, decided: said, .. } = &*case;
         let (result, second) = match decided {
             Ok(was) => {
                 tracing::info!(
@@ -292,14 +294,14 @@ impl Keys {
                 (Ok(was), noted)
             }
             // It may have been written: the intention alone says so.
-            Err(KeysError::Engine(ClaimError::Store(StoreError::Ambiguous(error)))) => {
-                (Err(KeysError::Engine(StoreError::Ambiguous(error).into())), Ok(()))
+            Err(OperatorError::Engine(ClaimError::Store(StoreError::Ambiguous(error)))) => {
+                (Err(OperatorError::Engine(StoreError::Ambiguous(error).into())), Ok(()))
             }
             Err(error) => {
                 let error = Arc::new(error);
                 let noted = self.note(&case, Some(Err(Arc::clone(&error))), before).await;
                 // The line is written: nobody else has it.
-                (Err(Arc::into_inner(error).unwrap_or(KeysError::Contended)), noted)
+                (Err(Arc::into_inner(error).unwrap_or(OperatorError::Contended)), noted)
             }
         };
         if let Err(error) = second {
@@ -314,16 +316,16 @@ impl Keys {
     /// Writes a line: without an end the intention.
     async fn note(
         &self,
-        case: &Arc<Case>,
-        end: Option<Result<(), Arc<KeysError>>>,
-        before: Was,
+        case: &Arc<AuditCase>,
+        end: Option<Result<(), Arc<OperatorError>>>,
+        before: RecordBefore,
     ) -> io::Result<()> {
         let (audit, case) = (Arc::clone(&self.audit), Arc::clone(case));
         let written = tokio::task::spawn_blocking(move || {
             let stage = match &end {
-                None => Stage::Intended,
-                Some(Ok(())) => Stage::Done,
-                Some(Err(error)) => Stage::Rejected(error),
+                None => AuditStage::Intended,
+                Some(Ok(())) => AuditStage::Done,
+                Some(Err(error)) => AuditStage::Rejected(error),
             };
             audit.append(&case, stage, &before)
         });
@@ -337,30 +339,30 @@ impl Keys {
         id: &OperationId,
         wanted: OperatorVerdict,
         any_kind: bool,
-    ) -> Result<Was, KeysError> {
+    ) -> Result<RecordBefore, OperatorError> {
         let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
-        let stored = seen.stored.ok_or(KeysError::NotFound)?;
+        let stored = seen.stored.ok_or(OperatorError::NotFound)?;
         let scheme = stored.record.scheme.of_request();
         if !scheme.starts_with("http/") {
             let scheme = scheme.to_owned();
             match wanted {
-                OperatorVerdict::Happened => return Err(KeysError::NotHttp { scheme }),
+                OperatorVerdict::Happened => return Err(OperatorError::NotHttp { scheme }),
                 OperatorVerdict::DidNotHappen if !any_kind => {
-                    return Err(KeysError::OtherKind { scheme });
+                    return Err(OperatorError::OtherKind { scheme });
                 }
                 OperatorVerdict::DidNotHappen => {}
             }
         }
-        Ok(Was::of(&stored, seen.now))
+        Ok(RecordBefore::of(&stored, seen.now))
     }
 
     /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
     /// more.
     ///
     /// # Errors
-    /// [`KeysError::Store`]; what was removed until then stays removed.
-    pub async fn purge(&self, limit: NonZeroU32) -> Result<(u32, bool), KeysError> {
+    /// [`OperatorError::Store`]; what was removed until then stays removed.
+    pub async fn purge(&self, limit: NonZeroU32) -> Result<(u32, bool), OperatorError> {
         let reaped = self.store.reap(limit).await?;
         Ok((reaped.removed, reaped.more))
     }
@@ -394,38 +396,40 @@ impl Keys {
     }
 }
 
-fn judged(
+fn outcome_of(
     resolved: Resolved,
     expected: FencingToken,
     wanted: OperatorVerdict,
-) -> Result<Was, KeysError> {
+) -> Result<RecordBefore, OperatorError> {
     let Resolved { result: wrote, was } = resolved;
-    let (now, stored) = (was.now, was.stored.ok_or(KeysError::NotFound)?);
-    let was = Was::of(&stored, now);
+    let (now, stored) = (was.now, was.stored.ok_or(OperatorError::NotFound)?);
+    let was = RecordBefore::of(&stored, now);
     match wrote {
         WriteResult::Recorded(_) => Ok(was),
         WriteResult::Rejected | WriteResult::NotFound | WriteResult::Changed => {
             Err(why_not(was, stored.fence, expected, wanted))
         }
-        WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => Err(KeysError::Contended),
+        WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => {
+            Err(OperatorError::Contended)
+        }
     }
 }
 
 /// What the record was, under which fence, instead of what was decided about.
 fn why_not(
-    was: Was,
+    was: RecordBefore,
     fence: FencingToken,
     expected: FencingToken,
     wanted: OperatorVerdict,
-) -> KeysError {
-    let Was { state, ended, status } = was;
+) -> OperatorError {
+    let RecordBefore { state, ended, status } = was;
     let is_it = fence == expected;
     match (state, ended) {
-        (KeyState::Expired, _) => KeysError::NotFound,
-        (KeyState::Released, Some(at)) => KeysError::Released { at },
-        (KeyState::InFlight, _) if is_it => KeysError::InFlight,
-        (KeyState::Done, Some(at)) if is_it => KeysError::Done { at, status, wanted },
-        _ => KeysError::Changed { state, fence: fence.get() },
+        (StateView::Expired, _) => OperatorError::NotFound,
+        (StateView::Released, Some(at)) => OperatorError::Released { at },
+        (StateView::InFlight, _) if is_it => OperatorError::InFlight,
+        (StateView::Done, Some(at)) if is_it => OperatorError::Done { at, status, wanted },
+        _ => OperatorError::Changed { state, fence: fence.get() },
     }
 }
 
@@ -447,11 +451,11 @@ fn may_be_given(name: &HeaderName) -> bool {
         || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
 }
 
-fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
+fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
     if decision.outcome == OperatorVerdict::DidNotHappen {
         let Decision { status, headers, body, body_base64, .. } = &decision;
         if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
-            return Err(KeysError::Invalid("what did not happen has no response"));
+            return Err(OperatorError::Invalid("what did not happen has no response"));
         }
         return Ok(Resolution::DidNotHappen);
     }
@@ -460,19 +464,19 @@ fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
     let status = StatusCode::from_u16(status.unwrap_or(200))
         .ok()
         .filter(|status| (200..=599).contains(&status.as_u16()))
-        .ok_or(KeysError::Invalid("a status is 200 to 599"))?;
+        .ok_or(OperatorError::Invalid("a status is 200 to 599"))?;
     if body.len() > view::MAX_BODY {
-        return Err(KeysError::Invalid("the body is larger than 1 MiB"));
+        return Err(OperatorError::Invalid("the body is larger than 1 MiB"));
     }
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.as_bytes());
         let value = HeaderValue::from_bytes(value.as_bytes());
         let (Ok(name), Ok(value)) = (name, value) else {
-            return Err(KeysError::Invalid("a header has an invalid name or value"));
+            return Err(OperatorError::Invalid("a header has an invalid name or value"));
         };
         if !may_be_given(&name) {
-            return Err(KeysError::Invalid(
+            return Err(OperatorError::Invalid(
                 "a header cannot be given that belongs to a connection or is made anew for each \
                  answer: Connection, Transfer-Encoding, Content-Length, Date, Idempotency-* and \
                  the like",
@@ -481,7 +485,7 @@ fn resolution(decision: Decision) -> Result<Resolution, KeysError> {
         map.append(name, value);
     }
     if bodiless(status) && !body.is_empty() {
-        return Err(KeysError::Invalid("a response of status 204, 205 or 304 has no body"));
+        return Err(OperatorError::Invalid("a response of status 204, 205 or 304 has no body"));
     }
     let grpc = is_grpc(&map);
     let whole = Whole { status, headers: map, body, trailers: None };

@@ -11,7 +11,7 @@
 //!    (`EmbeddedStore::set_admin`).
 //! 4. Every decision has a reason. It is kept in the record, and in a file that is only appended to
 //!    ([`Audit`]).
-//! 5. [`Keys`] is the same without HTTP, for programs that open a store themselves.
+//! 5. [`OperatorRecords`] is the same without HTTP, for programs that open a store themselves.
 //!
 //! It is not meant for the public network: it has no TLS and one token.
 //!
@@ -56,12 +56,12 @@ use axum::middleware::from_fn_with_state;
 use hapax::{Idempotency, Inspect};
 use serde_json::Value;
 
-pub use api::{NO_CALLERS, Peer, answer, error};
-pub use audit::{Audit, Channel, Decided, Decider};
+pub use api::{NO_CALLERS, PeerAddr, answer, error};
+pub use audit::{Audit, Decider, DecisionChannel, DecisionNote};
 pub use census::{Census, Undecided};
 pub use keys::{
-    CallerView, Decision, Described, KeyState, KeyView, Keys, KeysError, List, Listed,
-    OperatorVerdict, ResponseView, Was, rfc3339,
+    CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
+    OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 
@@ -73,7 +73,7 @@ type Stats = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// The operators' API on one store.
 #[derive(Clone, Debug)]
-pub struct Operators(Arc<Shared>);
+pub struct Operators(Arc<OperatorsState>);
 
 /// Settings of [`Operators`].
 #[must_use = "`build` makes the API"]
@@ -87,15 +87,15 @@ pub struct OperatorsBuilder {
 }
 
 /// State of the handlers.
-pub(crate) struct Shared {
-    pub(crate) keys: Keys,
+pub(crate) struct OperatorsState {
+    pub(crate) keys: OperatorRecords,
     pub(crate) token: AdminToken,
     pub(crate) scope_headers: ScopeHeaders,
     pub(crate) stats: Stats,
     pub(crate) census: Arc<Census>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for OperatorsState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("keys", &self.keys).finish_non_exhaustive()
     }
@@ -146,7 +146,7 @@ impl Operators {
 
     /// Returns the records themselves.
     #[must_use]
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &OperatorRecords {
         &self.0.keys
     }
 }
@@ -188,10 +188,10 @@ impl OperatorsBuilder {
     pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
         let Self { engine, store, store_timeout, scope_headers, stats, census } = self;
         tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
-        let keys = Keys::new(engine.clone(), store, audit, store_timeout);
+        let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
         let stats =
             stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
-        Operators(Arc::new(Shared { keys, token, scope_headers, stats, census }))
+        Operators(Arc::new(OperatorsState { keys, token, scope_headers, stats, census }))
     }
 }
 

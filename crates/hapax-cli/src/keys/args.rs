@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use hapax::{Key, OperationId};
 use hapax_gateway::{StoreUrl, Written};
-use hapax_operators::{AdminToken, KeyState};
+use hapax_operators::{AdminToken, StateView};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
@@ -30,7 +30,7 @@ pub(super) enum KeysCommand {
     /// List records
     List {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         /// Only those in this state [default: all that are neither released nor expired]
         #[arg(long, value_enum)]
         state: Option<StateArg>,
@@ -55,9 +55,9 @@ pub(super) enum KeysCommand {
     /// Show one record: state, fingerprint, fence, times, response
     Show {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         #[command(flatten)]
-        target: Target,
+        target: RecordSelector,
         /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -65,11 +65,11 @@ pub(super) enum KeysCommand {
     /// Release a key: the next request with it executes; what is done needs --forget
     Release {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         #[command(flatten)]
-        target: Target,
+        target: RecordSelector,
         #[command(flatten)]
-        sure: Sure,
+        sure: DecisionArgs,
         /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -77,11 +77,11 @@ pub(super) enum KeysCommand {
     /// Say what became of a request
     Resolve {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         #[command(flatten)]
-        target: Target,
+        target: RecordSelector,
         #[command(flatten)]
-        sure: Sure,
+        sure: DecisionArgs,
         /// What became of it
         #[arg(long, value_enum)]
         outcome: VerdictArg,
@@ -103,7 +103,7 @@ pub(super) enum KeysCommand {
     /// A record goes a lease after it has expired, since copies may still be under way until then.
     Purge {
         #[command(flatten)]
-        at: Where,
+        at: StoreSelector,
         /// As JSON; refusals too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -112,7 +112,7 @@ pub(super) enum KeysCommand {
 
 /// Which store.
 #[derive(Debug, Args)]
-pub(crate) struct Where {
+pub(crate) struct StoreSelector {
     /// The gateway's file: for what is not said here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -138,7 +138,7 @@ pub(crate) struct Where {
 
 /// Where records are, all in all.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct StoreLocation {
     pub(super) store: StoreUrl,
     pub(super) secret_file: Option<PathBuf>,
     /// Whom to ask instead.
@@ -147,7 +147,7 @@ pub(super) struct Place {
     pub(super) audit_file: PathBuf,
 }
 
-impl Place {
+impl StoreLocation {
     pub(super) fn token(&self) -> Result<Option<AdminToken>, Failure> {
         token(&self.store, self.admin_token_file.as_deref())
     }
@@ -169,9 +169,9 @@ pub(super) fn token(store: &StoreUrl, named: Option<&Path>) -> Result<Option<Adm
     default.iter().find(|path| path.exists()).map_or(Ok(None), |path| read(path))
 }
 
-impl Where {
+impl StoreSelector {
     /// What was said, with what the gateway's file says of the rest.
-    pub(super) fn place(&self) -> Result<Place, Failure> {
+    pub(super) fn place(&self) -> Result<StoreLocation, Failure> {
         let store = self.store.clone().map(Written::read).transpose().map_err(of("--store"))?;
         let said = store.is_some() || self.admin.is_some();
         let file = OfFile::for_the_rest(self.config.as_deref(), said)?;
@@ -180,7 +180,7 @@ impl Where {
         // What is in memory only its gateway can be asked for.
         let admin = file.admin.filter(|_| store == StoreUrl::Memory);
         let audit_file = self.audit_file.clone().or(file.audit_file);
-        Ok(Place {
+        Ok(StoreLocation {
             audit_file: audit_file.unwrap_or_else(|| store.audit_file()),
             store,
             secret_file: self.secret_file.clone().or(file.secret_file),
@@ -192,7 +192,7 @@ impl Where {
 
 /// Which record.
 #[derive(Debug, Args)]
-pub(super) struct Target {
+pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
@@ -208,7 +208,7 @@ pub(super) struct Target {
 
 /// How sure the operator is.
 #[derive(Debug, Args)]
-pub(super) struct Sure {
+pub(super) struct DecisionArgs {
     /// Only if its fence is this one [default: the one it has now]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
@@ -235,7 +235,7 @@ pub(super) enum StateArg {
     Expired,
 }
 
-impl From<StateArg> for KeyState {
+impl From<StateArg> for StateView {
     fn from(state: StateArg) -> Self {
         match state {
             StateArg::InFlight => Self::InFlight,
@@ -255,7 +255,7 @@ pub(super) enum VerdictArg {
 
 /// How a record is named.
 #[derive(Debug)]
-pub(super) enum Named {
+pub(super) enum RecordName {
     Id(OperationId),
     Key(Key, ScopeText),
 }
@@ -271,10 +271,10 @@ pub(super) enum ScopeText {
     Headers(Vec<(String, String)>),
 }
 
-impl Target {
-    pub(super) fn parse(&self) -> Result<Named, Failure> {
+impl RecordSelector {
+    pub(super) fn parse(&self) -> Result<RecordName, Failure> {
         if let Some(id) = &self.id {
-            return super::id(id).map(Named::Id);
+            return super::id(id).map(RecordName::Id);
         }
         let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
         let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
@@ -284,7 +284,7 @@ impl Target {
             ([value], Err(_)) => ScopeText::Value(value.clone()),
             (_, Err(error)) => return Err(Failure::usage(format!("--scope: {error}"))),
         };
-        Ok(Named::Key(key, scope))
+        Ok(RecordName::Key(key, scope))
     }
 }
 

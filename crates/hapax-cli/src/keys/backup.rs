@@ -11,7 +11,7 @@ use hapax_gateway::StoreUrl;
 use http::Method;
 use serde_json::json;
 
-use super::args::Where;
+use super::args::StoreSelector;
 use super::gateway::Remote;
 use crate::exit::Failure;
 
@@ -29,7 +29,7 @@ pub(crate) struct BackupArgs {
     #[arg(value_name = "PATH")]
     to: PathBuf,
     #[command(flatten)]
-    at: Where,
+    at: StoreSelector,
 }
 
 /// Make a `file:` store of a backup; keys that were used after the backup look unused

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_operators::{AdminToken, Decision, KeyView, List, Listed, Was};
+use hapax_operators::{AdminToken, Decision, ListQuery, RecordBefore, RecordList, RecordView};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::args::{Named, ScopeText};
+use super::args::{RecordName, ScopeText};
 use super::render;
 use crate::exit::Failure;
 
@@ -24,8 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ANSWER: usize = 16 << 20;
 
 #[derive(serde::Deserialize)]
-struct Decided {
-    was: Was,
+struct DecisionReply {
+    was: RecordBefore,
 }
 
 #[derive(serde::Deserialize)]
@@ -76,7 +76,7 @@ impl Remote {
         Self { address, token }
     }
 
-    pub(super) async fn list(&self, list: List) -> Result<Listed, Failure> {
+    pub(super) async fn list(&self, list: ListQuery) -> Result<RecordList, Failure> {
         let mut path = format!("/api/keys?limit={}", list.limit.unwrap_or(100));
         if let Some(state) = list.state {
             // The names of states need no escaping.
@@ -99,10 +99,10 @@ impl Remote {
         Ok(hash)
     }
 
-    pub(super) async fn look(&self, named: Named) -> Result<KeyView, Failure> {
+    pub(super) async fn look(&self, named: RecordName) -> Result<RecordView, Failure> {
         let found = match named {
-            Named::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
-            Named::Key(key, scope) => {
+            RecordName::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
+            RecordName::Key(key, scope) => {
                 let scope = match scope {
                     ScopeText::Nobody => Value::Null,
                     ScopeText::Value(value) => value.into(),
@@ -115,10 +115,14 @@ impl Remote {
         Ok(found?)
     }
 
-    pub(super) async fn resolve(&self, id: &str, decision: &Decision) -> Result<Was, Failure> {
+    pub(super) async fn resolve(
+        &self,
+        id: &str,
+        decision: &Decision,
+    ) -> Result<RecordBefore, Failure> {
         let path = format!("/api/keys/{id}/resolve");
         let decided = self.ask(Method::POST, &path, Some(json!(decision))).await;
-        let Decided { was } = decided.map_err(|RemoteError { failure, code }| {
+        let DecisionReply { was } = decided.map_err(|RemoteError { failure, code }| {
             failure.and(render::all_the_same(&code, decision.outcome))
         })?;
         Ok(was)

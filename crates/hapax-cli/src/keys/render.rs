@@ -5,8 +5,8 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hapax_operators::{
-    CallerView, Decided as Note, Described, KeyState, KeyView, Listed, OperatorVerdict,
-    ResponseView, Was,
+    CallerView, DecisionNote as Note, OperationDescription, OperatorVerdict, RecordBefore,
+    RecordList, RecordView, ResponseView, StateView,
 };
 use serde::Serialize;
 
@@ -26,21 +26,21 @@ pub(super) fn body(bytes: Option<Vec<u8>>) -> (Option<String>, Option<String>) {
     }
 }
 
-pub(super) fn list(listed: &Listed) -> String {
+pub(super) fn list(listed: &RecordList) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write_list(&mut text, listed);
     text
 }
 
-fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
+fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
     if listed.keys.is_empty() && listed.damaged.is_empty() {
         out.push_str("no records\n");
     } else {
         writeln!(out, "{:<9} {:>7}  {:<24}  {:<24}  ID", "STATE", "ATTEMPT", "BEGAN", "EXPIRES")?;
     }
     for key in &listed.keys {
-        let KeyView { id, attempt, began, keep_until, .. } = key;
+        let RecordView { id, attempt, began, keep_until, .. } = key;
         let (state, expires) = (key.state.as_str(), keep_until.as_deref().unwrap_or("never"));
         writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
         if let Some(described) = &key.described {
@@ -63,8 +63,8 @@ fn write_list(out: &mut String, listed: &Listed) -> std::fmt::Result {
 }
 
 /// An operation in one line: request, key, caller.
-fn described_line(described: &Described) -> String {
-    let Described { key, function, method, target, caller, .. } = described;
+fn described_line(described: &OperationDescription) -> String {
+    let OperationDescription { key, function, method, target, caller, .. } = described;
     let request = [method, target, function].into_iter().flatten();
     let mut words: Vec<String> = request.cloned().collect();
     words.push(format!("key {key}"));
@@ -75,14 +75,14 @@ fn described_line(described: &Described) -> String {
     words.join("  ")
 }
 
-pub(super) fn show(view: &KeyView) -> String {
+pub(super) fn show(view: &RecordView) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write_show(&mut text, view);
     text
 }
 
-fn write_show(out: &mut String, view: &KeyView) -> std::fmt::Result {
+fn write_show(out: &mut String, view: &RecordView) -> std::fmt::Result {
     let expires = view.keep_until.as_deref().unwrap_or("never");
     for (name, value) in [
         ("id", view.id.as_str()),
@@ -134,16 +134,16 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
 
 /// What was decided about which record.
 #[derive(Debug, Serialize)]
-pub(super) struct Decided {
+pub(super) struct DecisionOutput {
     pub(super) id: String,
     pub(super) outcome: OperatorVerdict,
-    pub(super) was: Was,
+    pub(super) was: RecordBefore,
 }
 
-impl Decided {
+impl DecisionOutput {
     pub(super) fn released(&self, forget: bool) -> String {
         let although = match self.was.state {
-            KeyState::Unknown => ", although it may have happened".to_owned(),
+            StateView::Unknown => ", although it may have happened".to_owned(),
             _ => although(&self.was),
         };
         let until = if forget { "; where there is a cache, in a minute" } else { "" };
@@ -183,13 +183,13 @@ impl Purged {
 }
 
 /// What a decision went against, if it had to be forced.
-fn although(was: &Was) -> String {
+fn although(was: &RecordBefore) -> String {
     match was {
-        Was { state: KeyState::Done, ended: Some(at), status: Some(status) } => {
+        RecordBefore { state: StateView::Done, ended: Some(at), status: Some(status) } => {
             format!(", although it was done since {at} with status {status}")
         }
-        Was { state: KeyState::Done, .. } => ", although it was done".to_owned(),
-        Was { state: KeyState::InFlight, .. } => ", although it was in flight".to_owned(),
+        RecordBefore { state: StateView::Done, .. } => ", although it was done".to_owned(),
+        RecordBefore { state: StateView::InFlight, .. } => ", although it was in flight".to_owned(),
         _ => String::new(),
     }
 }

@@ -12,7 +12,7 @@ use hapax::{
     StoreError, SystemClock,
 };
 use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
-use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError};
+use hapax_operators::{Audit, Decider, Decision, DecisionChannel, OperatorError, OperatorRecords};
 use http::HeaderName;
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
     let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build();
     let folder = tempfile::tempdir().unwrap();
     let audit = Audit::new(folder.path().join("audit"), "a test");
-    let keys = Keys::new(engine.clone(), store, audit, Duration::from_secs(10));
+    let keys = OperatorRecords::new(engine.clone(), store, audit, Duration::from_secs(10));
     let (scope, key) = (Scope::shared(), "of-a-function".parse().unwrap());
     let call = async || {
         engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await
@@ -172,7 +172,7 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
     call().await.unwrap_err();
     let id = engine.operation_id(&scope, &key);
     let fence = keys.show(&id).await.unwrap().fence;
-    let by = || Decider { who: "a test".into(), by: Channel::Cli, from: "here".into() };
+    let by = || Decider { who: "a test".into(), by: DecisionChannel::Cli, from: "here".into() };
     let decision = |outcome: &str, any_kind: bool| -> Decision {
         let decision =
             json!({"fence": fence, "reason": "r", "outcome": outcome, "any_kind": any_kind});
@@ -181,12 +181,12 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
     for any_kind in [false, true] {
         let refused = keys.resolve(&id, decision("happened", any_kind), by()).await.unwrap_err();
         assert!(
-            matches!(&refused, KeysError::NotHttp { scheme } if scheme.starts_with("function/"))
+            matches!(&refused, OperatorError::NotHttp { scheme } if scheme.starts_with("function/"))
         );
         assert_eq!(refused.code(), "bad-request");
     }
     let refused = keys.resolve(&id, decision("did-not-happen", false), by()).await.unwrap_err();
-    assert!(matches!(&refused, KeysError::OtherKind { .. }), "{refused:?}");
+    assert!(matches!(&refused, OperatorError::OtherKind { .. }), "{refused:?}");
     assert_eq!(refused.code(), "other-kind");
     keys.resolve(&id, decision("did-not-happen", true), by()).await.unwrap();
 }

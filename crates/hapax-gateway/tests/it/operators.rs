@@ -12,7 +12,9 @@ use hapax::{
     StoreError, SystemClock,
 };
 use hapax_gateway::{Gateway, Opened};
-use hapax_operators::{Audit, Channel, Decider, Decision, Keys, KeysError, List};
+use hapax_operators::{
+    Audit, Decider, Decision, DecisionChannel, ListQuery, OperatorError, OperatorRecords,
+};
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -191,10 +193,15 @@ async fn who_is_refused_is_told_what_it_was_refused_for() {
     assert!(!told["error"].as_str().unwrap().contains("--"), "{told}");
 }
 
-fn keys(store: &Arc<Stopped>) -> Keys {
+fn keys(store: &Arc<Stopped>) -> OperatorRecords {
     let engine = Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).build();
     let audit = Audit::new("/nowhere", "a test");
-    Keys::new(engine, Arc::clone(store) as Arc<dyn Inspect>, audit, Duration::from_secs(3600))
+    OperatorRecords::new(
+        engine,
+        Arc::clone(store) as Arc<dyn Inspect>,
+        audit,
+        Duration::from_secs(3600),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,10 +215,10 @@ async fn two_read_records_and_the_others_wait_in_order() {
         let (keys, ended) = (keys.clone(), Arc::clone(&ended));
         readers.push(tokio::spawn(async move {
             if number % 2 == 0 {
-                keys.list(List::default()).await.unwrap();
+                keys.list(ListQuery::default()).await.unwrap();
             } else {
                 let id = keys.id(&[], &Key::new("k").unwrap());
-                assert!(matches!(keys.show(&id).await, Err(KeysError::NotFound)));
+                assert!(matches!(keys.show(&id).await, Err(OperatorError::NotFound)));
             }
             ended.lock().unwrap().push(number);
         }));
@@ -260,12 +267,18 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
         .store_timeout(Duration::from_secs(3600))
         .build();
     let inspect = Arc::clone(&store) as Arc<dyn Inspect>;
-    let keys = Keys::new(engine, inspect, Audit::new(&path, "a test"), Duration::from_secs(3600));
+    let keys = OperatorRecords::new(
+        engine,
+        inspect,
+        Audit::new(&path, "a test"),
+        Duration::from_secs(3600),
+    );
     let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let upstream = Upstream::counting().await;
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
-    let id = OperationId::from_hex(keys.list(List::default()).await.unwrap().keys[0].id.as_str());
+    let id =
+        OperationId::from_hex(keys.list(ListQuery::default()).await.unwrap().keys[0].id.as_str());
     let id = id.unwrap();
     let fence = keys.show(&id).await.unwrap().fence;
     let decide = || {
@@ -273,7 +286,7 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
             "fence": fence, "forget": true, "outcome": "did-not-happen", "reason": "a test charge",
         });
         let decision: Decision = serde_json::from_value(decision).unwrap();
-        let by = Decider { who: "op".into(), by: Channel::Cli, from: "here".into() };
+        let by = Decider { who: "op".into(), by: DecisionChannel::Cli, from: "here".into() };
         let keys = keys.clone();
         async move { keys.resolve(&id, decision, by).await }
     };

@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 use hapax::OperationId;
 use serde::{Deserialize, Serialize};
 
-use super::view::{KeyState, KeyView, id_or_none};
-use super::{Keys, KeysError};
-use crate::census::{Census, Counted};
+use super::view::{RecordView, StateView, id_or_none};
+use super::{OperatorError, OperatorRecords};
+use crate::census::{Census, CensusList};
 
 /// How many records are looked at for one page, at most; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
@@ -22,26 +22,26 @@ const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 /// A choice of records to list.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct List {
+pub struct ListQuery {
     /// In this state only.
     #[serde(default)]
-    pub state: Option<KeyState>,
+    pub state: Option<StateView>,
     /// After this id.
     #[serde(default, deserialize_with = "id_or_none")]
     pub after: Option<OperationId>,
     /// At most so many; 1 to 1,000. Default 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// Of the caller with this hash ([`Keys::caller_hash`]).
+    /// Of the caller with this hash ([`OperatorRecords::caller_hash`]).
     #[serde(default)]
     pub caller: Option<String>,
 }
 
 /// A page of records, in the order of their ids.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Listed {
+pub struct RecordList {
     /// The records.
-    pub keys: Vec<KeyView>,
+    pub keys: Vec<RecordView>,
     /// Records that cannot be read: id and reason.
     pub damaged: Vec<(String, String)>,
     /// Where to go on, as `after`; `None` at the end.
@@ -55,15 +55,15 @@ pub struct Listed {
     pub as_of: Option<String>,
 }
 
-impl Listed {
+impl RecordList {
     /// Returns what a census knows.
-    pub(crate) fn of(counted: Counted) -> Self {
-        let Counted { keys, more, as_of } = counted;
+    pub(crate) fn of(counted: CensusList) -> Self {
+        let CensusList { keys, more, as_of } = counted;
         Self { keys, damaged: Vec::new(), next: None, more, as_of }
     }
 }
 
-impl Keys {
+impl OperatorRecords {
     /// Returns the hash by which records name the caller with this value of a scope header, if it may
     /// be a credential; `None` without a secret, where records name no callers.
     #[must_use]
@@ -71,7 +71,7 @@ impl Keys {
         self.engine.pseudonym(value.as_bytes())
     }
 
-    fn is_by(&self, view: &KeyView, hash: &str) -> bool {
+    fn is_by(&self, view: &RecordView, hash: &str) -> bool {
         let callers = view.described.iter().flat_map(|described| &described.caller);
         let hashes = callers.map(|caller| match &caller.value {
             Some(value) => self.caller_hash(value),
@@ -83,11 +83,16 @@ impl Keys {
     /// A page of records. Expired and released ones are left out unless asked for by state.
     ///
     /// # Errors
-    /// [`KeysError::Store`].
-    pub async fn list(&self, list: List) -> Result<Listed, KeysError> {
+    /// [`OperatorError::Store`].
+    pub async fn list(&self, list: ListQuery) -> Result<RecordList, OperatorError> {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
-        let mut listed =
-            Listed { keys: Vec::new(), damaged: Vec::new(), next: None, more: false, as_of: None };
+        let mut listed = RecordList {
+            keys: Vec::new(),
+            damaged: Vec::new(),
+            next: None,
+            more: false,
+            as_of: None,
+        };
         let (mut after, mut looked_at) = (list.after, 0);
         let _turn = self.permit().await;
         for _ in 0..MAX_PAGES {
@@ -105,10 +110,10 @@ impl Keys {
                     Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
                     Ok(stored) => {
                         // A page names records; `show` has what was answered.
-                        let view = KeyView::named(&key, &stored, page.now);
+                        let view = RecordView::named(&key, &stored, page.now);
                         let wanted = match list.state {
                             Some(state) => view.state == state,
-                            None => !matches!(view.state, KeyState::Expired | KeyState::Released),
+                            None => !matches!(view.state, StateView::Expired | StateView::Released),
                         };
                         let by = list.caller.as_deref();
                         if wanted && by.is_none_or(|hash| self.is_by(&view, hash)) {
@@ -131,8 +136,8 @@ impl Keys {
     /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
     ///
     /// # Errors
-    /// [`KeysError::Store`].
-    pub async fn unknown(&self, list: &List) -> Result<Listed, KeysError> {
+    /// [`OperatorError::Store`].
+    pub async fn unknown(&self, list: &ListQuery) -> Result<RecordList, OperatorError> {
         let census = Census::default();
         let _turn = self.permit().await;
         census.walk(&*self.store, false).await?;
@@ -140,10 +145,10 @@ impl Keys {
     }
 
     /// Returns the oldest of the records that a census knows.
-    pub(crate) fn known(&self, census: &Census, list: &List) -> Listed {
+    pub(crate) fn known(&self, census: &Census, list: &ListQuery) -> RecordList {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
-        let Some(hash) = &list.caller else { return Listed::of(census.oldest(limit)) };
-        let mut listed = Listed::of(census.oldest(usize::MAX));
+        let Some(hash) = &list.caller else { return RecordList::of(census.oldest(limit)) };
+        let mut listed = RecordList::of(census.oldest(usize::MAX));
         listed.keys.retain(|view| self.is_by(view, hash));
         listed.more = listed.keys.len() > limit;
         listed.keys.truncate(limit);

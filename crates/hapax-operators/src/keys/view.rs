@@ -10,7 +10,7 @@ use hapax_http::stored::Stored;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::time::rfc3339;
-use crate::audit::Decided;
+use crate::audit::DecisionNote;
 
 /// How much of a body is shown, and may be given, in bytes.
 pub(super) const MAX_BODY: usize = 1 << 20;
@@ -18,7 +18,7 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 /// Where an operation stands, for operators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeyState {
+pub enum StateView {
     /// Somebody is executing it.
     InFlight,
     /// It happened, and its answer is replayed.
@@ -31,7 +31,7 @@ pub enum KeyState {
     Expired,
 }
 
-impl KeyState {
+impl StateView {
     /// Returns the state of a record at `now`.
     pub(crate) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
         match &stored.record.state {
@@ -56,7 +56,7 @@ impl KeyState {
     }
 }
 
-impl fmt::Display for KeyState {
+impl fmt::Display for StateView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -65,11 +65,11 @@ impl fmt::Display for KeyState {
 /// What is known of a record. Where there is a secret, it has a sealed description of the operation,
 /// with its key and its caller; without one neither is in the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct KeyView {
+pub struct RecordView {
     /// The record's name: 64 hexadecimal digits.
     pub id: String,
     /// Where it stands.
-    pub state: KeyState,
+    pub state: StateView,
     /// The fencing token of its last execution.
     pub fence: u64,
     /// Executions so far.
@@ -94,10 +94,10 @@ pub struct KeyView {
     pub keep_until: Option<String>,
     /// The operation as it was described at its claim; only where there is a secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub described: Option<Described>,
+    pub described: Option<OperationDescription>,
     /// The last decision of an operator about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decision: Option<Decided>,
+    pub decision: Option<DecisionNote>,
     /// What it is answered with; of an unknown outcome, what was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ResponseView>,
@@ -105,7 +105,7 @@ pub struct KeyView {
 
 /// An operation as its record describes it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Described {
+pub struct OperationDescription {
     /// The idempotency key.
     #[serde(default)]
     pub key: String,
@@ -144,9 +144,9 @@ pub struct CallerView {
 
 /// What a record was before it was decided about.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Was {
+pub struct RecordBefore {
     /// Where it stood.
-    pub state: KeyState,
+    pub state: StateView,
     /// When it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
@@ -155,14 +155,14 @@ pub struct Was {
     pub status: Option<u16>,
 }
 
-impl Was {
+impl RecordBefore {
     pub(super) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
         let status =
             outcome(stored).and_then(|outcome| match Stored::from_outcome(outcome).ok()? {
                 Stored::NotRetained { status } => Some(status.as_u16()),
                 Stored::Whole(whole) => Some(whole.status.as_u16()),
             });
-        Self { state: KeyState::of(stored, now), ended: ended(stored).map(rfc3339), status }
+        Self { state: StateView::of(stored, now), ended: ended(stored).map(rfc3339), status }
     }
 }
 
@@ -185,7 +185,7 @@ pub struct ResponseView {
     pub body_bytes: usize,
 }
 
-impl KeyView {
+impl RecordView {
     /// With what it is answered with.
     pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
         Self {
@@ -199,7 +199,7 @@ impl KeyView {
         let record = &stored.record;
         Self {
             id: id.to_string(),
-            state: KeyState::of(stored, now),
+            state: StateView::of(stored, now),
             fence: stored.fence.get(),
             attempt: record.attempt,
             on_unknown: record.terms.on_unknown.as_str().to_owned(),
@@ -252,12 +252,12 @@ impl ResponseView {
 }
 
 /// Returns the description; `None` also for one that this version cannot read.
-fn described(record: &Record) -> Option<Described> {
+fn described(record: &Record) -> Option<OperationDescription> {
     serde_json::from_slice(record.notes.description.as_ref()?).ok()
 }
 
 /// Returns the last decision; `None` also for one that this version cannot read.
-fn decided(record: &Record) -> Option<Decided> {
+fn decided(record: &Record) -> Option<DecisionNote> {
     serde_json::from_slice(record.notes.decision.as_ref()?).ok()
 }
 
