@@ -14,7 +14,7 @@ use hapax::{
 };
 use hapax_gateway::{CacheUrl, Opened, Opening};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
-use hapax_testkit::servers::{PostgresOptions, PostgresServer, RedisServer};
+use hapax_testkit::servers::{PostgresServerOptions, PostgresServer, RedisServer};
 use tempfile::TempDir;
 
 use crate::Failure;
@@ -54,7 +54,7 @@ impl Place {
             "redis" => url = redis.insert(RedisServer::start().await).url(),
             "postgres" => {
                 // Durable, and with the memory that it has by default.
-                let options = PostgresOptions::new().set("fsync", "on");
+                let options = PostgresServerOptions::new().set("fsync", "on");
                 let options = options.set("shared_buffers", "128MB");
                 url = postgres.insert(PostgresServer::start_with(options).await).url("postgres");
             }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use futures_channel::oneshot;
 use hapax::store::{BoxFuture, Swap, Swapped};
 use hapax::{Sealer, Store, SystemEntropy};
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 
 use crate::engine::{self, Engine, Failure, Prepared};
 
@@ -84,7 +84,7 @@ fn work(mut engine: Box<dyn Engine>, queue: &Receiver<Job>) {
 /// `hapax-quick`.
 pub fn open(name: &str, directory: &Path) -> Result<Arc<dyn Seam>, Failure> {
     std::fs::create_dir_all(directory)?;
-    let options = Options::new(directory.join("hapax.db")).secret(SecretSource::None);
+    let options = FileOptions::new(directory.join("hapax.db")).secret(SecretSource::None);
     Ok(match name {
         "hapax" => Arc::new(EmbeddedStore::open(options.quick_recovery_above(u64::MAX))?),
         "hapax-quick" => Arc::new(EmbeddedStore::open(options.quick_recovery_above(0))?),

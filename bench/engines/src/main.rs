@@ -22,7 +22,7 @@ use hapax::{
     Fingerprint, LeaseId, OnUnknown, Outcome, Record, FingerprintScheme, RecordState, Store, OperationId, SystemEntropy,
     WriteId, Terms,
 };
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 
 /// Bytes of an answer.
 const ANSWER: usize = 200;
@@ -188,7 +188,7 @@ async fn full(engine: &str, directory: &Path) -> Result<(), Failure> {
 async fn bulk(records: u64, directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)?;
     let path = directory.join("hapax.db");
-    EmbeddedStore::open(Options::new(&path).secret(SecretSource::None))?.close().await;
+    EmbeddedStore::open(FileOptions::new(&path).secret(SecretSource::None))?.close().await;
     let cells = redb::TableDefinition::<&[u8; 32], &[u8]>::new("cells");
     let due = redb::TableDefinition::<&[u8; 40], ()>::new("due");
     let database = redb::Database::open(&path)?;
@@ -217,7 +217,7 @@ async fn bulk(records: u64, directory: &Path) -> Result<(), Failure> {
 /// How long requests of 16 callers take, without and with a reaper at work.
 async fn purge(records: u64, directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)?;
-    let options = Options::new(directory.join("hapax.db")).secret(SecretSource::None);
+    let options = FileOptions::new(directory.join("hapax.db")).secret(SecretSource::None);
     let store = Arc::new(EmbeddedStore::open(options)?);
     let left = Arc::new(AtomicU64::new(records));
     let mut tasks = Vec::new();

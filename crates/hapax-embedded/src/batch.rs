@@ -41,7 +41,7 @@ pub(crate) enum RawSwapped {
 
 /// What a batch goes by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct BatchContext {
     pub(crate) epoch: Epoch,
     /// Why new keys are refused, if they are.
     pub(crate) full: Option<DiskFull>,
@@ -111,7 +111,7 @@ impl<'t> Batch<'t> {
         &mut self,
         job: &SwapJob,
         now: Timestamp,
-        terms: Terms,
+        terms: BatchContext,
     ) -> Result<Result<RawSwapped, StoreError>, StorageError> {
         let found = match self.read(&job.key)? {
             Some(Err(damaged)) => return Ok(Err(StoreError::corrupt(damaged))),

@@ -57,7 +57,7 @@ pub(crate) const CHECK: &str = "secret check";
 
 /// What the database says of itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Adopted {
+pub(crate) struct OpenedDatabase {
     pub(crate) epoch: u64,
     pub(crate) floor: u64,
     pub(crate) made: u64,
@@ -121,7 +121,7 @@ pub(crate) fn adopt(
     database: &Database,
     check: &[u8],
     now: Timestamp,
-) -> Result<Adopted, OpenError> {
+) -> Result<OpenedDatabase, OpenError> {
     let adopting = || {
         let transaction = begin(database, false).map_err(OpenError::database)?;
         let adopted = claim_epoch(&transaction, check, now)?;
@@ -136,7 +136,7 @@ fn claim_epoch(
     transaction: &WriteTransaction,
     check: &[u8],
     now: Timestamp,
-) -> Result<Adopted, OpenError> {
+) -> Result<OpenedDatabase, OpenError> {
     // Created now, so that readers find them.
     transaction.open_table(CELLS).map_err(OpenError::database)?;
     transaction.open_table(DUE).map_err(OpenError::database)?;
@@ -166,7 +166,7 @@ fn claim_epoch(
         numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
     }
     let made = made.unwrap_or(now.as_micros());
-    Ok(Adopted { epoch, floor, made })
+    Ok(OpenedDatabase { epoch, floor, made })
 }
 
 /// The floor under the fences of new keys.

@@ -171,7 +171,7 @@ pub enum EmbeddedError {
     #[error("a write failed and the database is being reopened")]
     Reopening,
     /// Too many large records are on their way to callers: see
-    /// [`Options::reading_bytes`](crate::Options::reading_bytes).
+    /// [`Options::reading_bytes`](crate::FileOptions::reading_bytes).
     #[error("too many wait for large records")]
     Crowded,
     /// The thread that wrote gave no answer.

@@ -7,7 +7,7 @@
 //!    the database is lost; it is never replaced by a new one silently.
 //! 4. Whoever opens the file begins an epoch. The process that had it before is gone, so every
 //!    lease it granted has lapsed, and its keys can be taken over at once.
-//! 5. Below [`Options::min_free_bytes`] new keys are rejected, and what is under way is still
+//! 5. Below [`FileOptions::min_free_bytes`] new keys are rejected, and what is under way is still
 //!    recorded. When the disk is full all the same, a reserve of 16 MiB is given up for that; it is
 //!    made again once there is room. Replays need no room. When a write fails, the database is
 //!    opened again by itself, after a pause that doubles from 0.1 to 5 seconds where that fails.
@@ -34,7 +34,7 @@
 //! system. [`restore`] makes a database of a backup, and forgets what came after it.
 //!
 //! # The clock
-//! Leases, retention and fences go by the clock of the process ([`Options::clock`]). A step
+//! Leases, retention and fences go by the clock of the process ([`FileOptions::clock`]). A step
 //! forward lapses leases and ends retentions early; what this process itself is executing stays in
 //! flight all the same, because its engine knows of it. A step back makes both last longer, and does
 //! no other harm: between two openings leases do not count at all, and fences grow regardless,
@@ -42,22 +42,22 @@
 //! cell that was ever reaped.
 //!
 //! ```
-//! use hapax_embedded::{EmbeddedStore, Options};
+//! use hapax_embedded::{EmbeddedStore, FileOptions};
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("hapax.db");
-//! let store = EmbeddedStore::open(Options::new(&path))?;
+//! let store = EmbeddedStore::open(FileOptions::new(&path))?;
 //! assert!(store.secret().is_some());
-//! let second = EmbeddedStore::open(Options::new(&path));
+//! let second = EmbeddedStore::open(FileOptions::new(&path));
 //! assert!(second.unwrap_err().to_string().contains("is held by process"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod backing;
+mod backup;
 mod batch;
 mod blocks;
 mod budget;
-mod copy;
 mod database;
 mod error;
 mod files;
@@ -75,9 +75,9 @@ mod writer;
 
 #[doc(hidden)]
 pub use backing::{Backing, Disk};
-pub use copy::{Restored, backup_closed, restore};
+pub use backup::{RestoreReport, backup_closed, restore};
 pub use error::{EmbeddedError, OpenError};
 pub use lock_file::LockOwner;
-pub use options::{Options, SecretSource};
-pub use salvage::{Salvaged, examine, salvage};
+pub use options::{FileOptions, SecretSource};
+pub use salvage::{SalvageReport, examine, salvage};
 pub use store::{EmbeddedStats, EmbeddedStore};

@@ -35,12 +35,12 @@ impl SecretSource {
 /// How to open an [`EmbeddedStore`](crate::EmbeddedStore). Each method returns it changed.
 ///
 /// ```
-/// use hapax_embedded::Options;
-/// let options = Options::new("hapax.db").cache_bytes(256 << 20);
+/// use hapax_embedded::FileOptions;
+/// let options = FileOptions::new("hapax.db").cache_bytes(256 << 20);
 /// assert_eq!(options.path(), "hapax.db");
 /// ```
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct FileOptions {
     pub(crate) path: PathBuf,
     pub(crate) secret: SecretSource,
     pub(crate) clock: Arc<dyn Clock>,
@@ -56,7 +56,7 @@ pub struct Options {
     pub(crate) check_for: Duration,
 }
 
-impl Options {
+impl FileOptions {
     /// The database at `path`, made if it does not exist, with its secret in `PATH.secret`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {

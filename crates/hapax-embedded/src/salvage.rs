@@ -19,8 +19,8 @@ use redb::StorageError;
 use redb::backends::FileBackend;
 
 use crate::backing::{Backing, Disk};
+use crate::backup::{DatabaseCopy, DatabaseMeta};
 use crate::blocks::{Blocks, Damages, FetchError};
-use crate::copy::{Copy, Marks};
 use crate::database::FLOOR;
 use crate::error::{OpenError, check_file};
 use crate::files::with_suffix;
@@ -34,8 +34,8 @@ const BRANCH: u8 = 2;
 const MOST_LEVELS: u32 = 64;
 
 /// Counts of a database that was read through, and perhaps salvaged.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Salvaged {
+#[derive(Clone, DatabaseCopy, PartialEq, Eq, Debug, Default)]
+pub struct SalvageReport {
     /// Records that are whole: these are written to the new file.
     pub read: u64,
     /// Records that the old file says it has.
@@ -44,7 +44,7 @@ pub struct Salvaged {
     pub damaged: u64,
 }
 
-impl Salvaged {
+impl SalvageReport {
     /// Returns how many records are lost.
     #[must_use]
     pub const fn lost(&self) -> u64 {
@@ -60,9 +60,9 @@ impl Salvaged {
 /// # Errors
 /// [`OpenError`]: another process has the old file open, `new` exists, or nothing can be read of what
 /// the file says of itself, without which there is no new file.
-pub fn salvage(old: &Path, new: &Path) -> Result<Salvaged, OpenError> {
-    let old = Old::open(old)?;
-    let mut copy = Copy::begin(new)?;
+pub fn salvage(old: &Path, new: &Path) -> Result<SalvageReport, OpenError> {
+    let old = ClosedFile::open(old)?;
+    let mut copy = DatabaseCopy::begin(new)?;
     let mut floor = 0;
     let salvaged = old.records(&mut |key, columns, stored| {
         floor = columns.fence.get().max(floor);
@@ -76,8 +76,8 @@ pub fn salvage(old: &Path, new: &Path) -> Result<Salvaged, OpenError> {
 ///
 /// # Errors
 /// As [`salvage`].
-pub fn examine(path: &Path) -> Result<Salvaged, OpenError> {
-    Old::open(path)?.examine()
+pub fn examine(path: &Path) -> Result<SalvageReport, OpenError> {
+    ClosedFile::open(path)?.examine()
 }
 
 /// Reads all of a database that is not open yet.
@@ -86,7 +86,7 @@ pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError
     if disk.is_empty().map_err(|error| OpenError::io(path, error))? {
         return Ok(());
     }
-    let found = Old::on(disk, None, path)?.examine()?;
+    let found = ClosedFile::on(disk, None, path)?.examine()?;
     match found.lost() + found.damaged {
         0 => Ok(()),
         _ => Err(corrupted(format!(
@@ -97,16 +97,16 @@ pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError
 }
 
 /// A file that no process has open, and what it says of itself.
-pub(crate) struct Old {
+pub(crate) struct ClosedFile {
     tree: Tree,
     cells: Table,
     due: Option<Table>,
-    pub(crate) marks: Marks,
+    pub(crate) marks: DatabaseMeta,
     damages: Damages,
     _lock: Option<LockFile>,
 }
 
-impl Old {
+impl ClosedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         check_file(path)?;
         let failed = |error| OpenError::io(path, error);
@@ -136,7 +136,7 @@ impl Old {
         Ok(Self { tree, cells, due: tables.due, marks, damages, _lock: lock })
     }
 
-    fn examine(&self) -> Result<Salvaged, OpenError> {
+    fn examine(&self) -> Result<SalvageReport, OpenError> {
         if let Some(due) = self.due {
             self.tree.walk(due.root, [Some(40), Some(0)], MOST_LEVELS, &mut |_, _| Ok(()))?;
         }
@@ -144,7 +144,7 @@ impl Old {
     }
 
     /// Hands every record that is whole to `take`, as it is stored.
-    pub(crate) fn records(&self, take: TakeRecord<'_>) -> Result<Salvaged, OpenError> {
+    pub(crate) fn records(&self, take: TakeRecord<'_>) -> Result<SalvageReport, OpenError> {
         let mut read = 0;
         self.tree.walk(self.cells.root, [Some(32), None], MOST_LEVELS, &mut |key, stored| {
             let Ok(key) = <&[u8; 32]>::try_from(key) else { return Ok(()) };
@@ -155,7 +155,7 @@ impl Old {
             Ok(())
         })?;
         let damaged = self.damages.count() as u64;
-        Ok(Salvaged { read, expected: self.cells.length, damaged })
+        Ok(SalvageReport { read, expected: self.cells.length, damaged })
     }
 }
 
@@ -164,7 +164,7 @@ fn corrupted(what: String) -> OpenError {
 }
 
 /// The root of a table, and how many entries it has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, DatabaseCopy, Debug)]
 struct Table {
     root: Option<u64>,
     length: u64,
@@ -248,14 +248,14 @@ impl Tree {
     }
 
     /// Reads what the database says of itself, all of it, and finds the table of records.
-    fn marks(&self, tables: &Tables) -> Result<(Marks, Table), OpenError> {
+    fn marks(&self, tables: &Tables) -> Result<(DatabaseMeta, Table), OpenError> {
         let lost = || corrupted("what the file says of itself is damaged: all is lost".to_owned());
         let (Some(numbers), Some(names), Some(cells)) =
             (tables.numbers, tables.names, tables.cells)
         else {
             return Err(lost());
         };
-        let mut marks = Marks::default();
+        let mut marks = DatabaseMeta::default();
         self.walk(numbers.root, [None, Some(8)], MOST_LEVELS, &mut |name, value| {
             if let (Ok(name), Some(value)) = (std::str::from_utf8(name), number(value)) {
                 marks.numbers.push((name.to_owned(), value));

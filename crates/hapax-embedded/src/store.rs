@@ -18,15 +18,15 @@ use hapax::{
 };
 
 use crate::backing::{Backing, FileBacking, sync_directory};
+use crate::backup;
 use crate::batch::{RawSwapped, SwapJob};
 use crate::blocks::Damages;
 use crate::budget::MemoryBudget;
-use crate::copy;
 use crate::database;
 use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::lock_file::{self, LockFile, LockOwner};
-use crate::options::{Options, SecretSource};
+use crate::options::{FileOptions, SecretSource};
 use crate::queue::{Admission, Limit};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
 use crate::record::{Epoch, SMALL, SealedRead};
@@ -34,7 +34,7 @@ use crate::salvage;
 use crate::scrub;
 use crate::secret_file;
 use crate::shared::{Job, Shared};
-use crate::writer::{End, Writer};
+use crate::writer::{Writer, WriterExit};
 
 /// Threads that read. Reads are rare: a claim bets on absence and hears the truth from its swap.
 const READERS: usize = 2;
@@ -88,7 +88,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// [`OpenError`]; [`OpenError::InUse`] where another process has it open.
-    pub fn open(options: Options) -> Result<Self, OpenError> {
+    pub fn open(options: FileOptions) -> Result<Self, OpenError> {
         let path = options.path.clone();
         check_place(&path)?;
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
@@ -113,7 +113,7 @@ impl EmbeddedStore {
     /// # Errors
     /// [`OpenError`].
     #[doc(hidden)]
-    pub fn open_on(backing: Arc<dyn Backing>, options: Options) -> Result<Self, OpenError> {
+    pub fn open_on(backing: Arc<dyn Backing>, options: FileOptions) -> Result<Self, OpenError> {
         let ring = options.secret.ring();
         Self::start(backing, ring, None, options)
     }
@@ -228,7 +228,7 @@ impl EmbeddedStore {
         let (reply, answer) = oneshot::channel();
         let path = to.to_owned();
         self.spawn("hapax-embedded-backup", move |shared| {
-            reply.send(copy::backup_open(&shared, &path)).ok();
+            reply.send(backup::backup_open(&shared, &path)).ok();
         })
         .map_err(|error| OpenError::io(to, error))?;
         let interrupted = |_| Err(OpenError::io(to, io::Error::other(EmbeddedError::Interrupted)));
@@ -248,7 +248,7 @@ impl EmbeddedStore {
         backing: Arc<dyn Backing>,
         ring: Option<KeyRing>,
         lock: Option<Arc<LockFile>>,
-        options: Options,
+        options: FileOptions,
     ) -> Result<Self, OpenError> {
         let secret = ring.as_ref().map(|ring| ring.naming().clone());
         let damages = Damages::default();
@@ -322,7 +322,9 @@ impl EmbeddedStore {
             full_since: None,
             no_index: false,
         };
-        store.spawn("hapax-embedded-write", |shared| writer.run(&End(shared))).map_err(threads)?;
+        store
+            .spawn("hapax-embedded-write", |shared| writer.run(&WriterExit(shared)))
+            .map_err(threads)?;
         Ok(store)
     }
 

@@ -28,7 +28,7 @@ use hapax::{StoreError, Timestamp};
 use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
-use crate::batch::{Batch, DiskFull, RawSwapped, Removal, SwapJob, Terms};
+use crate::batch::{Batch, BatchContext, DiskFull, RawSwapped, Removal, SwapJob};
 use crate::database::{self, guarded};
 use crate::error::{EmbeddedError, is_full, unchanged};
 use crate::lock_file::LockFile;
@@ -111,23 +111,23 @@ pub(crate) struct Reap {
 }
 
 /// Swaps with their answers, which nobody has heard yet.
-type Answered = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
+type SwapReplies = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
 
 /// How a batch ended.
-enum Ended {
+enum BatchEnd {
     /// All of it is durable.
-    Committed { answered: Answered, removal: Option<Removal>, floor: u64, wrote: bool },
+    Committed { answered: SwapReplies, removal: Option<Removal>, floor: u64, wrote: bool },
     /// Nothing was written. One swap stumbled over damage; the others go again without it.
-    Stumbled { over: Option<SwapJob>, error: StorageError, again: Answered },
+    Stumbled { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
     /// Nothing was written, and nothing more can be.
-    Failed { answered: Answered, error: redb::Error },
+    Failed { answered: SwapReplies, error: redb::Error },
     /// It may have been written.
-    Ambiguous { answered: Answered, error: redb::Error },
+    Ambiguous { answered: SwapReplies, error: redb::Error },
 }
 
 impl Writer {
     /// Works until the store is closed and everything queued is done. `_end` goes last.
-    pub(crate) fn run(mut self, _end: &End) {
+    pub(crate) fn run(mut self, _end: &WriterExit) {
         loop {
             if self.pending.is_empty() {
                 // Swaps take what is due along with them. A commit for that alone would be in
@@ -157,7 +157,7 @@ impl Writer {
             }
         };
         self.notice(&ended);
-        if matches!(ended, Ended::Failed { .. } | Ended::Ambiguous { .. }) {
+        if matches!(ended, BatchEnd::Failed { .. } | BatchEnd::Ambiguous { .. }) {
             // Before anybody hears of it: no read shall go to what is known to be broken.
             self.close_database();
         }
@@ -166,10 +166,12 @@ impl Writer {
 
     /// Makes room on a full disk for what is under way, once; after that writes pause, longer each
     /// time, and reads go on. With room again all is as before.
-    fn notice(&mut self, ended: &Ended) {
+    fn notice(&mut self, ended: &BatchEnd) {
         let now = self.shared.clock.now();
         match ended {
-            Ended::Failed { error, .. } | Ended::Ambiguous { error, .. } if is_full(error) => {
+            BatchEnd::Failed { error, .. } | BatchEnd::Ambiguous { error, .. }
+                if is_full(error) =>
+            {
                 if std::mem::take(&mut self.reserve)
                     && matches!(self.backing.release_reserve(), Ok(true))
                 {
@@ -187,7 +189,7 @@ impl Writer {
                 );
                 self.full_since = Some(pause);
             }
-            Ended::Committed { wrote: true, .. } => self.full_since = None,
+            BatchEnd::Committed { wrote: true, .. } => self.full_since = None,
             _ => {}
         }
         if !self.reserve && self.full_since.is_none() {
@@ -198,7 +200,7 @@ impl Writer {
         }
     }
 
-    fn transact(&mut self, database: &Database) -> Ended {
+    fn transact(&mut self, database: &Database) -> BatchEnd {
         // No length: somebody took the file away, and what goes into it now is lost.
         let length = self.backing.length().map_err(redb::Error::from);
         let begun = length.and_then(|length| {
@@ -209,7 +211,7 @@ impl Writer {
         });
         let transaction = match begun {
             Ok(transaction) => transaction,
-            Err(error) => return Ended::Failed { answered: Vec::new(), error },
+            Err(error) => return BatchEnd::Failed { answered: Vec::new(), error },
         };
         let filled = match self.fill(&transaction) {
             Ok(filled) => filled,
@@ -217,8 +219,8 @@ impl Writer {
                 let ended = *ended;
                 // What an abort cannot undo it leaves to the repair at the next opening.
                 return match (transaction.abort(), ended) {
-                    (Err(error), Ended::Stumbled { over, again, .. }) => {
-                        Ended::Failed { answered: rejoin(over, again), error: error.into() }
+                    (Err(error), BatchEnd::Stumbled { over, again, .. }) => {
+                        BatchEnd::Failed { answered: rejoin(over, again), error: error.into() }
                     }
                     (_, ended) => ended,
                 };
@@ -227,24 +229,25 @@ impl Writer {
         let Filled { answered, removal, floor, wrote } = filled;
         if wrote {
             if let Err(error) = transaction.commit() {
-                return Ended::Ambiguous { answered, error: error.into() };
+                return BatchEnd::Ambiguous { answered, error: error.into() };
             }
             count(&self.shared.counters.commits, 1);
         } else if let Err(error) = transaction.abort() {
-            return Ended::Failed { answered, error: error.into() };
+            return BatchEnd::Failed { answered, error: error.into() };
         }
-        Ended::Committed { answered, removal, floor, wrote }
+        BatchEnd::Committed { answered, removal, floor, wrote }
     }
 
     /// Applies what is waiting.
-    fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<Ended>> {
+    fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<BatchEnd>> {
         let mut answered = Vec::new();
         let mut batch =
             Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
         let now = self.shared.clock.now();
         let no_writes = self.full_since.is_some_and(|pause| !pause.is_over(now));
         let no_index = self.no_index;
-        let terms = Terms { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
+        let terms =
+            BatchContext { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
         let mut bytes = 0;
         while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let Some(job) = self.next() else { break };
@@ -258,11 +261,11 @@ impl Writer {
                     // Done again without the index, once: `no_index` stays.
                     self.leave_index(&error);
                     let again = rejoin(Some(job), answered);
-                    return Err(Box::new(Ended::Stumbled { over: None, error, again }));
+                    return Err(Box::new(BatchEnd::Stumbled { over: None, error, again }));
                 }
                 Err(error @ StorageError::Corrupted(_)) => {
                     let (over, again) = (Some(job), answered);
-                    return Err(Box::new(Ended::Stumbled { over, error, again }));
+                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
                 }
                 Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
             }
@@ -292,7 +295,7 @@ impl Writer {
                         self.leave_index(&error);
                     }
                     let (over, again) = (None, answered);
-                    return Err(Box::new(Ended::Stumbled { over, error, again }));
+                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
                 }
                 Err(error) => return Err(failed(answered, error)),
             }
@@ -327,9 +330,9 @@ impl Writer {
     }
 
     /// Answers. Whether the database is still good.
-    fn settle(&mut self, ended: Ended) -> bool {
+    fn settle(&mut self, ended: BatchEnd) -> bool {
         match ended {
-            Ended::Committed { answered, removal, floor, .. } => {
+            BatchEnd::Committed { answered, removal, floor, .. } => {
                 self.floor = floor;
                 count(&self.shared.counters.swaps, answered.len() as u64);
                 for (job, answer) in answered {
@@ -340,7 +343,7 @@ impl Writer {
                 }
                 true
             }
-            Ended::Stumbled { over, error, again } => {
+            BatchEnd::Stumbled { over, error, again } => {
                 // At least one request leaves the batch each time, so this comes to an end.
                 for (job, _) in again.into_iter().rev() {
                     self.pending.push_front(job);
@@ -352,7 +355,7 @@ impl Writer {
                 }
                 true
             }
-            Ended::Failed { answered, error } => {
+            BatchEnd::Failed { answered, error } => {
                 let error = Arc::new(EmbeddedError::Engine(error));
                 for (job, _) in answered {
                     job.reply.send(Err(StoreError::unavailable(Arc::clone(&error)))).ok();
@@ -360,7 +363,7 @@ impl Writer {
                 self.refuse();
                 false
             }
-            Ended::Ambiguous { answered, error } => {
+            BatchEnd::Ambiguous { answered, error } => {
                 let error = Arc::new(EmbeddedError::Engine(error));
                 for (job, _) in answered {
                     job.reply.send(Err(StoreError::ambiguous(Arc::clone(&error)))).ok();
@@ -475,9 +478,9 @@ impl Writer {
 }
 
 /// However the thread ends, nobody must wait for it for ever.
-pub(crate) struct End(pub(crate) Arc<Shared>);
+pub(crate) struct WriterExit(pub(crate) Arc<Shared>);
 
-impl Drop for End {
+impl Drop for WriterExit {
     fn drop(&mut self) {
         self.0.close();
         while self.0.jobs.pop().is_some() {}
@@ -486,18 +489,18 @@ impl Drop for End {
 }
 
 struct Filled {
-    answered: Answered,
+    answered: SwapReplies,
     removal: Option<Removal>,
     floor: u64,
     wrote: bool,
 }
 
-fn failed(answered: Answered, error: impl Into<redb::Error>) -> Box<Ended> {
-    Box::new(Ended::Failed { answered, error: error.into() })
+fn failed(answered: SwapReplies, error: impl Into<redb::Error>) -> Box<BatchEnd> {
+    Box::new(BatchEnd::Failed { answered, error: error.into() })
 }
 
 /// Puts back a swap among those before it; its answer is not looked at.
-fn rejoin(job: Option<SwapJob>, mut answered: Answered) -> Answered {
+fn rejoin(job: Option<SwapJob>, mut answered: SwapReplies) -> SwapReplies {
     let none = || Err(StoreError::unavailable(EmbeddedError::Reopening));
     answered.extend(job.map(|job| (job, none())));
     answered

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hapax::store::Notify;
 use hapax::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
-use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, OpenError, SecretSource};
 use hapax_postgres::PostgresStore;
 use hapax_redis::RedisStore;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
@@ -146,8 +146,9 @@ impl StoreOpenError {
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         let Self::Server { source, .. } = self else { return false };
-        let redis = source.downcast_ref().map(hapax_redis::ConnectError::is_unreachable);
-        let postgres = source.downcast_ref().map(hapax_postgres::ConnectError::is_unreachable);
+        let redis = source.downcast_ref().map(hapax_redis::RedisConnectError::is_unreachable);
+        let postgres =
+            source.downcast_ref().map(hapax_postgres::PostgresConnectError::is_unreachable);
         redis.or(postgres).unwrap_or(false)
     }
 }
@@ -268,8 +269,8 @@ impl Opening {
         url: &ServerUrl,
         memory: usize,
         ring: Option<&KeyRing>,
-    ) -> hapax_redis::Options {
-        let options = hapax_redis::Options::new(url.as_str())
+    ) -> hapax_redis::RedisOptions {
+        let options = hapax_redis::RedisOptions::new(url.as_str())
             .timeout(self.timeout)
             .queue(QUEUED_REQUESTS, memory)
             .make(self.make);
@@ -285,11 +286,11 @@ impl Opening {
         url: &ServerUrl,
         memory: usize,
         ring: Option<&KeyRing>,
-    ) -> Result<hapax_postgres::Options, StoreOpenError> {
-        let options: hapax_postgres::Options = url
+    ) -> Result<hapax_postgres::PostgresOptions, StoreOpenError> {
+        let options: hapax_postgres::PostgresOptions = url
             .as_str()
             .parse()
-            .map_err(|error: hapax_postgres::ConnectError| server(url, error))?;
+            .map_err(|error: hapax_postgres::PostgresConnectError| server(url, error))?;
         let options = options
             .timeout(self.timeout)
             .queue(QUEUED_REQUESTS, memory)
@@ -303,7 +304,7 @@ impl Opening {
 
     async fn file(&self, path: &Path, memory: usize) -> Result<Arc<EmbeddedStore>, StoreOpenError> {
         let third = memory / 3;
-        let mut options = Options::new(path)
+        let mut options = FileOptions::new(path)
             .cache_bytes(third)
             .queue(QUEUED_REQUESTS, third)
             .reading_bytes(third);
@@ -353,7 +354,7 @@ impl Opening {
             Kind::Redis(_) | Kind::Other => String::new(),
         };
         let name = format!("{made} {}", self.store.whole());
-        let mut options = hapax_tiered::Options::default().authority(&name);
+        let mut options = hapax_tiered::TieredOptions::default().authority(&name);
         // A file that made its own secret seals its cache by it.
         if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
             options = options.key_ring(&ring);
@@ -506,10 +507,10 @@ impl Opened {
 
 fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreOpenError {
     let (url, source): (_, Box<dyn Error + Send + Sync>) = (url.to_string(), source.into());
-    let redis = source.downcast_ref::<hapax_redis::ConnectError>();
-    let postgres = source.downcast_ref::<hapax_postgres::ConnectError>();
-    let unreadable = matches!(redis, Some(hapax_redis::ConnectError::Url(_)))
-        || matches!(postgres, Some(hapax_postgres::ConnectError::Url(_)));
+    let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
+    let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
+    let unreadable = matches!(redis, Some(hapax_redis::RedisConnectError::Url(_)))
+        || matches!(postgres, Some(hapax_postgres::PostgresConnectError::Url(_)));
     match unreadable {
         true => StoreOpenError::Url { url, source },
         false => StoreOpenError::Server { url, source },

@@ -22,7 +22,7 @@ use axum::http::StatusCode;
 use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
 use hapax::{Idempotency, Inspect, OnUnknown, Store, SystemEntropy};
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_http::server::{
     IdempotencyLayer, KeyRule, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
 };
@@ -32,7 +32,7 @@ use tokio::net::TcpListener;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = Path::new("payments.db");
-    let store = Arc::new(EmbeddedStore::open(Options::new(path))?);
+    let store = Arc::new(EmbeddedStore::open(FileOptions::new(path))?);
     let census = Arc::new(Census::default());
     let watched = census.watch(Arc::clone(&store) as Arc<dyn Store>);
     let mut engine = Idempotency::builder(watched);

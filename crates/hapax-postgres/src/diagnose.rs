@@ -6,11 +6,11 @@ use std::time::Duration;
 use hapax::{Clock, Timestamp};
 use tokio::time::timeout;
 
-use crate::error::{ConnectError, Forgetful};
-use crate::link::{Link, Setup};
-use crate::look::{self, OLDEST, Server};
-use crate::options::Options;
+use crate::error::{PostgresConnectError, UnsafeSetting};
+use crate::link::{ConnectionSetup, PgConnection};
+use crate::options::PostgresOptions;
 use crate::schema::VERSION;
+use crate::server_info::{self, OLDEST, ServerInfo};
 
 /// How much of a promise is at stake.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -57,12 +57,15 @@ const CLOCKS: Duration = Duration::from_secs(5);
 /// `clock` is what the server's is compared with.
 ///
 /// # Errors
-/// [`ConnectError`] where nothing can be looked at.
-pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Finding>, ConnectError> {
-    let setup = Setup::new(options.clone());
+/// [`PostgresConnectError`] where nothing can be looked at.
+pub async fn diagnose(
+    options: &PostgresOptions,
+    clock: &dyn Clock,
+) -> Result<Vec<Finding>, PostgresConnectError> {
+    let setup = ConnectionSetup::new(options.clone());
     let looking = async {
         let (link, server, [before, after]) = reach(&setup, clock).await?;
-        let version = look::version(link.client(), options).await?;
+        let version = server_info::version(link.client(), options).await?;
         link.close().await;
         let mut findings = settings(&server);
         findings.push(migrations(version));
@@ -70,23 +73,23 @@ pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Findin
         Ok(findings)
     };
     let limit = setup.answer * (1 + setup.hosts.count());
-    timeout(limit, looking).await.unwrap_or(Err(ConnectError::TimedOut))
+    timeout(limit, looking).await.unwrap_or(Err(PostgresConnectError::TimedOut))
 }
 
 /// Looks at the primary, or at a standby where no host is one; and at the clock before and after.
 async fn reach(
-    setup: &Setup,
+    setup: &ConnectionSetup,
     clock: &dyn Clock,
-) -> Result<(Link, Server, [Timestamp; 2]), ConnectError> {
-    let mut seen = Err(ConnectError::TimedOut);
+) -> Result<(PgConnection, ServerInfo, [Timestamp; 2]), PostgresConnectError> {
+    let mut seen = Err(PostgresConnectError::TimedOut);
     for attempt in setup.hosts.attempts() {
         let looking = async {
-            let link = Link::connect(setup, attempt.config()).await?;
+            let link = PgConnection::connect(setup, attempt.config()).await?;
             let before = clock.now();
-            let server = Server::ask(link.client(), setup.options.schema.as_deref()).await?;
+            let server = ServerInfo::ask(link.client(), setup.options.schema.as_deref()).await?;
             Ok((link, server, [before, clock.now()]))
         };
-        match timeout(setup.answer, looking).await.unwrap_or(Err(ConnectError::TimedOut)) {
+        match timeout(setup.answer, looking).await.unwrap_or(Err(PostgresConnectError::TimedOut)) {
             Ok(found) if !found.1.standby => return Ok(found),
             found if seen.is_err() => seen = found,
             _ => {}
@@ -95,7 +98,7 @@ async fn reach(
     seen
 }
 
-fn settings(server: &Server) -> Vec<Finding> {
+fn settings(server: &ServerInfo) -> Vec<Finding> {
     let old = server.major < OLDEST;
     let off = |setting: &str| setting == "off";
     vec![
@@ -124,10 +127,10 @@ fn settings(server: &Server) -> Vec<Finding> {
     ]
 }
 
-fn commits(server: &Server) -> Finding {
+fn commits(server: &ServerInfo) -> Finding {
     let found = server.synchronous_commit.as_str();
     let replicated = !server.synchronous_standbys.is_empty();
-    let (severity, fix) = if server.forgetful() == Some(Forgetful::SynchronousCommit) {
+    let (severity, fix) = if server.forgetful() == Some(UnsafeSetting::SynchronousCommit) {
         let fix = "set it to on for this role: what was acknowledged last is lost in a crash";
         (Severity::Broken, fix)
     } else if replicated && matches!(found, "local" | "remote_write") {
@@ -141,8 +144,8 @@ fn commits(server: &Server) -> Finding {
     finding("synchronous_commit", found.into(), severity, fix)
 }
 
-fn standbys(server: &Server) -> Finding {
-    let Server { standbys, synchronous_standbys: names, .. } = server;
+fn standbys(server: &ServerInfo) -> Finding {
+    let ServerInfo { standbys, synchronous_standbys: names, .. } = server;
     let count = standbys.len();
     let (found, severity, fix) = match (count, names.as_str()) {
         (0, "") => ("none".into(), Severity::Fine, ""),
@@ -223,7 +226,7 @@ impl Wanted {
     }
 }
 
-fn table(server: &Server) -> Finding {
+fn table(server: &ServerInfo) -> Finding {
     let (found, severity) = match server.persistence.as_deref() {
         Some("p") => ("logged", Severity::Fine),
         Some("u") => ("unlogged", Severity::Broken),
@@ -256,7 +259,7 @@ fn migrations(found: Option<i32>) -> Finding {
     finding("migrations", text, severity, fix)
 }
 
-fn clocks(before: Timestamp, server: &Server, after: Timestamp) -> Finding {
+fn clocks(before: Timestamp, server: &ServerInfo, after: Timestamp) -> Finding {
     let server = Timestamp::from_micros(server.now.try_into().unwrap_or(0));
     // It was read some time between the two.
     let apart = before.since(server).max(server.since(after));
@@ -279,8 +282,8 @@ fn finding(subject: &'static str, found: String, severity: Severity, fix: &'stat
 mod tests {
     use super::*;
 
-    fn server(synchronous_commit: &str, names: &str, standbys: &[&str]) -> Server {
-        Server {
+    fn server(synchronous_commit: &str, names: &str, standbys: &[&str]) -> ServerInfo {
+        ServerInfo {
             major: OLDEST,
             standby: false,
             synchronous_commit: synchronous_commit.into(),

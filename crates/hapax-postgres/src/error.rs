@@ -9,7 +9,7 @@ use tokio_postgres::error::{DbError, Severity, SqlState};
 /// Why there is no connection to a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConnectError {
+pub enum PostgresConnectError {
     /// The URL is none, or names a parameter that is not known.
     #[error("not a PostgreSQL URL: {0}")]
     Url(#[source] Error),
@@ -46,7 +46,7 @@ pub enum ConnectError {
     #[error(
         "{0}: a crash would make it forget what it acknowledged; no gateway starts there; switch it on"
     )]
-    Forgetful(Forgetful),
+    Forgetful(UnsafeSetting),
     /// The tables are missing, or older than this build needs, and migrating was switched off.
     #[error("{}", not_migrated(*.found, *.needed))]
     NotMigrated {
@@ -79,7 +79,7 @@ pub enum ConnectError {
     Query(#[source] Error),
 }
 
-impl ConnectError {
+impl PostgresConnectError {
     /// Returns whether another attempt may succeed without any change to the server's configuration or
     /// to the options: the server was not reached, did not answer in time, is starting up or shutting
     /// down, or has no connection to spare; it is a standby, or its own standbys did not confirm a write.
@@ -123,14 +123,14 @@ fn not_migrated(found: Option<i32>, needed: i32) -> String {
 /// What makes a server forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Forgetful {
+pub enum UnsafeSetting {
     /// `synchronous_commit = off`: the last moments before a crash are lost.
     SynchronousCommit,
     /// The table is unlogged: emptied by a crash.
     Unlogged,
 }
 
-impl std::fmt::Display for Forgetful {
+impl std::fmt::Display for UnsafeSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::SynchronousCommit => "synchronous_commit is off",
@@ -142,7 +142,7 @@ impl std::fmt::Display for Forgetful {
 /// Why the store gave no answer: the source within a [`StoreError`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PostgresError {
+pub enum PostgresStoreError {
     /// Too much is waiting already.
     #[error("too many requests wait for the database")]
     QueueFull,
@@ -164,7 +164,7 @@ pub enum PostgresError {
     NotSent,
     /// There is no connection.
     #[error("no connection to the database: {0}")]
-    Connect(#[source] Arc<ConnectError>),
+    Connect(#[source] Arc<PostgresConnectError>),
     /// Somebody else holds the row: a transaction that was left open, most likely.
     #[error("the record is locked by another transaction")]
     Locked,
@@ -207,7 +207,7 @@ pub(crate) enum Failure {
     /// The server said that it did not happen.
     Refused(Box<DbError>),
     /// Nobody knows.
-    Lost(PostgresError),
+    Lost(PostgresStoreError),
 }
 
 impl Failure {
@@ -223,13 +223,13 @@ impl Failure {
         };
         match error.as_db_error() {
             Some(db) if !ends(db) => Self::Refused(Box::new(db.clone())),
-            _ => Self::Lost(PostgresError::Broken(Arc::new(error))),
+            _ => Self::Lost(PostgresStoreError::Broken(Arc::new(error))),
         }
     }
 
     /// BEGIN failed: what followed it ran outside of a transaction, if at all.
     pub(crate) fn of_session(error: Error) -> Self {
-        Self::Lost(PostgresError::Broken(Arc::new(error)))
+        Self::Lost(PostgresStoreError::Broken(Arc::new(error)))
     }
 
     /// For a statement in a transaction of its own, whose COMMIT was sent along.
@@ -275,13 +275,13 @@ pub(crate) fn refused(db: Box<DbError>) -> StoreError {
     let code = db.code();
     if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED {
         // The page or the index is damaged: nothing that is read there counts.
-        StoreError::corrupt(PostgresError::Refused(db))
+        StoreError::corrupt(PostgresStoreError::Refused(db))
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
-        StoreError::unavailable(PostgresError::Locked)
+        StoreError::unavailable(PostgresStoreError::Locked)
     } else {
         // 40001, 40P01: rolled back in favour of another. 57014: statement_timeout. 53: out of
         // disk, memory or connections. 25006: a standby. 42: the tables are not there, or not
         // ours to write. 23: a row that the tables do not allow. Whatever it is, it is undone.
-        StoreError::unavailable(PostgresError::Refused(db))
+        StoreError::unavailable(PostgresStoreError::Refused(db))
     }
 }

@@ -130,7 +130,7 @@ fn alone(config: &Config, at: usize) -> Config {
     if let Some(retries) = config.get_keepalives_retries() {
         one.keepalives_retries(retries);
     }
-    // `read-write` is what every connection of a store is checked for: see `crate::look`.
+    // `read-write` is what every connection of a store is checked for: see `crate::server_info`.
     if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
         one.target_session_attrs(TargetSessionAttrs::ReadOnly);
     }

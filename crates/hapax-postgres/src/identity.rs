@@ -3,7 +3,7 @@
 //! A store that was emptied would execute again what it held. So the tables have an identity, which
 //! goes when they are dropped, when `hapax_secrets` is emptied, and, by a trigger, when `hapax_cells`
 //! is truncated. Whoever had the tables open, or remembers their identity
-//! ([`Options::identity`](crate::Options::identity)), then claims no new key under `block` or
+//! ([`Options::identity`](crate::PostgresOptions::identity)), then claims no new key under `block` or
 //! `reconcile` until an operator confirms: [`PostgresStore::confirm`](crate::PostgresStore::confirm)
 //! marks the identity that is there now, and every process accepts one that is marked.
 //!
@@ -14,14 +14,14 @@ use std::sync::{PoisonError, RwLock};
 
 use tokio_postgres::Client;
 
-use crate::error::ConnectError;
-use crate::link::Setup;
+use crate::error::PostgresConnectError;
+use crate::link::ConnectionSetup;
 use crate::secret::Purpose;
 use crate::sql::qualified;
 
 /// The identity that claims expect; `None` before one was seen.
 #[derive(Debug, Default)]
-pub(crate) struct Known(RwLock<Identity>);
+pub(crate) struct ExpectedIdentity(RwLock<Identity>);
 
 #[derive(Clone, Debug, Default)]
 struct Identity {
@@ -30,7 +30,7 @@ struct Identity {
     replaced: bool,
 }
 
-impl Known {
+impl ExpectedIdentity {
     pub(crate) fn new(expected: Option<String>) -> Self {
         Self(RwLock::new(Identity { expected, replaced: false }))
     }
@@ -60,23 +60,23 @@ impl Known {
 /// whether claims may go on.
 pub(crate) async fn recognise(
     client: &Client,
-    setup: &Setup,
+    setup: &ConnectionSetup,
     purpose: Purpose,
-) -> Result<bool, ConnectError> {
+) -> Result<bool, PostgresConnectError> {
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
     let expected = setup.known.expected();
     if expected.is_none() && purpose == Purpose::Write {
         let make = format!(
             "UPDATE {secrets} SET identity = gen_random_uuid()::text WHERE identity IS NULL"
         );
-        client.batch_execute(&make).await.map_err(ConnectError::Query)?;
+        client.batch_execute(&make).await.map_err(PostgresConnectError::Query)?;
     }
     let text = format!("SELECT identity, confirmed FROM {secrets} WHERE identity IS NOT NULL");
-    let rows = client.query_typed(&text, &[]).await.map_err(ConnectError::Query)?;
+    let rows = client.query_typed(&text, &[]).await.map_err(PostgresConnectError::Query)?;
     let found = match rows.first() {
         Some(row) => Some((
-            row.try_get::<_, String>(0).map_err(ConnectError::Query)?,
-            row.try_get::<_, bool>(1).map_err(ConnectError::Query)?,
+            row.try_get::<_, String>(0).map_err(PostgresConnectError::Query)?,
+            row.try_get::<_, bool>(1).map_err(PostgresConnectError::Query)?,
         )),
         None => None,
     };
@@ -109,12 +109,15 @@ pub(crate) async fn recognise(
 }
 
 /// Marks the identity that is there, or a new one, as confirmed by an operator.
-pub(crate) async fn confirm(client: &Client, setup: &Setup) -> Result<(), ConnectError> {
+pub(crate) async fn confirm(
+    client: &Client,
+    setup: &ConnectionSetup,
+) -> Result<(), PostgresConnectError> {
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
     let mark = format!(
         "UPDATE {secrets} SET confirmed = true, identity = coalesce(identity, \
          gen_random_uuid()::text)"
     );
-    client.batch_execute(&mark).await.map_err(ConnectError::Query)?;
+    client.batch_execute(&mark).await.map_err(PostgresConnectError::Query)?;
     recognise(client, setup, Purpose::Look).await.map(drop)
 }

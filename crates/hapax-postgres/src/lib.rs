@@ -9,18 +9,18 @@
 //!    `SqlxTransactions` are all of that for functions and HTTP handlers: see
 //!    [`hapax::transaction`].
 //! 4. Nothing waits for ever. A server that is frozen, gone or in the way of a lock is an error
-//!    within [`Options::timeout`], which says whether it may have happened all the same; and it is
+//!    within [`PostgresOptions::timeout`], which says whether it may have happened all the same; and it is
 //!    found again by itself.
 //! 5. It keeps no state in a session, so that it works behind PgBouncer in transaction mode; only
-//!    [`Options::prepare`] does, and must be off there, as it is by default, and
-//!    [`Options::listen`], which finds out by itself.
+//!    [`PostgresOptions::prepare`] does, and must be off there, as it is by default, and
+//!    [`PostgresOptions::listen`], which finds out by itself.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
-//! use hapax_postgres::{Options, PostgresStore};
+//! use hapax_postgres::{PostgresOptions, PostgresStore};
 //!
-//! let options: Options = "postgres://app@db.example/orders".parse()?;
+//! let options: PostgresOptions = "postgres://app@db.example/orders".parse()?;
 //! let store = PostgresStore::connect(options).await?;
 //! let idempotency = hapax::Idempotency::builder(Arc::new(store)).build();
 //! # Ok(()) }
@@ -28,7 +28,7 @@
 //!
 //! # When it forgets
 //! Not in a crash: a server whose `synchronous_commit` is off, and tables that are unlogged, are
-//! refused unless [`Options::allow_forgetting`], and the store's own transactions commit with `on`,
+//! refused unless [`PostgresOptions::allow_forgetting`], and the store's own transactions commit with `on`,
 //! whatever the setting has become since. A record in a transaction of a caller's is as durable as
 //! that: the caller's connection decides, but for [`PgTransactions`], whose COMMIT is. It does forget
 //!
@@ -60,8 +60,8 @@
 //! # The secret
 //! Processes that share the tables must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
-//! refused ([`ConnectError::OtherSecret`]), on every connection that is made. The secret that seals
-//! can be replaced ([`Options::key_ring`]), the one that names cannot; to begin with another, empty
+//! refused ([`PostgresConnectError::OtherSecret`]), on every connection that is made. The secret that seals
+//! can be replaced ([`PostgresOptions::key_ring`]), the one that names cannot; to begin with another, empty
 //! `hapax_secrets` and `hapax_cells`, and confirm that.
 //!
 //! # Failover
@@ -70,11 +70,11 @@
 //! connection before anything that is read there counts. PostgreSQL shows a commit whose standby is
 //! away after a crash, although a promotion loses it: the store takes no notice of such a row until
 //! the standby has it. While no standby is there, claims are rejected, and connections fail with
-//! [`ConnectError::Unconfirmed`].
+//! [`PostgresConnectError::Unconfirmed`].
 //!
 //! - Name all hosts: `postgres://app@one,two/orders?target_session_attrs=read-write`. The store uses
 //!   the one that is the primary, and finds the next one after a failover. Each host may take
-//!   [`Options::timeout`] to connect and as much to confirm. A former primary that is cut off from its
+//!   [`PostgresOptions::timeout`] to connect and as much to confirm. A former primary that is cut off from its
 //!   standbys is passed over, for it confirms nothing.
 //! - Never end a backend that waits for a standby (`pg_cancel_backend`, `pg_terminate_backend`, wait
 //!   event `SyncRep`), and never take the standby out of `synchronous_standby_names` to get commits
@@ -89,8 +89,8 @@
 //! # Emptied tables
 //! The tables have an identity of their own. When they are truncated, dropped or replaced by others,
 //! what they held would execute again: new keys are rejected then under `block` and `reconcile`
-//! ([`PostgresError::Replaced`]), with an error in the log under `reexecute`, until
-//! [`PostgresStore::confirm`] says that it was meant. Without [`Options::identity`] that is noticed by
+//! ([`PostgresStoreError::Replaced`]), with an error in the log under `reexecute`, until
+//! [`PostgresStore::confirm`] says that it was meant. Without [`PostgresOptions::identity`] that is noticed by
 //! processes that had the tables open. `DELETE` is not noticed: purging deletes as well.
 //!
 //! # The clock
@@ -100,11 +100,11 @@
 //!
 //! # TLS
 //! With the feature `tls`, a URL with `sslmode=require` makes connections by rustls, to servers
-//! whose certificate a root of the system vouches for; [`Options::tls`] with `Rustls` names other
+//! whose certificate a root of the system vouches for; [`PostgresOptions::tls`] with `Rustls` names other
 //! roots, and a certificate of our own. Without that, connections are in the clear.
 //!
 //! # Its own connections
-//! One connection writes batches ([`Options::lanes`]); one loads, up to four carry swaps that have
+//! One connection writes batches ([`PostgresOptions::lanes`]); one loads, up to four carry swaps that have
 //! to go alone, and those are closed when they are idle; one pages and purges; one listens, if it
 //! is to. A pool would add nothing: each has its task, which never drops a transaction half-way,
 //! and nobody borrows one.
@@ -116,31 +116,31 @@ mod hosts;
 mod identity;
 mod link;
 mod listen;
-mod look;
+mod maintenance;
 mod options;
 mod queue;
 mod reader;
 mod record;
 mod schema;
 mod secret;
+mod server_info;
 mod shared;
 mod sql;
 mod store;
 mod tls;
 mod transactional;
 mod transactions;
-mod upkeep;
 mod walk;
 mod writer;
 
 pub use diagnose::{Finding, Severity, diagnose};
-pub use error::{ConnectError, Forgetful, PostgresError};
-pub use options::Options;
+pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
+pub use options::PostgresOptions;
 pub use schema::migrations;
 pub use store::{PostgresStats, PostgresStore};
 #[cfg(feature = "tls")]
-pub use tls::rustls::{Certificates, Rustls};
-pub use tls::{Connector, Tls};
+pub use tls::rustls::{Rustls, RustlsCertificates};
+pub use tls::{Connector, MakeTls};
 #[cfg(feature = "sqlx")]
 pub use transactions::sqlx::SqlxTransactions;
 pub use transactions::{PgTransactions, PgTx};

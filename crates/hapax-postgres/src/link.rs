@@ -21,12 +21,12 @@
 //!
 //! 1. *Once for each backend.* A crash ends every backend of the server (the postmaster kills those
 //!    that are left), and with them every connection that was made before: what a crash made
-//!    visible is read on new backends only. So [`Link::reach`] confirms before anything that is read
+//!    visible is read on new backends only. So [`PgConnection::reach`] confirms before anything that is read
 //!    on a new connection is believed. Behind a pooler our connection outlives the backend. That is
 //!    what the setting [`CONFIRMED`] of the session is for: it is gone with its backend, and the
 //!    next transaction on another backend writes, and waits, by itself.
 //! 2. *After a lost reply.* A terminated backend ends alone, and old connections read what it was
-//!    waiting for. Where it was ours, its reply is lost, and [`Setup::distrust_connections`] has every connection
+//!    waiting for. Where it was ours, its reply is lost, and [`ConnectionSetup::distrust_connections`] has every connection
 //!    of the store confirm again in its next transaction: before a swap that is sent again reads its
 //!    own write, and before a COMMIT of a caller's is settled.
 //! 3. Not covered: somebody ends the wait of another process (`pg_terminate_backend`,
@@ -45,12 +45,12 @@ use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Error, Row, Statement};
 
-use crate::error::{ConnectError, Failure};
+use crate::error::{Failure, PostgresConnectError};
 use crate::hosts::Hosts;
-use crate::identity::{Known, recognise};
-use crate::look;
-use crate::options::Options;
+use crate::identity::{ExpectedIdentity, recognise};
+use crate::options::PostgresOptions;
 use crate::secret::{Purpose, agree};
+use crate::server_info;
 use crate::sql::{Statements, VERBS, Verb, types};
 use crate::tls::{Connected, drive};
 
@@ -59,8 +59,8 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
 /// What every connection of a store is made by.
 #[derive(Debug)]
-pub(crate) struct Setup {
-    pub(crate) options: Options,
+pub(crate) struct ConnectionSetup {
+    pub(crate) options: PostgresOptions,
     pub(crate) statements: Statements,
     /// How long an answer may take, however it turns out.
     pub(crate) answer: Duration,
@@ -72,14 +72,14 @@ pub(crate) struct Setup {
     /// Everybody was found to use our secret.
     pub(crate) agreed: AtomicBool,
     pub(crate) hosts: Arc<Hosts>,
-    pub(crate) known: Known,
+    pub(crate) known: ExpectedIdentity,
     /// Replies lost so far to transactions that may have been committed.
     doubts: AtomicU64,
 }
 
 /// A statement and its parameters.
 #[derive(Debug)]
-pub(crate) struct Call<'a> {
+pub(crate) struct StatementCall<'a> {
     pub(crate) verb: Verb,
     pub(crate) parameters: Vec<Parameter<'a>>,
 }
@@ -90,11 +90,11 @@ pub(crate) struct Driving(JoinHandle<()>);
 
 /// A connection; closed when dropped.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PgConnection {
     client: Client,
     driver: Driving,
     prepared: Option<Vec<Statement>>,
-    /// `Setup::doubts` when the last write that waited began.
+    /// `ConnectionSetup::doubts` when the last write that waited began.
     confirmed: AtomicU64,
 }
 
@@ -114,15 +114,15 @@ fn confirm(condition: &str) -> String {
     )
 }
 
-impl Setup {
-    pub(crate) fn new(mut options: Options) -> Self {
+impl ConnectionSetup {
+    pub(crate) fn new(mut options: PostgresOptions) -> Self {
         let answer = options.timeout;
         let begin = begin(&options, answer * 3 / 4, answer / 4);
         // So that the system gives up on a peer that is gone, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
         let hosts = Arc::new(Hosts::of(&options.config));
-        let known = Known::new(options.identity.clone());
+        let known = ExpectedIdentity::new(options.identity.clone());
         let unconfirmed = format!("current_setting('{CONFIRMED}', true) IS DISTINCT FROM 'yes'");
         Self {
             options,
@@ -157,7 +157,7 @@ impl Setup {
     }
 }
 
-fn begin(options: &Options, statement: Duration, lock: Duration) -> String {
+fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> String {
     // Whatever the defaults of role and database are: the statements rely on this isolation. Zero
     // would mean no limit. Who vanishes half-way has its locks taken away once nobody waits for an
     // answer any more.
@@ -177,24 +177,27 @@ fn begin(options: &Options, statement: Duration, lock: Duration) -> String {
     begin
 }
 
-impl Link {
+impl PgConnection {
     /// Reaches the primary, and looks whether our secret is the one in use: it may be another server
     /// than before, or the same with older tables.
-    pub(crate) async fn open(setup: &Setup, purpose: Purpose) -> Result<Self, ConnectError> {
+    pub(crate) async fn open(
+        setup: &ConnectionSetup,
+        purpose: Purpose,
+    ) -> Result<Self, PostgresConnectError> {
         let mut link = Self::reach(setup).await?;
         let opened = async {
             agree(&link.client, setup, purpose).await?;
             recognise(&link.client, setup, purpose).await?;
             link.prepare(setup).await
         };
-        timeout(setup.answer, opened).await.unwrap_or(Err(ConnectError::TimedOut))?;
+        timeout(setup.answer, opened).await.unwrap_or(Err(PostgresConnectError::TimedOut))?;
         Ok(link)
     }
 
     /// Connects to the first host that is a primary, keeps what it acknowledges, and confirms what is
     /// read there. A former primary, from which its standbys have gone, does not confirm.
-    pub(crate) async fn reach(setup: &Setup) -> Result<Self, ConnectError> {
-        let mut failed: Option<ConnectError> = None;
+    pub(crate) async fn reach(setup: &ConnectionSetup) -> Result<Self, PostgresConnectError> {
+        let mut failed: Option<PostgresConnectError> = None;
         for attempt in setup.hosts.attempts() {
             match Self::reach_at(setup, attempt.config()).await {
                 Ok(link) => {
@@ -202,28 +205,31 @@ impl Link {
                     return Ok(link);
                 }
                 // A standby beside the primary is as it should be: what the primary said counts.
-                Err(ConnectError::Standby) if failed.is_some() => {}
+                Err(PostgresConnectError::Standby) if failed.is_some() => {}
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or(ConnectError::TimedOut))
+        Err(failed.unwrap_or(PostgresConnectError::TimedOut))
     }
 
-    async fn reach_at(setup: &Setup, config: &Config) -> Result<Self, ConnectError> {
+    async fn reach_at(
+        setup: &ConnectionSetup,
+        config: &Config,
+    ) -> Result<Self, PostgresConnectError> {
         let connected = async {
             let link = Self::connect(setup, config).await?;
-            look::check(&link.client, &setup.options).await?;
+            server_info::check(&link.client, &setup.options).await?;
             Ok(link)
         };
         let connected = timeout(setup.answer, connected).await;
-        let link = connected.unwrap_or(Err(ConnectError::TimedOut))?;
+        let link = connected.unwrap_or(Err(PostgresConnectError::TimedOut))?;
         let confirmed = timeout(setup.answer, link.confirm(setup)).await;
-        confirmed.unwrap_or(Err(ConnectError::Unconfirmed))?;
+        confirmed.unwrap_or(Err(PostgresConnectError::Unconfirmed))?;
         Ok(link)
     }
 
     /// Waits until a write on this connection is on every standby that a COMMIT waits for.
-    async fn confirm(&self, setup: &Setup) -> Result<(), ConnectError> {
+    async fn confirm(&self, setup: &ConnectionSetup) -> Result<(), PostgresConnectError> {
         let doubts = setup.doubts.load(Ordering::SeqCst);
         let (began, written, committed) = tokio::join!(
             biased;
@@ -232,19 +238,22 @@ impl Link {
             self.client.batch_execute("COMMIT"),
         );
         // In this order: a COMMIT after an error rolls back and says nothing.
-        began.and(written).and(committed).map_err(ConnectError::Query)?;
+        began.and(written).and(committed).map_err(PostgresConnectError::Query)?;
         self.confirmed.store(doubts, Ordering::Relaxed);
         Ok(())
     }
 
     /// Prepares the statements, if that is wanted.
-    pub(crate) async fn prepare(&mut self, setup: &Setup) -> Result<(), ConnectError> {
+    pub(crate) async fn prepare(
+        &mut self,
+        setup: &ConnectionSetup,
+    ) -> Result<(), PostgresConnectError> {
         if setup.options.prepare {
             let mut prepared = Vec::with_capacity(VERBS.len());
             for verb in VERBS {
                 let text = setup.statements.text(verb);
                 let statement = self.client.prepare_typed(text, types(verb)).await;
-                prepared.push(statement.map_err(ConnectError::Query)?);
+                prepared.push(statement.map_err(PostgresConnectError::Query)?);
             }
             self.prepared = Some(prepared);
         }
@@ -252,9 +261,12 @@ impl Link {
     }
 
     /// Connects only. What is read on it was not confirmed.
-    pub(crate) async fn connect(setup: &Setup, config: &Config) -> Result<Self, ConnectError> {
+    pub(crate) async fn connect(
+        setup: &ConnectionSetup,
+        config: &Config,
+    ) -> Result<Self, PostgresConnectError> {
         let Connected { client, driver } =
-            setup.options.connector.connect(config).await.map_err(ConnectError::Connect)?;
+            setup.options.connector.connect(config).await.map_err(PostgresConnectError::Connect)?;
         let driver = Driving(tokio::spawn(drive(driver, drop)));
         Ok(Self { client, driver, prepared: None, confirmed: AtomicU64::new(u64::MAX) })
     }
@@ -280,9 +292,9 @@ impl Link {
     /// confirmed: see the module.
     pub(crate) async fn transact(
         &self,
-        setup: &Setup,
+        setup: &ConnectionSetup,
         begin: &str,
-        call: Call<'_>,
+        call: StatementCall<'_>,
     ) -> Result<Vec<Row>, Failure> {
         let doubts = setup.doubts.load(Ordering::SeqCst);
         let doubted = self.confirmed.load(Ordering::Relaxed) != doubts;
@@ -307,8 +319,12 @@ impl Link {
         Ok(rows)
     }
 
-    async fn call(&self, setup: &Setup, call: Call<'_>) -> Result<Vec<Row>, Error> {
-        let Call { verb, parameters } = call;
+    async fn call(
+        &self,
+        setup: &ConnectionSetup,
+        call: StatementCall<'_>,
+    ) -> Result<Vec<Row>, Error> {
+        let StatementCall { verb, parameters } = call;
         match &self.prepared {
             Some(prepared) => self.client.query(&prepared[verb as usize], &parameters).await,
             None => {

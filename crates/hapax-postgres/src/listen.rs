@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_postgres::Notification;
 
-use crate::link::Setup;
+use crate::link::ConnectionSetup;
 
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
@@ -43,22 +43,22 @@ type Name = [u8; 16];
 /// Hears what other processes write, and tells them; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    board: Arc<Board>,
+    board: Arc<WakeBoard>,
     task: JoinHandle<()>,
 }
 
 /// Tells those who wait in other processes.
 #[derive(Clone, Debug)]
-pub(crate) struct Bell(Arc<Board>);
+pub(crate) struct WakeSender(Arc<WakeBoard>);
 
 #[derive(Debug, Default)]
-struct Board {
-    notes: Mutex<Notes>,
+struct WakeBoard {
+    notes: Mutex<WakeState>,
     said: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Notes {
+struct WakeState {
     /// What is waited for here.
     here: HashMap<Name, Watched>,
     /// What is waited for elsewhere, and until when that counts.
@@ -75,22 +75,22 @@ struct Watched {
 }
 
 /// A place among those who wait for a key; given up when dropped.
-struct Place {
-    board: Arc<Board>,
+struct WaiterEntry {
+    board: Arc<WakeBoard>,
     name: Name,
     written: watch::Receiver<()>,
 }
 
 impl Listener {
-    pub(crate) fn new(setup: &Setup) -> Self {
-        let board = Arc::new(Board::default());
+    pub(crate) fn new(setup: &ConnectionSetup) -> Self {
+        let board = Arc::new(WakeBoard::default());
         let hosts = Arc::clone(&setup.hosts);
         let task = tokio::spawn(session::run(Arc::clone(&board), setup.options.clone(), hosts));
         Self { board, task }
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        Bell(Arc::clone(&self.board))
+    pub(crate) fn bell(&self) -> WakeSender {
+        WakeSender(Arc::clone(&self.board))
     }
 
     /// Keys for which somebody waits elsewhere.
@@ -101,7 +101,7 @@ impl Listener {
 
     /// Resolves when the key was written elsewhere, since the call.
     pub(crate) fn written(&self, key: &OperationId) -> impl Future<Output = ()> + Send + use<> {
-        let mut place = Place::take(&self.board, name(key));
+        let mut place = WaiterEntry::take(&self.board, name(key));
         async move {
             // The sender lives as long as anybody waits.
             place.written.changed().await.ok();
@@ -115,7 +115,7 @@ impl Drop for Listener {
     }
 }
 
-impl Bell {
+impl WakeSender {
     /// The record is in flight no more.
     pub(crate) fn ring(&self, key: &OperationId) {
         let name = name(key);
@@ -129,8 +129,8 @@ impl Bell {
     }
 }
 
-impl Place {
-    fn take(board: &Arc<Board>, name: Name) -> Self {
+impl WaiterEntry {
+    fn take(board: &Arc<WakeBoard>, name: Name) -> Self {
         let mut notes = board.lock();
         let watched = notes
             .here
@@ -147,7 +147,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WaiterEntry {
     fn drop(&mut self) {
         let mut notes = self.board.lock();
         if let Some(watched) = notes.here.get_mut(&self.name) {
@@ -159,7 +159,7 @@ impl Drop for Place {
     }
 }
 
-impl Board {
+impl WakeBoard {
     fn hear(&self, notification: &Notification, own: i32) {
         // Who says something hears it as well.
         if notification.process_id() == own {
@@ -220,7 +220,7 @@ impl Board {
     }
 
     /// No code that can panic runs under the lock, so a poisoned board is a whole one.
-    fn lock(&self) -> MutexGuard<'_, Notes> {
+    fn lock(&self) -> MutexGuard<'_, WakeState> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -254,8 +254,8 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_is_not_said() {
-        let board = Arc::new(Board::default());
-        Bell(Arc::clone(&board)).ring(&OperationId::from_bytes([7; 32]));
+        let board = Arc::new(WakeBoard::default());
+        WakeSender(Arc::clone(&board)).ring(&OperationId::from_bytes([7; 32]));
         assert!(board.take().is_empty());
     }
 }

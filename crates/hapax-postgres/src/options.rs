@@ -7,19 +7,19 @@ use std::time::Duration;
 use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 use tokio_postgres::Config;
 
-use crate::error::ConnectError;
+use crate::error::PostgresConnectError;
 use crate::tls::{Connector, Plain};
 
 /// How to connect a [`PostgresStore`](crate::PostgresStore). Each method returns it changed.
 ///
 /// ```
-/// use hapax_postgres::Options;
-/// let options: Options = "postgres://app@db.example/orders".parse()?;
+/// use hapax_postgres::PostgresOptions;
+/// let options: PostgresOptions = "postgres://app@db.example/orders".parse()?;
 /// let options = options.schema("hapax").lanes(2);
-/// # Ok::<(), hapax_postgres::ConnectError>(())
+/// # Ok::<(), hapax_postgres::PostgresConnectError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PostgresOptions {
     pub(crate) config: Config,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) ring: Option<KeyRing>,
@@ -37,7 +37,7 @@ pub struct Options {
     pub(crate) identity: Option<String>,
 }
 
-impl Options {
+impl PostgresOptions {
     /// A server by its configuration. Time-outs and keep-alives of connections are set by
     /// [`timeout`](Self::timeout).
     #[must_use]
@@ -150,7 +150,7 @@ impl Options {
     }
 
     /// Accepts a server that forgets what it acknowledged when it crashes
-    /// ([`Forgetful`](crate::Forgetful)): for tests, and where a duplicate after a crash is
+    /// ([`Forgetful`](crate::UnsafeSetting)): for tests, and where a duplicate after a crash is
     /// acceptable. By default such a server is refused, and the store's transactions set
     /// `synchronous_commit` to `on`.
     #[must_use]
@@ -188,19 +188,19 @@ impl Options {
     }
 }
 
-impl FromStr for Options {
-    type Err = ConnectError;
+impl FromStr for PostgresOptions {
+    type Err = PostgresConnectError;
 
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
     /// `name=value` form. `sslmode=verify-full` and `verify-ca` mean `require`, which believes in
     /// certificates only.
-    fn from_str(url: &str) -> Result<Self, ConnectError> {
+    fn from_str(url: &str) -> Result<Self, PostgresConnectError> {
         // The client knows no more than `require`, and does less by it than our TLS, which always
         // believes in certificates only.
         let strict = ["sslmode=verify-full", "sslmode=verify-ca"];
         let url =
             strict.iter().fold(url.to_owned(), |url, mode| url.replace(mode, "sslmode=require"));
-        let options = url.parse().map(Self::new).map_err(ConnectError::Url)?;
+        let options = url.parse().map(Self::new).map_err(PostgresConnectError::Url)?;
         #[cfg(feature = "tls")]
         if options.config.get_ssl_mode() == tokio_postgres::config::SslMode::Require {
             let tls = crate::tls::rustls::Rustls::new(&Default::default())?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax::OperationId;
 use tokio::sync::Notify;
 
-use crate::error::PostgresError;
+use crate::error::PostgresStoreError;
 
 /// What a queue holds at most.
 #[derive(Clone, Copy, Debug)]
@@ -87,20 +87,20 @@ impl<T: Item> Queue<T> {
         Self { limit, inner: Mutex::new(inner), ready: Notify::new() }
     }
 
-    pub(crate) fn push(&self, item: T, admission: Admission) -> Result<(), PostgresError> {
+    pub(crate) fn push(&self, item: T, admission: Admission) -> Result<(), PostgresStoreError> {
         let of = |limit: usize| match admission {
             Admission::NewWork => limit - limit / 8,
             Admission::Any => limit,
         };
         let mut inner = self.lock();
         if inner.closed {
-            return Err(PostgresError::Closed);
+            return Err(PostgresStoreError::Closed);
         }
         // A single item larger than the whole limit passes while there is nothing else.
         let bytes = inner.bytes.saturating_add(item.size());
         let fits = inner.items.is_empty() || bytes <= of(self.limit.bytes);
         if inner.items.len() >= of(self.limit.items) || !fits {
-            return Err(PostgresError::QueueFull);
+            return Err(PostgresStoreError::QueueFull);
         }
         inner.items.push_back(item);
         inner.bytes = bytes;

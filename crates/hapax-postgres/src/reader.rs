@@ -6,19 +6,19 @@ use std::sync::Arc;
 use hapax::{OperationId, StoreError};
 use tokio::time::timeout;
 
-use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Link};
-use crate::record::Said;
+use crate::error::{Failure, PostgresStoreError};
+use crate::link::{PgConnection, StatementCall};
+use crate::record::ResultRow;
 use crate::shared::{LoadJob, Loaded, Shared};
 use crate::sql::Verb;
-use crate::writer::Line;
+use crate::writer::WriterConnection;
 
 /// Loads in a statement at most.
 const BATCH: usize = 128;
 
 /// Loads until the queue is closed and empty.
 pub(crate) async fn run(shared: Arc<Shared>) {
-    let mut line = Line::default();
+    let mut line = WriterConnection::default();
     while line.rest(shared.loads.wait(), true).await {
         let link = match line.link(&shared).await {
             Ok(link) => link,
@@ -41,13 +41,18 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 /// Loads and answers. Whether the connection is still good.
-async fn load(shared: &Shared, link: &Link, keys: &[OperationId], jobs: Vec<LoadJob>) -> bool {
+async fn load(
+    shared: &Shared,
+    link: &PgConnection,
+    keys: &[OperationId],
+    jobs: Vec<LoadJob>,
+) -> bool {
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key.as_bytes()[..]).collect();
-    let call = Call { verb: Verb::Load, parameters: vec![&keys] };
+    let call = StatementCall { verb: Verb::Load, parameters: vec![&keys] };
     let sent = link.transact(&shared.setup, shared.setup.begin(), call);
     let failure = match timeout(shared.setup.answer, sent).await {
         Ok(Ok(rows)) => {
-            let said = rows.iter().filter_map(|row| Said::read(row).ok());
+            let said = rows.iter().filter_map(|row| ResultRow::read(row).ok());
             let mut said: HashMap<_, _> = said.map(|said| (said.key, said)).collect();
             for job in jobs {
                 let said = said.remove(&Some(job.key));
@@ -56,7 +61,7 @@ async fn load(shared: &Shared, link: &Link, keys: &[OperationId], jobs: Vec<Load
             return true;
         }
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::Lost(PostgresError::TimedOut),
+        Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
     };
     let good = !failure.ends_connection();
     for job in jobs {
@@ -65,8 +70,8 @@ async fn load(shared: &Shared, link: &Link, keys: &[OperationId], jobs: Vec<Load
     good
 }
 
-fn loaded(said: Option<Said>) -> Result<Loaded, StoreError> {
-    let Said { now, found, .. } =
-        said.ok_or_else(|| StoreError::unavailable(PostgresError::Nonsense))?;
+fn loaded(said: Option<ResultRow>) -> Result<Loaded, StoreError> {
+    let ResultRow { now, found, .. } =
+        said.ok_or_else(|| StoreError::unavailable(PostgresStoreError::Nonsense))?;
     Ok(Loaded { now, found: found.map_err(StoreError::corrupt)? })
 }

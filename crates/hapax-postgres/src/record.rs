@@ -78,19 +78,19 @@ const fn name(state: &RecordState) -> &'static str {
 
 /// What a statement says of one key.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ResultRow {
     pub(crate) now: Timestamp,
     /// Whether this statement wrote it.
     pub(crate) written: bool,
     /// Which key; `None` in a page without rows.
     pub(crate) key: Option<OperationId>,
     /// What is there.
-    pub(crate) found: Result<Option<Found>, Damaged>,
+    pub(crate) found: Result<Option<SealedRecord>, DamagedRow>,
 }
 
 /// A row.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct SealedRecord {
     pub(crate) write_id: WriteId,
     fence: FencingToken,
     lease_until: Timestamp,
@@ -104,24 +104,24 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) enum RawSwapped {
     Stored(Stamped),
-    Conflict { now: Timestamp, found: Option<Found> },
+    Conflict { now: Timestamp, found: Option<SealedRecord> },
 }
 
 /// A row is not as it was written.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the row is damaged, or was written by another program")]
-pub(crate) struct Damaged;
+pub(crate) struct DamagedRow;
 
-impl Said {
+impl ResultRow {
     /// # Errors
-    /// [`Damaged`] where the row does not even tell which key it is about.
-    pub(crate) fn read(row: &Row) -> Result<Self, Damaged> {
+    /// [`DamagedRow`] where the row does not even tell which key it is about.
+    pub(crate) fn read(row: &Row) -> Result<Self, DamagedRow> {
         let key: Option<&[u8]> = get(row, 2)?;
         Ok(Self {
             now: time(get(row, 0)?)?,
             written: get(row, 1)?,
             key: key.map(bytes).transpose()?.map(OperationId::from_bytes),
-            found: Found::read(row),
+            found: SealedRecord::read(row),
         })
     }
 
@@ -135,7 +135,7 @@ impl Said {
         match found {
             // Written now, or by an earlier copy of the same swap.
             Some(found) if written || found.write_id == write.write_id => {
-                let Found { fence, lease_until, .. } = found;
+                let SealedRecord { fence, lease_until, .. } = found;
                 Some(Ok(RawSwapped::Stored(Stamped { now, fence, lease_until })))
             }
             // As expected, and yet not written: somebody had it locked, or put it there, or removed
@@ -158,11 +158,11 @@ impl RawSwapped {
     }
 }
 
-impl Found {
-    fn read(row: &Row) -> Result<Option<Self>, Damaged> {
+impl SealedRecord {
+    fn read(row: &Row) -> Result<Option<Self>, DamagedRow> {
         let Some(write_id) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
         Ok(Some(Self {
-            write_id: WriteId::from_bytes(write_id.try_into().map_err(|_| Damaged)?),
+            write_id: WriteId::from_bytes(write_id.try_into().map_err(|_| DamagedRow)?),
             fence: FencingToken::new(unsigned(get(row, 4)?)?),
             lease_until: time(get(row, 5)?)?,
             keep_until: get::<Option<i64>>(row, 6)?.map(time).transpose()?,
@@ -177,27 +177,30 @@ impl Found {
         sealer: &Sealer,
     ) -> Result<StoredRecord, StoreError> {
         let Self { write_id, fence, lease_until, keep_until, state, sealed } = self;
-        let sealed = sealed.ok_or_else(|| StoreError::corrupt(Damaged))?;
+        let sealed = sealed.ok_or_else(|| StoreError::corrupt(DamagedRow))?;
         let record = sealer.open(key, write_id, &sealed).map_err(StoreError::corrupt)?;
         if state.as_deref() != Some(name(&record.state)) {
-            return Err(StoreError::corrupt(Damaged));
+            return Err(StoreError::corrupt(DamagedRow));
         }
         Ok(StoredRecord { write_id, fence, lease_until, keep_until, record })
     }
 }
 
-fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Damaged> {
-    row.try_get(at).map_err(|_| Damaged)
+fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    at: usize,
+) -> Result<T, DamagedRow> {
+    row.try_get(at).map_err(|_| DamagedRow)
 }
 
-fn bytes(bytes: &[u8]) -> Result<[u8; 32], Damaged> {
-    bytes.try_into().map_err(|_| Damaged)
+fn bytes(bytes: &[u8]) -> Result<[u8; 32], DamagedRow> {
+    bytes.try_into().map_err(|_| DamagedRow)
 }
 
-fn unsigned(number: i64) -> Result<u64, Damaged> {
-    u64::try_from(number).map_err(|_| Damaged)
+fn unsigned(number: i64) -> Result<u64, DamagedRow> {
+    u64::try_from(number).map_err(|_| DamagedRow)
 }
 
-fn time(micros: i64) -> Result<Timestamp, Damaged> {
+fn time(micros: i64) -> Result<Timestamp, DamagedRow> {
     unsigned(micros).map(Timestamp::from_micros)
 }

@@ -2,9 +2,9 @@
 
 use tokio_postgres::Client;
 
-use crate::error::ConnectError;
-use crate::look::{needs_migration, version};
-use crate::options::Options;
+use crate::error::PostgresConnectError;
+use crate::options::PostgresOptions;
+use crate::server_info::{needs_migration, version};
 
 /// The version that this build reads and writes.
 pub(crate) const VERSION: i32 = 2;
@@ -41,11 +41,14 @@ const SCRIPT: &str = concat!(
 ///
 /// Under the lock it looks at the version again: of processes that start at once only the first runs
 /// the script, since the others would lock the tables against its claims.
-pub(crate) async fn migrate(client: &Client, options: &Options) -> Result<(), ConnectError> {
+pub(crate) async fn migrate(
+    client: &Client,
+    options: &PostgresOptions,
+) -> Result<(), PostgresConnectError> {
     let lock = format!("{BEGIN}{LOCK_END}");
-    client.batch_execute(&lock).await.map_err(ConnectError::Migration)?;
+    client.batch_execute(&lock).await.map_err(PostgresConnectError::Migration)?;
     if !needs_migration(version(client, options).await?)? {
-        return client.batch_execute("ROLLBACK").await.map_err(ConnectError::Migration);
+        return client.batch_execute("ROLLBACK").await.map_err(PostgresConnectError::Migration);
     }
     let script = SCRIPT.strip_prefix(BEGIN).unwrap_or(SCRIPT);
     let script = match options.schema.as_deref() {
@@ -60,7 +63,7 @@ pub(crate) async fn migrate(client: &Client, options: &Options) -> Result<(), Co
         }
     };
     // Where it fails, it stopped within its transaction; the connection is not used any further.
-    client.batch_execute(&script).await.map_err(ConnectError::Migration)
+    client.batch_execute(&script).await.map_err(PostgresConnectError::Migration)
 }
 
 /// A transaction each of whose statements sees what was committed before it.

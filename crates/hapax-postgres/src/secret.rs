@@ -6,8 +6,8 @@ use hapax::{Key, OperationId, Scope, Secret};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::error::ConnectError;
-use crate::link::Setup;
+use crate::error::PostgresConnectError;
+use crate::link::ConnectionSetup;
 use crate::sql::qualified;
 
 /// What a connection is for.
@@ -23,9 +23,9 @@ pub(crate) enum Purpose {
 /// ours if that is the `purpose`. Returns whether it is entered.
 pub(crate) async fn agree(
     client: &Client,
-    setup: &Setup,
+    setup: &ConnectionSetup,
     purpose: Purpose,
-) -> Result<bool, ConnectError> {
+) -> Result<bool, PostgresConnectError> {
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
     let name = name(setup.options.naming_secret());
     let known = format!(
@@ -36,7 +36,7 @@ pub(crate) async fn agree(
             setup.agreed.store(true, Ordering::Relaxed);
             return Ok(true);
         }
-        (false, true) => return Err(ConnectError::OtherSecret),
+        (false, true) => return Err(PostgresConnectError::OtherSecret),
         (false, false) => {
             if setup.agreed.swap(false, Ordering::Relaxed) {
                 tracing::error!("the tables were emptied: what was executed runs again");
@@ -52,7 +52,7 @@ pub(crate) async fn agree(
         "{}; LOCK TABLE {secrets} IN SHARE ROW EXCLUSIVE MODE",
         setup.begin_with(limit, limit)
     );
-    client.batch_execute(&begin).await.map_err(ConnectError::Query)?;
+    client.batch_execute(&begin).await.map_err(PostgresConnectError::Query)?;
     let enter = format!(
         "WITH entered AS (
             INSERT INTO {secrets} (name, identity) SELECT $1, gen_random_uuid()::text WHERE NOT EXISTS (SELECT FROM {secrets})
@@ -62,19 +62,26 @@ pub(crate) async fn agree(
     );
     let (entered, found) = both(client, &enter, &name).await?;
     // Nothing has failed in it: it commits, or says that it did not.
-    client.batch_execute("SET LOCAL statement_timeout = 0").await.map_err(ConnectError::Query)?;
-    client.batch_execute("COMMIT").await.map_err(ConnectError::Query)?;
+    client
+        .batch_execute("SET LOCAL statement_timeout = 0")
+        .await
+        .map_err(PostgresConnectError::Query)?;
+    client.batch_execute("COMMIT").await.map_err(PostgresConnectError::Query)?;
     if entered || found {
         setup.agreed.store(true, Ordering::Relaxed);
         return Ok(true);
     }
-    Err(ConnectError::OtherSecret)
+    Err(PostgresConnectError::OtherSecret)
 }
 
-async fn both(client: &Client, text: &str, name: &[u8]) -> Result<(bool, bool), ConnectError> {
+async fn both(
+    client: &Client,
+    text: &str,
+    name: &[u8],
+) -> Result<(bool, bool), PostgresConnectError> {
     let row = client.query_typed_one(text, &[(&name, Type::BYTEA)]).await;
-    let row = row.map_err(ConnectError::Query)?;
-    let column = |at: usize| row.try_get(at).map_err(ConnectError::Query);
+    let row = row.map_err(PostgresConnectError::Query)?;
+    let column = |at: usize| row.try_get(at).map_err(PostgresConnectError::Query);
     Ok((column(0)?, column(1)?))
 }
 

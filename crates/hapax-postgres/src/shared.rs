@@ -7,20 +7,20 @@ use hapax::StoreError;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::link::Setup;
-use crate::listen::Bell;
+use crate::link::ConnectionSetup;
+use crate::listen::WakeSender;
 use crate::queue::{Item, Limit, Queue, Ticket};
-use crate::record::{Found, RawSwapped, Write};
+use crate::record::{RawSwapped, SealedRecord, Write};
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) setup: Setup,
+    pub(crate) setup: ConnectionSetup,
     pub(crate) lanes: Vec<Queue<SwapJob>>,
     /// Swaps that have to go by themselves.
     pub(crate) alone: Queue<SwapJob>,
     pub(crate) loads: Queue<LoadJob>,
     pub(crate) counters: Counters,
-    pub(crate) bell: Option<Bell>,
+    pub(crate) bell: Option<WakeSender>,
 }
 
 /// A swap that waits.
@@ -45,7 +45,7 @@ pub(crate) struct LoadJob {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) now: hapax::Timestamp,
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<SealedRecord>,
 }
 
 /// What happened since the store was connected.
@@ -65,7 +65,7 @@ pub(crate) struct Counters {
 const LOADS: Limit = Limit { items: 4096, bytes: usize::MAX };
 
 impl Shared {
-    pub(crate) fn new(setup: Setup, bell: Option<Bell>) -> Self {
+    pub(crate) fn new(setup: ConnectionSetup, bell: Option<WakeSender>) -> Self {
         let limit = Limit { items: setup.options.queue_items, bytes: setup.options.queue_bytes };
         Self {
             lanes: (0..setup.options.lanes).map(|_| Queue::new(limit)).collect(),

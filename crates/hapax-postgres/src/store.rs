@@ -15,20 +15,20 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
 use crate::connect::{self, Prepared};
-use crate::error::{ConnectError, PostgresError};
+use crate::error::{PostgresConnectError, PostgresStoreError};
 use crate::identity;
-use crate::link::{Link, Setup};
+use crate::link::{ConnectionSetup, PgConnection};
 use crate::listen::Listener;
-use crate::look::Tables;
-use crate::options::Options;
+use crate::maintenance::{Job, Maintenance};
+use crate::options::PostgresOptions;
 use crate::queue::{Admission, Item, Queue, Ticket};
 use crate::reader;
-use crate::record::{Said, Write};
+use crate::record::{ResultRow, Write};
 use crate::secret::Purpose;
+use crate::server_info::Tables;
 use crate::shared::{LoadJob, Shared, SwapJob};
-use crate::upkeep::{Job, Upkeep};
 use crate::walk;
-use crate::writer::{Line, Way, Writer};
+use crate::writer::{Writer, WriterConnection, WriterMode};
 
 /// Tasks that carry swaps that go alone. As many keys as that can be locked by transactions that
 /// were left open before others that go alone have to wait.
@@ -45,7 +45,7 @@ const REAP_CHUNK: u32 = 500;
 pub struct PostgresStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sealer: Sealer,
-    upkeep: Arc<Upkeep>,
+    upkeep: Arc<Maintenance>,
     listener: Option<Listener>,
     finished: Mutex<Option<JoinHandle<()>>>,
     tables: Tables,
@@ -80,18 +80,18 @@ impl PostgresStore {
     /// Connects: looks at the server, makes or migrates the tables, and starts the tasks.
     ///
     /// # Errors
-    /// [`ConnectError`]. What it did to the tables until then stays.
+    /// [`PostgresConnectError`]. What it did to the tables until then stays.
     ///
     /// # Panics
     /// Outside a tokio runtime with time and I/O.
-    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+    pub async fn connect(options: PostgresOptions) -> Result<Self, PostgresConnectError> {
         let sealer = options.sealer();
-        let setup = Setup::new(options);
+        let setup = ConnectionSetup::new(options);
         let Prepared { link, tables } = connect::prepare(&setup).await?;
         let listener = setup.options.listen.then(|| Listener::new(&setup));
         let bell = listener.as_ref().map(Listener::bell);
         let shared = Arc::new(Shared::new(setup, bell));
-        let upkeep = Upkeep::new(Arc::clone(&shared));
+        let upkeep = Maintenance::new(Arc::clone(&shared));
         let finished = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&upkeep), link));
         let finished = Mutex::new(Some(finished));
         Ok(Self { shared, sealer, upkeep, listener, finished, tables })
@@ -104,7 +104,7 @@ impl PostgresStore {
         self.tables.made.to_string()
     }
 
-    /// The identity of the tables that this store claims in, for [`Options::identity`] of later
+    /// The identity of the tables that this store claims in, for [`PostgresOptions::identity`] of later
     /// processes; `None` before the first write.
     #[must_use]
     pub fn known_identity(&self) -> Option<String> {
@@ -121,13 +121,13 @@ impl PostgresStore {
     /// execute again.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing is confirmed, or nobody knows.
-    pub async fn confirm(&self) -> Result<(), ConnectError> {
+    /// [`PostgresConnectError`]; nothing is confirmed, or nobody knows.
+    pub async fn confirm(&self) -> Result<(), PostgresConnectError> {
         let setup = &self.shared.setup;
-        let link = Link::open(setup, Purpose::Write).await?;
+        let link = PgConnection::open(setup, Purpose::Write).await?;
         let confirmed = timeout(setup.answer, identity::confirm(link.client(), setup)).await;
         link.close().await;
-        confirmed.unwrap_or(Err(ConnectError::TimedOut))
+        confirmed.unwrap_or(Err(PostgresConnectError::TimedOut))
     }
 
     /// The secret that names keys: give it to the engine.
@@ -200,13 +200,13 @@ impl PostgresStore {
         let silence = match timeout(self.shared.setup.answer, answer).await {
             Ok(Ok(answer)) => return answer,
             // The task is gone, and the runtime with it.
-            Ok(Err(_)) => PostgresError::Closed,
-            Err(_) => PostgresError::TimedOut,
+            Ok(Err(_)) => PostgresStoreError::Closed,
+            Err(_) => PostgresStoreError::TimedOut,
         };
         // Whoever sends it asks the ticket first: it is either never sent, or was.
         Err(if ticket.0.withdraw() {
             StoreError::unavailable(match silence {
-                PostgresError::TimedOut => PostgresError::NotSent,
+                PostgresStoreError::TimedOut => PostgresStoreError::NotSent,
                 closed => closed,
             })
         } else {
@@ -225,16 +225,19 @@ impl Drop for Withdrawn {
 }
 
 /// Starts the tasks and waits until all of them are done, in order: what lanes pass on is alone's.
-async fn run(shared: Arc<Shared>, upkeep: Arc<Upkeep>, mut link: Option<Link>) {
+async fn run(shared: Arc<Shared>, upkeep: Arc<Maintenance>, mut link: Option<PgConnection>) {
     let mut first = JoinSet::new();
     for lane in 0..shared.lanes.len() {
-        let line = Line::writing(link.take());
-        first.spawn(Writer::new(Arc::clone(&shared), Way::Batches(lane), line).run());
+        let line = WriterConnection::writing(link.take());
+        first.spawn(Writer::new(Arc::clone(&shared), WriterMode::Batches(lane), line).run());
     }
     first.spawn(reader::run(Arc::clone(&shared)));
     let mut alone = JoinSet::new();
     for _ in 0..ALONE {
-        alone.spawn(Writer::new(Arc::clone(&shared), Way::Alone, Line::writing(None)).run());
+        alone.spawn(
+            Writer::new(Arc::clone(&shared), WriterMode::Alone, WriterConnection::writing(None))
+                .run(),
+        );
     }
     while first.join_next().await.is_some() {}
     shared.alone.close();
@@ -259,7 +262,7 @@ impl fmt::Debug for PostgresStore {
 
 fn is_replaced(error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else { return false };
-    matches!(source.downcast_ref(), Some(PostgresError::Replaced))
+    matches!(source.downcast_ref(), Some(PostgresStoreError::Replaced))
 }
 
 // Cancellation: each method queues a job and awaits the answer. Dropped before the first, nothing
@@ -310,7 +313,7 @@ impl Store for PostgresStore {
             while left > 0 {
                 let chunk = left.min(REAP_CHUNK);
                 let rows = self.upkeep.run(Job::Reap { limit: chunk.into() }).await;
-                let rows = rows.map_err(crate::upkeep::Undone::into_store_error)?;
+                let rows = rows.map_err(crate::maintenance::MaintenanceError::into_store_error)?;
                 let (removed, moved) = counts(&rows)?;
                 crate::shared::count(&self.shared.counters.removed, removed as usize);
                 reaped.removed += removed;
@@ -337,7 +340,7 @@ impl Inspect for PostgresStore {
             // Every key is larger than nothing.
             let after = after.map_or_else(Vec::new, |key| key.as_bytes().to_vec());
             let rows = self.upkeep.run(Job::Page { after, limit: limit_and_one }).await;
-            let rows = rows.map_err(crate::upkeep::Undone::into_read_error)?;
+            let rows = rows.map_err(crate::maintenance::MaintenanceError::into_read_error)?;
             self.read_page(&rows, limit.get() as usize)
         })
     }
@@ -358,13 +361,13 @@ impl Inspect for PostgresStore {
 
 impl PostgresStore {
     fn read_page(&self, rows: &[Row], limit: usize) -> Result<Page, StoreError> {
-        let nonsense = || StoreError::unavailable(PostgresError::Nonsense);
+        let nonsense = || StoreError::unavailable(PostgresStoreError::Nonsense);
         let first = rows.first().ok_or_else(nonsense)?;
-        let now = Said::read(first).map_err(StoreError::corrupt)?.now;
+        let now = ResultRow::read(first).map_err(StoreError::corrupt)?.now;
         let found: Option<i64> = first.try_get(9).map_err(|_| nonsense())?;
         let mut records = Vec::new();
         for row in rows.iter().take(limit) {
-            let Said { key, found, .. } = Said::read(row).map_err(StoreError::corrupt)?;
+            let ResultRow { key, found, .. } = ResultRow::read(row).map_err(StoreError::corrupt)?;
             let Some(key) = key else { continue };
             let stored = match found {
                 Ok(Some(found)) => found.open(&key, &self.sealer),
@@ -390,7 +393,7 @@ impl Notify for PostgresStore {
 
 /// Rows removed and moved.
 fn counts(rows: &[Row]) -> Result<(u32, u32), StoreError> {
-    let nonsense = || StoreError::ambiguous(PostgresError::Nonsense);
+    let nonsense = || StoreError::ambiguous(PostgresStoreError::Nonsense);
     let [row] = rows else { return Err(nonsense()) };
     let count = |at: usize| {
         let count: i64 = row.try_get(at).map_err(|_| nonsense())?;

@@ -15,7 +15,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Soc
 /// A connection's other half, which does the reading and writing. Its stream ends with it.
 pub(crate) type Driver = Pin<Box<dyn Messages>>;
 
-/// Makes connections. Implemented for TLS by [`Tls`], and by `Rustls` (feature `tls`).
+/// Makes connections. Implemented for TLS by [`MakeTls`], and by `Rustls` (feature `tls`).
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
     /// Connects as `config` says.
     ///
@@ -67,9 +67,9 @@ impl Connector for Plain {
 
 /// By TLS, as any connector for tokio-postgres makes it.
 #[derive(Clone)]
-pub struct Tls<T>(T);
+pub struct MakeTls<T>(T);
 
-impl<T> Tls<T> {
+impl<T> MakeTls<T> {
     /// By TLS as `make` has it.
     #[must_use]
     pub const fn new(make: T) -> Self {
@@ -77,13 +77,13 @@ impl<T> Tls<T> {
     }
 }
 
-impl<T> fmt::Debug for Tls<T> {
+impl<T> fmt::Debug for MakeTls<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Tls(..)")
     }
 }
 
-impl<T> Connector for Tls<T>
+impl<T> Connector for MakeTls<T>
 where
     T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
     T::Stream: Send + 'static,

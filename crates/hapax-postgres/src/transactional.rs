@@ -8,7 +8,7 @@ use hapax::{FencingToken, Store, StoreError, Timestamp};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Transaction};
 
-use crate::error::{PostgresError, refused};
+use crate::error::{PostgresStoreError, refused};
 use crate::record::Write;
 use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
@@ -67,15 +67,15 @@ impl PostgresStore {
                     self.conflict(&swap).await
                 }
                 Some(db) if *db.code() == SqlState::from_code(SAVEPOINT) => {
-                    Err(StoreError::unavailable(PostgresError::Savepoint))
+                    Err(StoreError::unavailable(PostgresStoreError::Savepoint))
                 }
                 Some(db) if *db.code() == SqlState::from_code(ENDED_EARLY) => {
-                    Err(StoreError::unavailable(PostgresError::EndedEarly))
+                    Err(StoreError::unavailable(PostgresStoreError::EndedEarly))
                 }
                 // The transaction has failed: nothing of it can be committed.
                 Some(db) => Err(refused(Box::new(db.clone()))),
                 // Nor is it without its connection, for COMMIT was not sent.
-                None => Err(StoreError::unavailable(PostgresError::Broken(error.into()))),
+                None => Err(StoreError::unavailable(PostgresStoreError::Broken(error.into()))),
             },
         }
     }
@@ -84,7 +84,7 @@ impl PostgresStore {
         // The key of a claim that is not committed would keep every other claim of it waiting, for
         // as long as the caller's transaction lasts.
         if swap.expected.is_none() {
-            return Err(StoreError::unavailable(PostgresError::ClaimInTransaction));
+            return Err(StoreError::unavailable(PostgresStoreError::ClaimInTransaction));
         }
         self.seal(swap)
     }
@@ -93,7 +93,7 @@ impl PostgresStore {
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let seen = self.load(&swap.id).await?;
         if seen.stored.as_ref().map(|stored| stored.write_id) == swap.expected {
-            return Err(StoreError::unavailable(PostgresError::OldTransaction));
+            return Err(StoreError::unavailable(PostgresStoreError::OldTransaction));
         }
         Ok(Swapped::Conflict(seen))
     }
@@ -114,5 +114,5 @@ fn stored(numbers: [Option<i64>; 3]) -> Result<Swapped, StoreError> {
 
 /// Nothing can be said; the caller's transaction must not be committed.
 fn nonsense() -> StoreError {
-    StoreError::unavailable(PostgresError::Nonsense)
+    StoreError::unavailable(PostgresStoreError::Nonsense)
 }

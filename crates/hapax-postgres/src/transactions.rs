@@ -18,7 +18,7 @@ use hapax::{OperationId, StoreError};
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 
-use crate::error::{Failure, PostgresError};
+use crate::error::{Failure, PostgresStoreError};
 use crate::sql::{MARK, NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 
@@ -173,7 +173,7 @@ impl PgTransactions {
 ///
 /// Its COMMIT waits until a crash of the server can not undo it, whatever `synchronous_commit` and
 /// `statement_timeout` are set to for the role, unless the store is one that may forget
-/// ([`Options::allow_forgetting`](crate::Options)).
+/// ([`Options::allow_forgetting`](crate::PostgresOptions)).
 pub struct PgTx {
     connection: Box<dyn Connection>,
     /// A transaction may be open.
@@ -248,12 +248,12 @@ impl Transactions for PgTransactions {
             Err(match failure {
                 Failure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
                     self.store.shared.setup.unknown();
-                    TxError::unknown(PostgresError::Refused(db))
+                    TxError::unknown(PostgresStoreError::Refused(db))
                 }
                 Failure::Refused(db) if lost_race(db.code().code()) => {
-                    TxError::conflict(PostgresError::Refused(db))
+                    TxError::conflict(PostgresStoreError::Refused(db))
                 }
-                Failure::Refused(db) => TxError::failed(PostgresError::Refused(db)),
+                Failure::Refused(db) => TxError::failed(PostgresStoreError::Refused(db)),
                 Failure::Lost(error) => {
                     // Before anybody settles it by reading.
                     self.store.shared.setup.unknown();
@@ -280,7 +280,7 @@ impl Transactions for PgTransactions {
                 tx.ended();
             }
             match not_marked {
-                true => Err(TxError::ended_early(PostgresError::EndedEarly)),
+                true => Err(TxError::ended_early(PostgresStoreError::EndedEarly)),
                 false => rolled_back.map_err(TxError::failed),
             }
         })
@@ -334,7 +334,7 @@ fn sort(error: StoreError) -> TxError {
 
 fn is_early(error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else { return false };
-    matches!(source.downcast_ref(), Some(PostgresError::EndedEarly))
+    matches!(source.downcast_ref(), Some(PostgresStoreError::EndedEarly))
 }
 
 /// Looks for one of the server's errors in what caused `error`.
@@ -345,9 +345,9 @@ fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
             error.code().map(SqlState::code)
         } else if let Some(db) = error.downcast_ref::<DbError>() {
             Some(db.code().code())
-        } else if let Some(PostgresError::Refused(db)) = error.downcast_ref() {
+        } else if let Some(PostgresStoreError::Refused(db)) = error.downcast_ref() {
             Some(db.code().code())
-        } else if let Some(PostgresError::OldTransaction) = error.downcast_ref() {
+        } else if let Some(PostgresStoreError::OldTransaction) = error.downcast_ref() {
             // A new one sees the record.
             return true;
         } else {

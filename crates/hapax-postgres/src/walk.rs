@@ -14,17 +14,17 @@ use hapax::store::{Place, Scanned, Visit};
 use hapax::{Sealer, StoreError, Timestamp};
 use tokio_postgres::Row;
 
-use crate::error::PostgresError;
-use crate::record::Said;
+use crate::error::PostgresStoreError;
+use crate::maintenance::{Job, Maintenance, MaintenanceError};
+use crate::record::ResultRow;
 use crate::sql::PAGE_BYTES;
-use crate::upkeep::{Job, Undone, Upkeep};
 
 /// Records of an outcome of some hundred bytes in a block, half of which is left empty for updates.
 const RECORDS_OF_A_BLOCK: u32 = 4;
 
 /// Takes a step through as many blocks as `limit` records may have. A place is the file of the table and the number of the next block.
 pub(crate) async fn step(
-    upkeep: &Arc<Upkeep>,
+    upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
     from: Place,
     limit: NonZeroU32,
@@ -35,10 +35,13 @@ pub(crate) async fn step(
         _ => (None, 0),
     };
     let count = i64::from(limit.get().div_ceil(RECORDS_OF_A_BLOCK));
-    let rows = upkeep.run(Job::Blocks { first, count }).await.map_err(Undone::into_read_error)?;
+    let rows = upkeep
+        .run(Job::Blocks { first, count })
+        .await
+        .map_err(MaintenanceError::into_read_error)?;
     let found = Blocks::read(&rows).map_err(|_| unreadable())?;
     if file.is_some_and(|file| file != found.file) {
-        return Err(StoreError::unavailable(PostgresError::Rewritten));
+        return Err(StoreError::unavailable(PostgresStoreError::Rewritten));
     }
     let (mut keys, mut bytes) = (Vec::new(), 0);
     for (key, length) in found.keys {
@@ -59,14 +62,15 @@ pub(crate) async fn step(
 
 /// Loads records, not behind those that requests wait for, and visits them.
 async fn load(
-    upkeep: &Arc<Upkeep>,
+    upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
     keys: Vec<Vec<u8>>,
     visit: Visit<'_>,
 ) -> Result<(), StoreError> {
-    let rows = upkeep.run(Job::Load { keys }).await.map_err(Undone::into_read_error)?;
+    let rows = upkeep.run(Job::Load { keys }).await.map_err(MaintenanceError::into_read_error)?;
     for row in &rows {
-        let Said { now, key, found, .. } = Said::read(row).map_err(StoreError::corrupt)?;
+        let ResultRow { now, key, found, .. } =
+            ResultRow::read(row).map_err(StoreError::corrupt)?;
         let key = key.ok_or_else(unreadable)?;
         let stored = match found {
             Ok(Some(found)) => found.open(&key, sealer),
@@ -105,5 +109,5 @@ impl Blocks {
 }
 
 fn unreadable() -> StoreError {
-    StoreError::unavailable(PostgresError::Nonsense)
+    StoreError::unavailable(PostgresStoreError::Nonsense)
 }

@@ -20,11 +20,11 @@ use hapax::{OperationId, StoreError};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 
-use crate::error::{Failure, PostgresError};
+use crate::error::{Failure, PostgresStoreError};
 use crate::identity::recognise;
-use crate::link::{Call, Link, Parameter, Setup};
+use crate::link::{ConnectionSetup, Parameter, PgConnection, StatementCall};
 use crate::queue::Queue;
-use crate::record::{RawSwapped, Said, Write};
+use crate::record::{RawSwapped, ResultRow, Write};
 use crate::secret::Purpose;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
@@ -41,7 +41,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Which queue a writer empties, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum WriterMode {
     /// In batches, that of this lane.
     Batches(usize),
     /// One by one, what batches left over.
@@ -51,22 +51,22 @@ pub(crate) enum Way {
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    way: Way,
-    line: Line,
+    way: WriterMode,
+    line: WriterConnection,
     /// Whether the last batch was one.
     crowded: bool,
 }
 
 /// A connection that comes back by itself.
 #[derive(Debug)]
-pub(crate) struct Line {
-    link: Option<Link>,
+pub(crate) struct WriterConnection {
+    link: Option<PgConnection>,
     purpose: Purpose,
     pause: Duration,
 }
 
 impl Writer {
-    pub(crate) const fn new(shared: Arc<Shared>, way: Way, line: Line) -> Self {
+    pub(crate) const fn new(shared: Arc<Shared>, way: WriterMode, line: WriterConnection) -> Self {
         Self { shared, way, line, crowded: false }
     }
 
@@ -74,7 +74,7 @@ impl Writer {
     pub(crate) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let queue = self.queue(&shared);
-        while self.line.rest(queue.wait(), self.way == Way::Alone).await {
+        while self.line.rest(queue.wait(), self.way == WriterMode::Alone).await {
             let link = match self.line.link(&shared).await {
                 Ok(link) => link,
                 Err(error) => {
@@ -87,13 +87,13 @@ impl Writer {
                 }
             };
             let jobs = match self.way {
-                Way::Batches(_) => {
+                WriterMode::Batches(_) => {
                     if self.crowded {
                         gather(queue).await;
                     }
                     queue.take(shared.setup.options.batch, BATCH_BYTES)
                 }
-                Way::Alone => queue.take(1, BATCH_BYTES),
+                WriterMode::Alone => queue.take(1, BATCH_BYTES),
             };
             self.crowded = jobs.len() > 1;
             let keys: Vec<OperationId> = jobs.iter().map(|job| job.write.key).collect();
@@ -107,8 +107,8 @@ impl Writer {
 
     fn queue<'a>(&self, shared: &'a Shared) -> &'a Queue<SwapJob> {
         match self.way {
-            Way::Batches(lane) => &shared.lanes[lane],
-            Way::Alone => &shared.alone,
+            WriterMode::Batches(lane) => &shared.lanes[lane],
+            WriterMode::Alone => &shared.alone,
         }
     }
 }
@@ -129,15 +129,15 @@ async fn gather(queue: &Queue<SwapJob>) {
 }
 
 /// Sends a batch and answers its callers. Whether the connection is still good.
-async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
+async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<SwapJob>) -> bool {
     let mut writes: Vec<_> = jobs.iter().map(|job| &job.write).collect();
     // In order of key: batches that insert the same keys then wait for each other in one direction.
     writes.sort_unstable_by_key(|write| write.key);
     let columns = Columns::of(&writes);
-    let patient = way == Way::Alone;
+    let patient = way == WriterMode::Alone;
     let begin = match way {
-        Way::Batches(_) => Cow::Borrowed(shared.setup.begin()),
-        Way::Alone => Cow::Owned(begin_alone(&jobs, &shared.setup)),
+        WriterMode::Batches(_) => Cow::Borrowed(shared.setup.begin()),
+        WriterMode::Alone => Cow::Owned(begin_alone(&jobs, &shared.setup)),
     };
     let mut parameters = columns.parameters();
     parameters.push(&patient);
@@ -152,7 +152,7 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
         }
         None => Verb::Swap,
     };
-    let call = Call { verb, parameters };
+    let call = StatementCall { verb, parameters };
     let sent = link.transact(&shared.setup, &begin, call);
     count(&shared.counters.batches, 1);
     // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
@@ -167,13 +167,13 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
                 settle(shared, way, jobs, said);
                 return true;
             }
-            None => Failure::Lost(PostgresError::Nonsense),
+            None => Failure::Lost(PostgresStoreError::Nonsense),
         },
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::Lost(PostgresError::TimedOut),
+        Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
     };
     let good = !failure.ends_connection();
-    if failure.is_locked() && way == Way::Alone {
+    if failure.is_locked() && way == WriterMode::Alone {
         // Others that wait behind it for the same lock hear so with it.
         for behind in jobs.iter().flat_map(|job| shared.alone.drain_key(&job.write.key)) {
             behind.reply.send(Err(failure.clone().into_store_error())).ok();
@@ -185,7 +185,12 @@ async fn write(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bo
 
 /// Rejects what needs the tables that were expected, unless an operator confirmed those that are
 /// there; the others are sent again. Whether the connection is still good.
-async fn replaced(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) -> bool {
+async fn replaced(
+    shared: &Shared,
+    way: WriterMode,
+    link: &PgConnection,
+    jobs: Vec<SwapJob>,
+) -> bool {
     let looking = recognise(link.client(), &shared.setup, Purpose::Look);
     let recognised = timeout(shared.setup.answer, looking).await;
     let accepted = matches!(recognised, Ok(Ok(true)));
@@ -195,14 +200,14 @@ async fn replaced(shared: &Shared, way: Way, link: &Link, jobs: Vec<SwapJob>) ->
             job.ticket.wait_again();
             shared.queue_of(way, &job).put_back(job);
         } else {
-            job.reply.send(Err(StoreError::unavailable(PostgresError::Replaced))).ok();
+            job.reply.send(Err(StoreError::unavailable(PostgresStoreError::Replaced))).ok();
         }
     }
     matches!(recognised, Ok(Ok(_)))
 }
 
 /// A lock is waited for no longer than half of the time, and so that the caller still hears of it.
-fn begin_alone(jobs: &[SwapJob], setup: &Setup) -> String {
+fn begin_alone(jobs: &[SwapJob], setup: &ConnectionSetup) -> String {
     let now = Instant::now();
     let left = jobs.iter().map(|job| job.deadline.saturating_duration_since(now)).min();
     let left = left.unwrap_or_default() * 3 / 4;
@@ -210,17 +215,22 @@ fn begin_alone(jobs: &[SwapJob], setup: &Setup) -> String {
 }
 
 /// What the rows say, by key; `None` if they cannot be read.
-fn said(rows: &[Row]) -> Option<HashMap<OperationId, Said>> {
+fn said(rows: &[Row]) -> Option<HashMap<OperationId, ResultRow>> {
     let mut by_key = HashMap::with_capacity(rows.len());
     for row in rows {
-        let said = Said::read(row).ok()?;
+        let said = ResultRow::read(row).ok()?;
         // The first one counts: what is there now, of those that were written, is the same.
         by_key.entry(said.key?).or_insert(said);
     }
     Some(by_key)
 }
 
-fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<OperationId, Said>) {
+fn settle(
+    shared: &Shared,
+    way: WriterMode,
+    jobs: Vec<SwapJob>,
+    mut said: HashMap<OperationId, ResultRow>,
+) {
     count(&shared.counters.swaps, jobs.len());
     let mut again = VecDeque::new();
     for job in jobs {
@@ -242,7 +252,7 @@ fn settle(shared: &Shared, way: Way, jobs: Vec<SwapJob>, mut said: HashMap<Opera
     for job in again {
         // It was committed without this one: this copy did nothing.
         job.ticket.wait_again();
-        if job.write.expected.is_none() || way == Way::Alone {
+        if job.write.expected.is_none() || way == WriterMode::Alone {
             // Somebody else's write was not visible yet. By now it is.
             count(&shared.counters.again, 1);
             shared.queue_of(way, &job).put_back(job);
@@ -277,28 +287,28 @@ impl Shared {
         match self.alone.pass_on(job) {
             Ok(()) => count(&self.counters.alone, 1),
             Err(job) => {
-                job.reply.send(Err(StoreError::unavailable(PostgresError::QueueFull))).ok();
+                job.reply.send(Err(StoreError::unavailable(PostgresStoreError::QueueFull))).ok();
             }
         }
     }
 
-    fn queue_of(&self, way: Way, job: &SwapJob) -> &Queue<SwapJob> {
+    fn queue_of(&self, way: WriterMode, job: &SwapJob) -> &Queue<SwapJob> {
         match way {
-            Way::Batches(_) => self.lane(&job.write.key),
-            Way::Alone => &self.alone,
+            WriterMode::Batches(_) => self.lane(&job.write.key),
+            WriterMode::Alone => &self.alone,
         }
     }
 }
 
-impl Default for Line {
+impl Default for WriterConnection {
     fn default() -> Self {
         Self { link: None, purpose: Purpose::Look, pause: FIRST_PAUSE }
     }
 }
 
-impl Line {
+impl WriterConnection {
     /// One to write records on.
-    pub(crate) const fn writing(link: Option<Link>) -> Self {
+    pub(crate) const fn writing(link: Option<PgConnection>) -> Self {
         Self { link, purpose: Purpose::Write, pause: FIRST_PAUSE }
     }
 
@@ -315,7 +325,10 @@ impl Line {
     }
 
     /// The connection, made anew if need be. Bounded in time.
-    pub(crate) async fn link(&mut self, shared: &Shared) -> Result<&Link, PostgresError> {
+    pub(crate) async fn link(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<&PgConnection, PostgresStoreError> {
         let link = match self.link.take().filter(|link| !link.is_closed()) {
             Some(link) => link,
             None => open(shared, self.purpose).await?,
@@ -342,8 +355,8 @@ impl Line {
     }
 }
 
-async fn open(shared: &Shared, purpose: Purpose) -> Result<Link, PostgresError> {
-    let opened = Link::open(&shared.setup, purpose).await;
+async fn open(shared: &Shared, purpose: Purpose) -> Result<PgConnection, PostgresStoreError> {
+    let opened = PgConnection::open(&shared.setup, purpose).await;
     match opened {
         Ok(link) => {
             count(&shared.counters.connections, 1);
@@ -351,7 +364,7 @@ async fn open(shared: &Shared, purpose: Purpose) -> Result<Link, PostgresError> 
         }
         Err(error) => {
             tracing::warn!(%error, "no connection to PostgreSQL");
-            Err(PostgresError::Connect(Arc::new(error)))
+            Err(PostgresStoreError::Connect(Arc::new(error)))
         }
     }
 }

@@ -22,7 +22,7 @@ use hapax::{
     Entropy, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record,
     RecordState, Sealer, Store, SystemEntropy, Terms, WriteId,
 };
-use hapax_redis::{Options, RedisStore};
+use hapax_redis::{RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
@@ -36,7 +36,7 @@ async fn main() {
     let callers = arguments.next().unwrap_or(64);
     let seconds = arguments.next().unwrap_or(3);
     let server = RedisServer::start().await;
-    let store = Arc::new(RedisStore::connect(Options::new(server.url())).await.unwrap());
+    let store = Arc::new(RedisStore::connect(RedisOptions::new(server.url())).await.unwrap());
     let client = redis::Client::open(server.url()).unwrap();
     let raw = Raw::new(client.get_multiplexed_async_connection().await.unwrap()).await;
     println!("{callers} callers, requests (claim and completion) a second:");

@@ -9,12 +9,12 @@ use hapax::OperationId;
 use redis::{Cmd, Value};
 
 use crate::admission::{Admission, RequestLimit};
-use crate::error::{ConnectError, Failure, RedisStoreError};
-use crate::keeper::Keeper;
-use crate::link::Link;
-use crate::names::Names;
-use crate::options::Options;
-use crate::watches::Watches;
+use crate::error::{Failure, RedisConnectError, RedisStoreError};
+use crate::key_names::KeyNames;
+use crate::link::ConnectionHandle;
+use crate::notify::Watchers;
+use crate::options::RedisOptions;
+use crate::reconnect::Reconnector;
 
 /// Bytes by store key, each for a time, on a server that may forget: it may evict, and need not
 /// persist. Names begin with the prefix and `cache:`, so that a store's are others.
@@ -22,8 +22,8 @@ use crate::watches::Watches;
 /// Its user needs `+hello +info +get +set +del +ping` on those keys, and on a cluster
 /// `+cluster|slots +asking`.
 pub struct RedisCache {
-    link: Link,
-    names: Names,
+    link: ConnectionHandle,
+    names: KeyNames,
     limit: RequestLimit,
 }
 
@@ -32,15 +32,15 @@ impl RedisCache {
     /// account: what is put here is stored as it is.
     ///
     /// # Errors
-    /// [`ConnectError`]; [`ConnectError::Unfit`] where the server is a replica or too old.
-    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server is a replica or too old.
+    pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
         let options = options.allow_eviction();
-        let target = options.target()?;
-        let names = Names::new(&format!("{}cache:", options.prefix));
+        let url = options.target()?;
+        let names = KeyNames::new(&format!("{}cache:", options.prefix));
         let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
-        let watches = Arc::new(Watches::default());
-        let keeper = Keeper::new(target, options, names.clone(), &watches, None);
-        let link = Link::open(keeper).await?;
+        let watchers = Arc::new(Watchers::default());
+        let keeper = Reconnector::new(url, options, names.clone(), &watchers, None);
+        let link = ConnectionHandle::open(keeper).await?;
         Ok(Self { link, names, limit })
     }
 

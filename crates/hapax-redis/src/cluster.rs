@@ -14,10 +14,10 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::connection::{self, Connection, Heard, Node, Pushed};
-use crate::error::{ConnectError, breaks};
-use crate::options::Options;
-use crate::target::Target;
+use crate::connection::{self, Connection, Node, PushEvent, PushHandler};
+use crate::error::{RedisConnectError, breaks};
+use crate::options::RedisOptions;
+use crate::url::RedisUrl;
 
 /// How often one that is sent elsewhere, or asked to come again, follows.
 const FOLLOWED: u32 = 8;
@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: ClusterConnection,
-    place: Arc<(Target, Options)>,
-    news: Arc<News>,
+    place: Arc<(RedisUrl, RedisOptions)>,
+    news: Arc<ClusterSubscriptions>,
 }
 
 /// The connection on which the cluster tells of writes, to any one of its nodes: all of them pass on
@@ -39,20 +39,21 @@ pub(crate) struct Cluster {
 /// Never the client's own, on which requests are answered: when it learns anew who serves what it
 /// subscribes again, takes the many confirmations for answers to as many requests, and gives each
 /// request after them the answer of another.
-struct News {
+struct ClusterSubscriptions {
     connection: Mutex<Option<MultiplexedConnection>>,
-    pushed: Pushed,
+    on_push: PushHandler,
 }
 
 pub(crate) async fn open(
-    target: &Target,
-    options: &Options,
-    pushed: &Pushed,
-) -> Result<Connection, ConnectError> {
-    let news = News { connection: Mutex::default(), pushed: Pushed::clone(pushed) };
-    let pushed = Pushed::clone(pushed);
-    let tcp = target.nodes.first().map(|node| node.tcp_settings().clone()).unwrap_or_default();
-    let builder = ClusterClientBuilder::new(target.nodes.iter().cloned())
+    url: &RedisUrl,
+    options: &RedisOptions,
+    on_push: &PushHandler,
+) -> Result<Connection, RedisConnectError> {
+    let news =
+        ClusterSubscriptions { connection: Mutex::default(), on_push: PushHandler::clone(on_push) };
+    let on_push = PushHandler::clone(on_push);
+    let tcp = url.nodes.first().map(|node| node.tcp_settings().clone()).unwrap_or_default();
+    let builder = ClusterClientBuilder::new(url.nodes.iter().cloned())
         .use_protocol(redis::ProtocolVersion::RESP3)
         .tcp_settings(tcp)
         // While it learns who serves what, everybody waits, also for a node that is off: less than
@@ -65,7 +66,7 @@ pub(crate) async fn open(
         .retries(0)
         .push_sender(move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
-                pushed(Heard::NodeLost);
+                on_push(PushEvent::NodeLost);
             }
             Ok::<(), SendError>(())
         });
@@ -74,9 +75,9 @@ pub(crate) async fn open(
         Some(certificates) => builder.certs(certificates),
         None => builder,
     };
-    let client = builder.build().map_err(ConnectError::Unreachable)?;
-    let client = client.get_async_connection().await.map_err(ConnectError::Unreachable)?;
-    let place = Arc::new((target.clone(), options.clone()));
+    let client = builder.build().map_err(RedisConnectError::Unreachable)?;
+    let client = client.get_async_connection().await.map_err(RedisConnectError::Unreachable)?;
+    let place = Arc::new((url.clone(), options.clone()));
     Ok(Connection::Cluster(Cluster { client, place, news: Arc::new(news) }))
 }
 
@@ -117,15 +118,15 @@ impl Cluster {
     /// A connection to one node for one request: what opens a node's door to those that it does not
     /// serve yet opens it to the next command, whosever it is.
     async fn reach(&self, node: &Node) -> Option<MultiplexedConnection> {
-        let (target, options) = &*self.place;
-        let seed = target.nodes.first()?;
+        let (url, options) = &*self.place;
+        let seed = url.nodes.first()?;
         let address = seed.clone().set_addr(beside(seed.addr(), node));
-        let ignored: Pushed = Arc::new(|_| {});
-        let reached = connection::reach_node(&address, target, options, &ignored).await;
+        let ignored: PushHandler = Arc::new(|_| {});
+        let reached = connection::reach_node(&address, url, options, &ignored).await;
         match reached {
-            Ok((Connection::Single(there), facts)) => {
+            Ok((Connection::Single(there), server_info)) => {
                 // One that is new serves no slot yet, so that nobody has looked at it.
-                let fit = facts.check(options.allow_eviction);
+                let fit = info.check(options.allow_eviction);
                 fit.inspect_err(|error| tracing::error!(%error, "a node is no place for a store"))
                     .ok()
                     .map(|()| there)
@@ -159,15 +160,15 @@ impl Cluster {
     }
 
     async fn hear(&self) -> RedisResult<MultiplexedConnection> {
-        let (target, options) = &*self.place;
-        let pushed = Pushed::clone(&self.news.pushed);
-        let pushed: Pushed = Arc::new(move |heard| {
-            pushed(match heard {
-                Heard::Ended => Heard::Deaf,
+        let (url, options) = &*self.place;
+        let on_push = PushHandler::clone(&self.news.on_push);
+        let on_push: PushHandler = Arc::new(move |heard| {
+            on_push(match heard {
+                PushEvent::Ended => PushEvent::Deaf,
                 heard => heard,
             });
         });
-        match connection::reach(target, options, &pushed).await {
+        match connection::reach(url, options, &on_push).await {
             Ok((Connection::Single(connection), _)) => Ok(connection),
             _ => Err((ErrorKind::ClusterConnectionNotFound, "no node was reached").into()),
         }
@@ -190,10 +191,10 @@ pub(crate) fn was_not_looked_at(error: &RedisError) -> bool {
 /// of them said what they are.
 pub(crate) async fn vet(
     connection: &mut Connection,
-    target: &Target,
-    options: &Options,
-) -> Result<bool, ConnectError> {
-    let Some(seed) = target.nodes.first() else { return Ok(true) };
+    url: &RedisUrl,
+    options: &RedisOptions,
+) -> Result<bool, RedisConnectError> {
+    let Some(seed) = url.nodes.first() else { return Ok(true) };
     // Of all at once: so it is no longer than that however many there are.
     let limit = options.timeout / 4;
     let Ok(Ok(Some(masters))) = timeout(limit, connection.masters()).await else {
@@ -205,10 +206,10 @@ pub(crate) async fn vet(
         .flatten()
         .map(|node| {
             let address = seed.clone().set_addr(beside(seed.addr(), &node));
-            let (target, options) = (target.clone(), options.clone());
+            let (url, options) = (url.clone(), options.clone());
             async move {
-                let ignored: Pushed = Arc::new(|_| {});
-                let reaching = connection::reach_node(&address, &target, &options, &ignored);
+                let ignored: PushHandler = Arc::new(|_| {});
+                let reaching = connection::reach_node(&address, &url, &options, &ignored);
                 (timeout(limit, reaching).await, node)
             }
         })
@@ -218,8 +219,8 @@ pub(crate) async fn vet(
     while let Some(looked) = looks.join_next().await {
         match looked {
             // One that follows another by now, others will be said to serve soon.
-            Ok((Ok(Ok((_, facts))), _)) if !facts.is_replica() => {
-                facts.check(options.allow_eviction)?;
+            Ok((Ok(Ok((_, server_info))), _)) if !info.is_replica() => {
+                info.check(options.allow_eviction)?;
             }
             Ok((_, Node { host, port })) => {
                 tracing::warn!(host, port, "it is unknown whether this node of the cluster evicts");

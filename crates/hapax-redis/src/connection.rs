@@ -14,19 +14,19 @@ use tokio::time::timeout;
 use crate::cluster::Cluster;
 #[cfg(feature = "cluster")]
 pub(crate) use crate::cluster::open as cluster;
-use crate::error::{ConnectError, Failure};
-use crate::facts::{Facts, Unfit};
-use crate::options::Options;
-use crate::target::Target;
+use crate::error::{Failure, RedisConnectError};
+use crate::options::RedisOptions;
+use crate::server_info::{ServerInfo, UnfitServer};
+use crate::url::RedisUrl;
 
 /// Requests that wait in the client for their turn to be written; those beyond wait at the door.
 const WRITE_QUEUE: usize = 256;
 
 /// What a server says without being asked; must not block.
-pub(crate) type Pushed = Arc<dyn Fn(Heard) + Send + Sync>;
+pub(crate) type PushHandler = Arc<dyn Fn(PushEvent) + Send + Sync>;
 
 /// What is heard without being asked for.
-pub(crate) enum Heard {
+pub(crate) enum PushEvent {
     Said(PushInfo),
     /// The connection is no more.
     Ended,
@@ -49,40 +49,40 @@ pub(crate) enum Connection {
 /// Connects, and leaves again where no store may be; who serves a cluster, [`vet`] looks at.
 /// `pushed` hears what comes unasked.
 pub(crate) async fn open(
-    target: &Target,
-    options: &Options,
-    pushed: &Pushed,
-) -> Result<Connection, ConnectError> {
+    url: &RedisUrl,
+    options: &RedisOptions,
+    on_push: &PushHandler,
+) -> Result<Connection, RedisConnectError> {
     let limit = options.timeout;
     let opening = async {
-        let (connection, facts) = reach(target, options, pushed).await?;
-        if facts.is_cluster() {
+        let (connection, server_info) = reach(url, options, on_push).await?;
+        if info.is_cluster() {
             drop(connection);
-            return cluster(target, options, pushed).await;
+            return cluster(url, options, on_push).await;
         }
-        facts.check(options.allow_eviction)?;
+        info.check(options.allow_eviction)?;
         Ok(connection)
     };
-    timeout(limit, opening).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
+    timeout(limit, opening).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
 }
 
 /// Connects wherever it may lead, for whoever wants to know what is there. A cluster's node stands
 /// for itself.
 pub(crate) async fn reach(
-    target: &Target,
-    options: &Options,
-    pushed: &Pushed,
-) -> Result<(Connection, Facts), ConnectError> {
-    let mut last = ConnectError::Url("it names no host".into());
+    url: &RedisUrl,
+    options: &RedisOptions,
+    on_push: &PushHandler,
+) -> Result<(Connection, ServerInfo), RedisConnectError> {
+    let mut last = RedisConnectError::Url("it names no host".into());
     // One whose host is off must leave time for the others, and for what follows; the last one has
     // what is left.
-    let limit = options.timeout / (2 * u32::try_from(target.nodes.len()).unwrap_or(u32::MAX));
-    for (at, node) in target.nodes.iter().enumerate() {
-        let reaching = reach_node(node, target, options, pushed);
-        let reached = if at + 1 == target.nodes.len() {
+    let limit = options.timeout / (2 * u32::try_from(url.nodes.len()).unwrap_or(u32::MAX));
+    for (at, node) in url.nodes.iter().enumerate() {
+        let reaching = reach_node(node, url, options, on_push);
+        let reached = if at + 1 == url.nodes.len() {
             reaching.await
         } else {
-            timeout(limit, reaching).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
+            timeout(limit, reaching).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
         };
         match reached {
             Ok(reached) => return Ok(reached),
@@ -94,36 +94,37 @@ pub(crate) async fn reach(
 
 pub(crate) async fn reach_node(
     node: &ConnectionInfo,
-    target: &Target,
-    options: &Options,
-    pushed: &Pushed,
-) -> Result<(Connection, Facts), ConnectError> {
-    let client = client(node, target, options).await?;
-    let pushed = Arc::clone(pushed);
+    url: &RedisUrl,
+    options: &RedisOptions,
+    on_push: &PushHandler,
+) -> Result<(Connection, ServerInfo), RedisConnectError> {
+    let client = client(node, url, options).await?;
+    let on_push = Arc::clone(on_push);
     // Time-outs are the caller's: one for opening, one for each request.
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None)
         .set_pipeline_buffer_size(WRITE_QUEUE)
         .set_push_sender(move |push: PushInfo| {
-            pushed(match push.kind {
-                PushKind::Disconnection => Heard::Ended,
-                _ => Heard::Said(push),
+            on_push(match push.kind {
+                PushKind::Disconnection => PushEvent::Ended,
+                _ => PushEvent::Said(push),
             });
             Ok::<(), SendError>(())
         });
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-    let mut connection = Connection::Single(connection.map_err(ConnectError::Unreachable)?);
-    let facts = connection.facts().await?.pop().map(|(_, facts)| facts).unwrap_or_default();
-    Ok((connection, facts))
+    let mut connection = Connection::Single(connection.map_err(RedisConnectError::Unreachable)?);
+    let info =
+        connection.server_info().await?.pop().map(|(_, server_info)| info).unwrap_or_default();
+    Ok((connection, server_info))
 }
 
 #[cfg(not(feature = "sentinel"))]
 async fn client(
     node: &ConnectionInfo,
-    _target: &Target,
-    options: &Options,
-) -> Result<Client, ConnectError> {
+    _target: &RedisUrl,
+    options: &RedisOptions,
+) -> Result<Client, RedisConnectError> {
     with_certificates(node.clone(), options)
 }
 
@@ -131,13 +132,13 @@ async fn client(
 #[cfg(feature = "sentinel")]
 async fn client(
     node: &ConnectionInfo,
-    target: &Target,
-    options: &Options,
-) -> Result<Client, ConnectError> {
+    url: &RedisUrl,
+    options: &RedisOptions,
+) -> Result<Client, RedisConnectError> {
     use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
     use redis::{ConnectionAddr, RedisConnectionInfo, TlsMode};
 
-    let Some(master) = &target.master else { return with_certificates(node.clone(), options) };
+    let Some(master) = &url.master else { return with_certificates(node.clone(), options) };
     // What the URL says of user and database is meant for the servers.
     let sentinel = node.clone().set_redis_settings(RedisConnectionInfo::default());
     let mut servers = SentinelNodeConnectionInfo::default()
@@ -146,29 +147,35 @@ async fn client(
     if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
         servers = servers.set_tls_mode(TlsMode::Secure);
     }
-    let mut sentinel = Sentinel::build(vec![sentinel]).map_err(ConnectError::Unreachable)?;
+    let mut sentinel = Sentinel::build(vec![sentinel]).map_err(RedisConnectError::Unreachable)?;
     let client = sentinel.async_master_for(master, Some(&servers)).await;
-    let client = client.map_err(ConnectError::Unreachable)?;
+    let client = client.map_err(RedisConnectError::Unreachable)?;
     with_certificates(client.get_connection_info().clone(), options)
 }
 
 #[cfg(not(feature = "tls"))]
-fn with_certificates(node: ConnectionInfo, _options: &Options) -> Result<Client, ConnectError> {
-    Client::open(node).map_err(ConnectError::Unreachable)
+fn with_certificates(
+    node: ConnectionInfo,
+    _options: &RedisOptions,
+) -> Result<Client, RedisConnectError> {
+    Client::open(node).map_err(RedisConnectError::Unreachable)
 }
 
 #[cfg(feature = "tls")]
-fn with_certificates(node: ConnectionInfo, options: &Options) -> Result<Client, ConnectError> {
+fn with_certificates(
+    node: ConnectionInfo,
+    options: &RedisOptions,
+) -> Result<Client, RedisConnectError> {
     let client = match certificates(options) {
         Some(certificates) => Client::build_with_tls(node, certificates),
         None => Client::open(node),
     };
-    client.map_err(ConnectError::Unreachable)
+    client.map_err(RedisConnectError::Unreachable)
 }
 
 /// `None` where the system's suffice.
 #[cfg(feature = "tls")]
-pub(crate) fn certificates(options: &Options) -> Option<redis::TlsCertificates> {
+pub(crate) fn certificates(options: &RedisOptions) -> Option<redis::TlsCertificates> {
     // The process may have chosen a provider already; then that one serves.
     rustls::crypto::ring::default_provider().install_default().ok();
     let client_tls = options
@@ -183,27 +190,27 @@ pub(crate) fn certificates(options: &Options) -> Option<redis::TlsCertificates> 
 
 #[cfg(not(feature = "cluster"))]
 pub(crate) async fn cluster(
-    _target: &Target,
-    _options: &Options,
-    _pushed: &Pushed,
-) -> Result<Connection, ConnectError> {
-    Err(Unfit::Cluster.into())
+    _target: &RedisUrl,
+    _options: &RedisOptions,
+    _pushed: &PushHandler,
+) -> Result<Connection, RedisConnectError> {
+    Err(UnfitServer::Cluster.into())
 }
 
 /// Looks whether what is behind it is still a place for a store: `false` if not all of it was seen.
 pub(crate) async fn vet(
     connection: &mut Connection,
-    target: &Target,
-    options: &Options,
-) -> Result<bool, ConnectError> {
+    url: &RedisUrl,
+    options: &RedisOptions,
+) -> Result<bool, RedisConnectError> {
     #[cfg(feature = "cluster")]
     if !connection.is_one() {
-        return crate::cluster::vet(connection, target, options).await;
+        return crate::cluster::vet(connection, url, options).await;
     }
     #[cfg(not(feature = "cluster"))]
-    let _ = target;
-    for (_, facts) in connection.facts().await? {
-        facts.check(options.allow_eviction)?;
+    let _ = url;
+    for (_, server_info) in connection.server_info().await? {
+        info.check(options.allow_eviction)?;
     }
     Ok(true)
 }
@@ -217,13 +224,15 @@ pub(crate) struct Node {
 
 impl Connection {
     /// What each server says of itself; the only one has no name.
-    pub(crate) async fn facts(&mut self) -> Result<Vec<(Option<Node>, Facts)>, ConnectError> {
+    pub(crate) async fn server_info(
+        &mut self,
+    ) -> Result<Vec<(Option<Node>, ServerInfo)>, RedisConnectError> {
         let info = redis::cmd("INFO");
-        let denied = |source| ConnectError::of("INFO", source);
+        let denied = |source| RedisConnectError::of("INFO", source);
         match self {
             Self::Single(connection) => {
                 let said = info.query_async::<Value>(connection).await.map_err(denied)?;
-                Ok(vec![(None, facts(&said))])
+                Ok(vec![(None, server_info(&said))])
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => {
@@ -231,11 +240,11 @@ impl Connection {
                 let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllNodes, None));
                 let said = cluster.client.route_command(info, all).await.map_err(denied)?;
                 let Value::Map(said) = said else {
-                    return Err(Unfit::Silent { field: "INFO" }.into());
+                    return Err(UnfitServer::Silent { field: "INFO" }.into());
                 };
                 Ok(said
                     .iter()
-                    .map(|(node, said)| (crate::cluster::name(node), facts(said)))
+                    .map(|(node, said)| (crate::cluster::name(node), server_info(said)))
                     .collect())
             }
         }
@@ -327,10 +336,10 @@ impl Connection {
     }
 }
 
-fn facts(said: &Value) -> Facts {
+fn server_info(said: &Value) -> ServerInfo {
     match said {
-        Value::BulkString(bytes) => Facts::parse(&String::from_utf8_lossy(bytes)),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Facts::parse(text),
-        _ => Facts::default(),
+        Value::BulkString(bytes) => ServerInfo::parse(&String::from_utf8_lossy(bytes)),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => ServerInfo::parse(text),
+        _ => ServerInfo::default(),
     }
 }

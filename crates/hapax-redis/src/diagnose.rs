@@ -8,9 +8,9 @@ use redis::{RedisResult, Value};
 use tokio::time::timeout;
 
 use crate::connection::{self, Connection, Node};
-use crate::error::ConnectError;
-use crate::facts::Facts;
-use crate::options::Options;
+use crate::error::RedisConnectError;
+use crate::options::RedisOptions;
+use crate::server_info::ServerInfo;
 
 /// How much of a promise is at stake.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -59,48 +59,51 @@ impl fmt::Display for Finding {
 /// which none would be opened. `clock` is what the server's is compared with.
 ///
 /// # Errors
-/// [`ConnectError`] where nothing can be looked at.
-pub async fn diagnose(options: &Options, clock: &dyn Clock) -> Result<Vec<Finding>, ConnectError> {
-    let target = options.target()?;
+/// [`RedisConnectError`] where nothing can be looked at.
+pub async fn diagnose(
+    options: &RedisOptions,
+    clock: &dyn Clock,
+) -> Result<Vec<Finding>, RedisConnectError> {
+    let url = options.target()?;
     let looking = async {
-        let ignored: connection::Pushed = Arc::new(|_| {});
-        let (mut connection, facts) = connection::reach(&target, options, &ignored).await?;
-        let mut servers = vec![(None, facts)];
-        if servers.iter().any(|(_, facts)| facts.is_cluster()) {
-            connection = connection::cluster(&target, options, &ignored).await?;
-            servers = connection.facts().await?;
+        let ignored: connection::PushHandler = Arc::new(|_| {});
+        let (mut connection, server_info) = connection::reach(&url, options, &ignored).await?;
+        let mut servers = vec![(None, server_info)];
+        if servers.iter().any(|(_, server_info)| info.is_cluster()) {
+            connection = connection::cluster(&url, options, &ignored).await?;
+            servers = connection.server_info().await?;
         }
         let mut findings = Vec::new();
-        for (node, facts) in servers {
+        for (node, server_info) in servers {
             let before = findings.len();
-            look(&mut connection, node.as_ref(), &facts, clock, &mut findings).await;
+            look(&mut connection, node.as_ref(), &info, clock, &mut findings).await;
             let server = node.map(|Node { host, port }| format!("{host}:{port}"));
             findings[before..].iter_mut().for_each(|finding| finding.server.clone_from(&server));
         }
         Ok(findings)
     };
     let limit = options.timeout * 4;
-    timeout(limit, looking).await.unwrap_or(Err(ConnectError::TimedOut(limit)))
+    timeout(limit, looking).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
 }
 
 async fn look(
     connection: &mut Connection,
     node: Option<&Node>,
-    facts: &Facts,
+    info: &ServerInfo,
     clock: &dyn Clock,
     findings: &mut Vec<Finding>,
 ) {
-    findings.push(version(facts));
-    findings.push(role(facts, node.is_some()));
-    findings.push(eviction(facts));
-    if facts.is_replica() {
+    findings.push(version(server_info));
+    findings.push(role(server_info, node.is_some()));
+    findings.push(eviction(server_info));
+    if info.is_replica() {
         return;
     }
-    findings.push(replicas(facts));
+    findings.push(replicas(server_info));
     let mut setting = async |name| value(connection.query_on(node, &config(name)).await);
     let (save, sync) = (setting("save").await, setting("appendfsync").await);
-    findings.push(persistence(facts, save.as_deref()));
-    if facts.value("aof_enabled") == Some("1") {
+    findings.push(persistence(server_info, save.as_deref()));
+    if info.value("aof_enabled") == Some("1") {
         findings.push(appendfsync(sync.as_deref()));
     }
     let before = clock.now();
@@ -108,35 +111,35 @@ async fn look(
     findings.push(clocks(before, time, clock.now()));
 }
 
-fn version(facts: &Facts) -> Finding {
-    let found = facts.value("redis_version").unwrap_or("not said").to_owned();
-    let severity = if facts.is_too_old() { Severity::Broken } else { Severity::Fine };
+fn version(info: &ServerInfo) -> Finding {
+    let found = info.value("redis_version").unwrap_or("not said").to_owned();
+    let severity = if info.is_too_old() { Severity::Broken } else { Severity::Fine };
     finding(severity, "version", found, "6.2 or later is needed")
 }
 
-fn role(facts: &Facts, in_cluster: bool) -> Finding {
-    let found = facts.value("role").unwrap_or("not said").to_owned();
-    let severity = match facts.value("role") {
+fn role(info: &ServerInfo, in_cluster: bool) -> Finding {
+    let found = info.value("role").unwrap_or("not said").to_owned();
+    let severity = match info.value("role") {
         None => Severity::Unknown,
         // Its masters are what the store is on.
         Some(_) if in_cluster => Severity::Fine,
-        Some(_) if facts.is_replica() => Severity::Broken,
+        Some(_) if info.is_replica() => Severity::Broken,
         Some(_) => Severity::Fine,
     };
     finding(severity, "role", found, "a store must be on the master")
 }
 
-fn eviction(facts: &Facts) -> Finding {
+fn eviction(info: &ServerInfo) -> Finding {
     let fix = "set maxmemory-policy to noeviction: what is evicted runs again, silently";
-    match (facts.value("maxmemory_policy"), facts.eviction()) {
+    match (info.value("maxmemory_policy"), info.eviction()) {
         (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not said".into(), fix),
         (_, Some(policy)) => finding(Severity::Broken, "maxmemory-policy", policy.into(), fix),
         (Some(policy), None) => finding(Severity::Fine, "maxmemory-policy", policy.into(), fix),
     }
 }
 
-fn replicas(facts: &Facts) -> Finding {
-    match facts.value("connected_slaves") {
+fn replicas(info: &ServerInfo) -> Finding {
+    match info.value("connected_slaves") {
         None | Some("0") => finding(Severity::Fine, "replicas", "none".into(), ""),
         Some(count) => finding(
             Severity::Risk,
@@ -148,9 +151,9 @@ fn replicas(facts: &Facts) -> Finding {
     }
 }
 
-fn persistence(facts: &Facts, save: Option<&str>) -> Finding {
+fn persistence(info: &ServerInfo, save: Option<&str>) -> Finding {
     let fix = "set appendonly to yes, or a restart forgets";
-    if facts.value("aof_enabled") == Some("1") {
+    if info.value("aof_enabled") == Some("1") {
         return finding(Severity::Fine, "persistence", "append-only file".into(), fix);
     }
     match save {

@@ -8,12 +8,12 @@ use std::time::Duration;
 use hapax::StoreError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::facts::Unfit;
+use crate::server_info::UnfitServer;
 
 /// Why a store was not opened, or lost its server.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConnectError {
+pub enum RedisConnectError {
     /// The URL cannot be understood, or needs a feature that this build lacks.
     #[error("the store's URL: {0}")]
     Url(String),
@@ -36,7 +36,7 @@ pub enum ConnectError {
     },
     /// The server cannot keep what a store promises.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Unfit(#[from] UnfitServer),
     /// Other processes write under another secret, or under none while one is given here, or the
     /// other way round: their keys would be other keys, and nothing would protect one from the
     /// other.
@@ -47,7 +47,7 @@ pub enum ConnectError {
     OtherSecret,
 }
 
-impl ConnectError {
+impl RedisConnectError {
     /// Returns whether another attempt may succeed without any change to the server's configuration or
     /// to the options: the server was not reached, did not answer in time, or is starting up.
     ///
@@ -82,7 +82,7 @@ pub enum RedisStoreError {
     QueueFull,
     /// There is no connection, and none could be made in time.
     #[error("there is no connection: {0}")]
-    NotConnected(#[source] Arc<ConnectError>),
+    NotConnected(#[source] Arc<RedisConnectError>),
     /// There was no connection in time.
     #[error("there was no connection within {0:?}")]
     Connecting(Duration),
@@ -98,7 +98,7 @@ pub enum RedisStoreError {
     /// Part of the cluster is served by nobody: a page would look whole and is not.
     #[error("not every slot of the cluster is served")]
     Incomplete,
-    /// A new key, in a store that was opened to look ([`Options::make`](crate::Options::make)).
+    /// A new key, in a store that was opened to look ([`Options::make`](crate::RedisOptions::make)).
     #[error("the store was opened to look: it claims no new keys")]
     OnlyLooks,
     /// The store is not the one that was used before: new keys are rejected under `block` and

@@ -2,7 +2,7 @@
 //!
 //! A store that was emptied would execute again what it held. So each store has an identity, which
 //! goes with its records (FLUSHALL). Whoever used the store, or remembers its identity
-//! ([`Options::identity`](crate::Options::identity)), then claims no new key under `block` or
+//! ([`RedisOptions::identity`](crate::RedisOptions::identity)), then claims no new key under `block` or
 //! `reconcile` until an operator confirms: [`RedisStore::confirm`](crate::RedisStore::confirm) marks
 //! the identity that is there, and every process accepts one that is marked.
 //!
@@ -16,7 +16,7 @@ const LENGTH: usize = 32;
 
 /// The identity that claims expect; `None` before one was seen.
 #[derive(Debug, Default)]
-pub(crate) struct Known(RwLock<Identity>);
+pub(crate) struct ExpectedIdentity(RwLock<Identity>);
 
 #[derive(Debug, Default)]
 struct Identity {
@@ -25,7 +25,7 @@ struct Identity {
     replaced: bool,
 }
 
-impl Known {
+impl ExpectedIdentity {
     pub(crate) fn new(expected: Option<String>) -> Self {
         Self(RwLock::new(Identity { expected, replaced: false }))
     }
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn an_identity_is_expected_until_another_one_is_confirmed() {
         let [first, second] = [1, 2].map(|byte| identity([byte; 16]));
-        let known = Known::new(None);
+        let known = ExpectedIdentity::new(None);
         assert!(known.recognise(""));
         assert!(known.recognise(&first) && known.recognise(&first));
         for other in ["", "+", &second] {

@@ -4,7 +4,7 @@
 //!    and writes with a single command, by the server's own clock.
 //! 2. All callers of a process share one connection, on which their requests are pipelined. It is
 //!    kept by itself: broken or silent, it is replaced, and until then callers hear within
-//!    [`Options::timeout`] that there is no store.
+//!    [`RedisOptions::timeout`] that there is no store.
 //! 3. A request that was never sent is *unavailable*; one that was sent and not answered is
 //!    *ambiguous*, because it may be carried out yet, and the engine sends it again. A server's
 //!    refusal says that nothing was done; not so a cluster's, see below.
@@ -17,10 +17,10 @@
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //! use hapax::{Idempotency, Secret};
-//! use hapax_redis::{Options, RedisStore};
+//! use hapax_redis::{RedisOptions, RedisStore};
 //!
 //! let secret = Secret::from_hex(&std::fs::read_to_string("hapax.secret")?).ok_or("no secret")?;
-//! let options = Options::new("redis://127.0.0.1").secret(secret.clone());
+//! let options = RedisOptions::new("redis://127.0.0.1").secret(secret.clone());
 //! let store = Arc::new(RedisStore::connect(options).await?);
 //! let idempotency = Idempotency::builder(store.clone()).notify(store).secret(secret).build();
 //! # Ok(()) }
@@ -66,26 +66,26 @@
 //!
 //! # At rest
 //!
-//! With [`Options::secret`] records are sealed, and the server's files tell nothing of keys,
+//! With [`RedisOptions::secret`] records are sealed, and the server's files tell nothing of keys,
 //! credentials or outcomes. Deadlines, tag and fence stand beside the record in the clear, because
 //! the script stamps them: whoever can write to the server can end a lease, as they can delete a
 //! key, but can neither read a record nor make one.
 //!
 //! Processes that share records must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing stops its second execution. Whoever comes with another is
-//! refused ([`ConnectError::OtherSecret`]). The secret that seals can be replaced
-//! ([`Options::key_ring`]), the one that names cannot; to begin with another, delete
+//! refused ([`RedisConnectError::OtherSecret`]). The secret that seals can be replaced
+//! ([`RedisOptions::key_ring`]), the one that names cannot; to begin with another, delete
 //! `hapax:secret`, `hapax:identity` and every record.
 //!
 //! A store has an identity (`hapax:identity`), which goes with its records when the server is emptied.
-//! Processes that used the store, or remember it ([`Options::identity`]), then claim no new key under
+//! Processes that used the store, or remember it ([`RedisOptions::identity`]), then claim no new key under
 //! `block` or `reconcile` ([`RedisStoreError::Replaced`]) until [`RedisStore::confirm`] says that it
 //! was meant; under `reexecute` the log has an error. A claim compares the identity in its own script,
 //! but in a cluster only when the store is opened.
 //!
 //! Whether the secret is still the same is looked at on each new connection, and every thirty time-outs (a
 //! minute by default). Within such a time others may have emptied the server and begun with another
-//! secret, unnoticed. Whoever only looks ([`Options::make`]) does not choose the secret for others.
+//! secret, unnoticed. Whoever only looks ([`RedisOptions::make`]) does not choose the secret for others.
 //!
 //! # Clusters
 //!
@@ -120,29 +120,29 @@
 //! - `tls`: `rediss://` URLs, by rustls.
 
 mod admission;
-mod agreement;
 mod cache;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
 mod diagnose;
 mod error;
-mod facts;
 mod identity;
-mod keeper;
+mod key_names;
 mod link;
-mod names;
+mod notify;
 mod options;
-mod pages;
+mod reconnect;
 mod record;
+mod scan;
 mod script;
+mod secret;
+mod server_info;
 mod store;
-mod target;
-mod watches;
+mod url;
 
 pub use cache::RedisCache;
 pub use diagnose::{Finding, Severity, diagnose};
-pub use error::{ConnectError, RedisStoreError};
-pub use facts::Unfit;
-pub use options::Options;
+pub use error::{RedisConnectError, RedisStoreError};
+pub use options::RedisOptions;
+pub use server_info::UnfitServer;
 pub use store::{RedisStats, RedisStore};

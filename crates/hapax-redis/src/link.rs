@@ -2,7 +2,7 @@
 //!
 //! 1. Callers wait for a connection and send on it. What was never sent did not happen; what was
 //!    sent and not answered may have.
-//! 2. The [keeper](crate::keeper) makes it, looks after it and makes it anew.
+//! 2. The [keeper](crate::reconnect) makes it, looks after it and makes it anew.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,13 +14,13 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::Connection;
-use crate::error::{ConnectError, Failure, RedisStoreError, breaks};
-use crate::keeper::Keeper;
+use crate::error::{Failure, RedisConnectError, RedisStoreError, breaks};
+use crate::reconnect::Reconnector;
 
 /// A caller's end.
 #[derive(Debug)]
-pub(crate) struct Link {
-    state: watch::Receiver<State>,
+pub(crate) struct ConnectionHandle {
+    state: watch::Receiver<LinkState>,
     timeout: Duration,
     keeper: AbortHandle,
     connections: Arc<AtomicU64>,
@@ -28,25 +28,25 @@ pub(crate) struct Link {
 }
 
 #[derive(Clone)]
-pub(crate) enum State {
+pub(crate) enum LinkState {
     Connecting,
-    Up(Arc<Wire>),
+    Up(Arc<LiveConnection>),
     /// The last attempt failed; another one follows.
-    Down(Arc<ConnectError>),
+    Down(Arc<RedisConnectError>),
 }
 
 /// A connection, and whether it is alive.
-pub(crate) struct Wire {
+pub(crate) struct LiveConnection {
     connection: Connection,
     /// Callers that wait for an answer now.
     waiting: AtomicUsize,
     answered: AtomicU64,
-    pub(crate) broken: Arc<Broken>,
+    pub(crate) broken: Arc<ConnectionStatus>,
 }
 
 /// Whether a connection has ended.
 #[derive(Debug, Default)]
-pub(crate) struct Broken {
+pub(crate) struct ConnectionStatus {
     ended: AtomicBool,
     /// Something behind it is another than it was, or was not looked at.
     changed: AtomicBool,
@@ -56,7 +56,7 @@ pub(crate) struct Broken {
     heard: Notify,
 }
 
-impl Broken {
+impl ConnectionStatus {
     /// It looks as if it had; the keeper sees to it.
     fn suspect(&self) {
         self.heard.notify_one();
@@ -105,14 +105,14 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Link {
+impl ConnectionHandle {
     /// Connects, and keeps the connection from then on, on the runtime of the caller.
-    pub(crate) async fn open(keeper: Keeper) -> Result<Self, ConnectError> {
+    pub(crate) async fn open(keeper: Reconnector) -> Result<Self, RedisConnectError> {
         let timeout = keeper.options.timeout;
         let connections = Arc::clone(&keeper.made);
         let wire = Arc::new(keeper.connect(false).await?);
         let one = wire.connection.is_one();
-        let (state, receiver) = watch::channel(State::Up(Arc::clone(&wire)));
+        let (state, receiver) = watch::channel(LinkState::Up(Arc::clone(&wire)));
         let keeper = tokio::spawn(keeper.keep(wire, state)).abort_handle();
         Ok(Self { state: receiver, timeout, keeper, connections, one })
     }
@@ -127,8 +127,8 @@ impl Link {
 
     /// The connection: at once while there is one, else when the attempt that is under way, or the
     /// next one, comes to an end.
-    pub(crate) async fn wire(&self) -> Result<Arc<Wire>, Failure> {
-        if let State::Up(wire) = &*self.state.borrow()
+    pub(crate) async fn wire(&self) -> Result<Arc<LiveConnection>, Failure> {
+        if let LinkState::Up(wire) = &*self.state.borrow()
             && !wire.has_ended()
         {
             return Ok(Arc::clone(wire));
@@ -136,7 +136,7 @@ impl Link {
         self.next_wire().await
     }
 
-    async fn next_wire(&self) -> Result<Arc<Wire>, Failure> {
+    async fn next_wire(&self) -> Result<Arc<LiveConnection>, Failure> {
         // Shorter than what callers wait for the whole: an error that says that nothing was sent
         // is worth more to them than their own time-out, after which anything may have happened.
         let limit = self.timeout * 3 / 4;
@@ -146,11 +146,11 @@ impl Link {
             let mut stale = true;
             loop {
                 match &*state.borrow_and_update() {
-                    State::Up(wire) if !wire.has_ended() => return Ok(Arc::clone(wire)),
-                    State::Down(error) if !stale => {
+                    LinkState::Up(wire) if !wire.has_ended() => return Ok(Arc::clone(wire)),
+                    LinkState::Down(error) if !stale => {
                         return Err(RedisStoreError::NotConnected(Arc::clone(error)));
                     }
-                    State::Up(_) | State::Connecting | State::Down(_) => stale = false,
+                    LinkState::Up(_) | LinkState::Connecting | LinkState::Down(_) => stale = false,
                 }
                 // The keeper ends with the link, or with its runtime.
                 if state.changed().await.is_err() {
@@ -177,14 +177,14 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for ConnectionHandle {
     fn drop(&mut self) {
         self.keeper.abort();
     }
 }
 
-impl Wire {
-    pub(crate) fn new(connection: Connection, broken: Arc<Broken>) -> Self {
+impl LiveConnection {
+    pub(crate) fn new(connection: Connection, broken: Arc<ConnectionStatus>) -> Self {
         let (waiting, answered) = (AtomicUsize::new(0), AtomicU64::new(0));
         Self { connection, waiting, answered, broken }
     }
@@ -246,7 +246,7 @@ impl Wire {
     }
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for LinkState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Connecting => "connecting",

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 
-use crate::error::ConnectError;
-use crate::target::Target;
+use crate::error::RedisConnectError;
+use crate::url::RedisUrl;
 
 /// How to open a [`RedisStore`](crate::RedisStore). Each method returns it changed.
 ///
@@ -21,16 +21,16 @@ use crate::target::Target;
 ///
 /// ```
 /// use std::time::Duration;
-/// use hapax_redis::Options;
+/// use hapax_redis::RedisOptions;
 ///
-/// let options = Options::new("redis://hapax:word@127.0.0.1:6379/2")
+/// let options = RedisOptions::new("redis://hapax:word@127.0.0.1:6379/2")
 ///     .prefix("orders:")
 ///     .timeout(Duration::from_secs(1));
 /// // What is shown tells no password.
 /// assert!(!format!("{options:?}").contains("word"));
 /// ```
 #[derive(Clone)]
-pub struct Options {
+pub struct RedisOptions {
     pub(crate) url: String,
     pub(crate) prefix: String,
     ring: Option<KeyRing>,
@@ -42,18 +42,18 @@ pub struct Options {
     pub(crate) queue_items: usize,
     pub(crate) queue_bytes: usize,
     #[cfg(feature = "tls")]
-    pub(crate) tls: Tls,
+    pub(crate) tls: TlsFiles,
 }
 
 /// Certificates, in PEM.
 #[cfg(feature = "tls")]
 #[derive(Clone, Default)]
-pub(crate) struct Tls {
+pub(crate) struct TlsFiles {
     pub(crate) roots: Option<Vec<u8>>,
     pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Options {
+impl RedisOptions {
     /// The longest prefix, in bytes.
     pub const MAX_PREFIX: usize = 64;
 
@@ -82,12 +82,12 @@ impl Options {
             queue_items: 4096,
             queue_bytes: 64 << 20,
             #[cfg(feature = "tls")]
-            tls: Tls::default(),
+            tls: TlsFiles::default(),
         }
     }
 
     /// What the names of keys and channels begin with; by default `hapax:`. At most
-    /// [`Options::MAX_PREFIX`] bytes, letters, digits and `:` `.` `_` `-` `/`: so it has no meaning
+    /// [`RedisOptions::MAX_PREFIX`] bytes, letters, digits and `:` `.` `_` `-` `/`: so it has no meaning
     /// in patterns and puts no two keys into one slot of a cluster on purpose.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -171,8 +171,8 @@ impl Options {
     /// Whether a store could be opened so, as far as that can be told without a server.
     ///
     /// # Errors
-    /// [`ConnectError::Url`] and [`ConnectError::Option`].
-    pub fn check(&self) -> Result<(), ConnectError> {
+    /// [`RedisConnectError::Url`] and [`RedisConnectError::Option`].
+    pub fn check(&self) -> Result<(), RedisConnectError> {
         self.target().map(drop)
     }
 
@@ -185,21 +185,21 @@ impl Options {
     }
 
     /// What the URL says, and whether the rest goes with it.
-    pub(crate) fn target(&self) -> Result<Target, ConnectError> {
+    pub(crate) fn target(&self) -> Result<RedisUrl, RedisConnectError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":._-/".contains(&byte);
         if self.prefix.len() > Self::MAX_PREFIX || !self.prefix.bytes().all(fits) {
-            return Err(ConnectError::Option(
+            return Err(RedisConnectError::Option(
                 "the prefix may hold 64 letters, digits and : . _ - / at most",
             ));
         }
         if self.timeout.is_zero() {
-            return Err(ConnectError::Option("a time-out of zero answers nothing"));
+            return Err(RedisConnectError::Option("a time-out of zero answers nothing"));
         }
-        Target::parse(self)
+        RedisUrl::parse(self)
     }
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
         f.debug_struct("Options")

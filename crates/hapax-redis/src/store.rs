@@ -17,25 +17,25 @@ use hapax::{
 use redis::Value;
 
 use crate::admission::{Admission, RequestLimit};
-use crate::agreement::Agreement;
-use crate::error::{ConnectError, Failure, RedisStoreError};
-use crate::identity::{Known, identity};
-use crate::keeper::Keeper;
-use crate::link::Link;
-use crate::names::Names;
-use crate::options::Options;
-use crate::pages;
+use crate::error::{Failure, RedisConnectError, RedisStoreError};
+use crate::identity::{ExpectedIdentity, identity};
+use crate::key_names::KeyNames;
+use crate::link::ConnectionHandle;
+use crate::notify::Watchers;
+use crate::options::RedisOptions;
+use crate::reconnect::Reconnector;
 use crate::record::{self, ReplyError, micros};
+use crate::scan;
 use crate::script::Lua;
-use crate::watches::Watches;
+use crate::secret::SecretCheck;
 
 /// A store on a Redis or Valkey server, for any number of processes.
 ///
 /// Dropping it closes its connection.
 pub struct RedisStore {
-    link: Link,
-    names: Names,
-    watches: Arc<Watches>,
+    link: ConnectionHandle,
+    names: KeyNames,
+    watchers: Arc<Watchers>,
     sealer: Sealer,
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
@@ -43,7 +43,7 @@ pub struct RedisStore {
     swap: Lua,
     load: Lua,
     identity: Lua,
-    known: Known,
+    known: ExpectedIdentity,
     counters: Counters,
     /// Whether new keys may be claimed.
     make: bool,
@@ -104,25 +104,31 @@ impl RedisStore {
     /// connection is kept by a task on the caller's runtime: when it breaks, it is made anew.
     ///
     /// # Errors
-    /// [`ConnectError`]; [`ConnectError::Unfit`] where the server evicts, is a replica or too old.
-    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
-        let target = options.target()?;
+    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server evicts, is a replica or too old.
+    pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
+        let url = options.target()?;
         let sealer = options.sealer();
-        let names = Names::new(&options.prefix);
-        let watches = Arc::new(Watches::default());
+        let names = KeyNames::new(&options.prefix);
+        let watchers = Arc::new(Watchers::default());
         let entropy = Arc::clone(&options.entropy);
         let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
         let secret = options.naming_secret().cloned();
-        let known = Known::new(options.identity.clone());
-        let (make, agreement) = (options.make, Some(Agreement::new(&options, &names)));
-        let link = Link::open(Keeper::new(target, options, names.clone(), &watches, agreement));
+        let known = ExpectedIdentity::new(options.identity.clone());
+        let (make, secret_check) = (options.make, Some(SecretCheck::new(&options, &names)));
+        let link = ConnectionHandle::open(Reconnector::new(
+            url,
+            options,
+            names.clone(),
+            &watchers,
+            secret_check,
+        ));
         let link = link.await?;
         let (swap, load, identity) = (Lua::swap(), Lua::load(), Lua::identity());
         let counters = Counters::default();
         let store = Self {
             link,
             names,
-            watches,
+            watchers,
             sealer,
             secret,
             entropy,
@@ -159,13 +165,13 @@ impl RedisStore {
             rejected,
             connections: self.link.connections(),
             waiting: self.limit.inside(),
-            awaited: self.watches.len(),
+            awaited: self.watchers.len(),
         }
     }
 
     /// Runs both scripts on a key that holds nothing, and changes nothing: a user who may not run
     /// them hears it now.
-    async fn probe(&self) -> Result<(), ConnectError> {
+    async fn probe(&self) -> Result<(), RedisConnectError> {
         let nowhere = self.names.name(&NOBODY);
         let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
         for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
@@ -179,10 +185,10 @@ impl RedisStore {
         Ok(())
     }
 
-    fn refused(&self, error: RedisStoreError) -> ConnectError {
+    fn refused(&self, error: RedisStoreError) -> RedisConnectError {
         match error {
-            RedisStoreError::Redis(source) => ConnectError::of("EVALSHA", source),
-            _ => ConnectError::TimedOut(self.link.timeout()),
+            RedisStoreError::Redis(source) => RedisConnectError::of("EVALSHA", source),
+            _ => RedisConnectError::TimedOut(self.link.timeout()),
         }
     }
 
@@ -212,7 +218,7 @@ impl RedisStore {
         }
     }
 
-    async fn open_identity(&self) -> Result<(), ConnectError> {
+    async fn open_identity(&self) -> Result<(), RedisConnectError> {
         let new = match self.make && self.known.expected().is_none() {
             true => self.new_identity(),
             false => String::new(),
@@ -232,7 +238,7 @@ impl RedisStore {
         }
     }
 
-    /// The identity of the store that this one claims in, for [`Options::identity`] of later
+    /// The identity of the store that this one claims in, for [`RedisOptions::identity`] of later
     /// processes; `None` where it has none yet.
     #[must_use]
     pub fn known_identity(&self) -> Option<String> {
@@ -396,7 +402,7 @@ impl Inspect for RedisStore {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
-            let found = pages::keys(&self.link, &self.names, after, limit).await?;
+            let found = scan::keys(&self.link, &self.names, after, limit).await?;
             let (mut records, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
             let mut bytes = 0;
             for key in &found.keys {
@@ -427,7 +433,7 @@ impl Inspect for RedisStore {
         visit: Visit<'a>,
     ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
         Box::pin(async move {
-            let step = pages::step(&self.link, &self.names, &from, limit).await?;
+            let step = scan::step(&self.link, &self.names, &from, limit).await?;
             let now = self.load_cell(&NOBODY).await?.now;
             // A few at a time, so that a slow network does not make the walk long, and a few cells
             // alone are in memory.
@@ -463,7 +469,7 @@ fn is_lapsed(stored: &StoredRecord, now: Timestamp) -> bool {
 impl Notify for RedisStore {
     fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
         // On the list before this returns, and not only once the future is polled.
-        let watching = self.watches.watch(*key);
+        let watching = self.watchers.watch(*key);
         Box::pin(watching.written())
     }
 }

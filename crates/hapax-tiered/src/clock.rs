@@ -15,10 +15,10 @@ const STALE: Duration = Duration::from_secs(600);
 
 /// The last answer.
 #[derive(Debug, Default)]
-pub(crate) struct Guess(Mutex<Option<Answered>>);
+pub(crate) struct ClockEstimate(Mutex<Option<ClockSample>>);
 
 #[derive(Clone, Copy, Debug)]
-struct Answered {
+struct ClockSample {
     said: Timestamp,
     called: Instant,
     returned: Instant,
@@ -26,27 +26,27 @@ struct Answered {
 
 /// Between which moments it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Between {
+pub(crate) struct TimeRange {
     /// What the authority said last: it is that late in any case, however the clocks run.
     pub(crate) said: Timestamp,
     pub(crate) earliest: Timestamp,
     pub(crate) latest: Timestamp,
 }
 
-impl Guess {
+impl ClockEstimate {
     /// A call at `called` was answered just now, and the authority said what time it was.
     pub(crate) fn answered(&self, called: Instant, said: Timestamp) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Of answers that overlap the one that was called last says most.
         if last.is_none_or(|last| last.called <= called) {
-            *last = Some(Answered { said, called, returned: Instant::now() });
+            *last = Some(ClockSample { said, called, returned: Instant::now() });
         }
     }
 
-    pub(crate) fn now(&self) -> Option<Between> {
+    pub(crate) fn now(&self) -> Option<TimeRange> {
         let last = (*self.0.lock().unwrap_or_else(PoisonError::into_inner))?;
         let since = last.returned.elapsed();
-        (since < STALE).then(|| Between {
+        (since < STALE).then(|| TimeRange {
             said: last.said,
             earliest: last.said.after(since),
             latest: last.said.after(last.called.elapsed()),

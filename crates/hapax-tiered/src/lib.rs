@@ -2,10 +2,10 @@
 //!
 //! 1. The authority decides. The cache holds finished records only, which do not change until
 //!    their retention ends, and is asked by claims only: for a replay of the same request.
-//! 2. An entry is used for [`Options::cache_ttl`] (60 s), and for a quarter of what was left of the
+//! 2. An entry is used for [`TieredOptions::cache_ttl`] (60 s), and for a quarter of what was left of the
 //!    retention, at most. Its age is told by the authority's clock, so that a cache that keeps
 //!    entries for too long, or puts an old one back, changes nothing.
-//! 3. With [`Options::secret`] entries are sealed: bound to the store key, the record and what
+//! 3. With [`TieredOptions::secret`] entries are sealed: bound to the store key, the record and what
 //!    stands beside it. Without one, whoever can write to the cache can make up answers.
 //! 4. A cache that does not answer is left alone; nothing depends on it but speed.
 //!
@@ -46,11 +46,11 @@
 //!
 //! | what happens | what follows |
 //! | --- | --- |
-//! | it does not answer | each claim waits [`Options::cache_timeout`] (100 ms) at most, then asks the authority; the cache is left alone for a second |
+//! | it does not answer | each claim waits [`TieredOptions::cache_timeout`] (100 ms) at most, then asks the authority; the cache is left alone for a second |
 //! | it forgets, evicts, is emptied | misses |
 //! | it keeps too long, or puts old entries back | nothing: an entry says when it was seen |
 //! | it is written to by others | with a secret: misses. Without: whatever they like is replayed |
-//! | it is shared with another authority's processes | nothing, if both said [`Options::authority`]; else answers of the one may be replayed by the other |
+//! | it is shared with another authority's processes | nothing, if both said [`TieredOptions::authority`]; else answers of the one may be replayed by the other |
 //! | a removal is lost | in this process nothing; others replay until the entry is over |
 //! | the authority's clock steps back | what was seen before is a miss, until the clock is there again |
 //!
@@ -65,10 +65,10 @@
 mod cache;
 mod clock;
 mod entry;
-mod keys;
+mod key_table;
 mod options;
 mod tiered;
 
 pub use cache::{Cache, CacheError, MemoryCache};
-pub use options::Options;
+pub use options::TieredOptions;
 pub use tiered::{Tiered, TieredError, TieredStats};

@@ -7,7 +7,7 @@ use hapax::{Entropy, KeyRing, OperationId, Sealer, Secret, SystemEntropy};
 
 /// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TieredOptions {
     pub(crate) sealer: Sealer,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) longest: Duration,
@@ -15,7 +15,7 @@ pub struct Options {
     authority: Option<[u8; 32]>,
 }
 
-impl Options {
+impl TieredOptions {
     /// Which authority this is, for caches that are shared with others: entries of one are never
     /// found by another. No two authorities may have the same name: two databases may well have the
     /// same URL, as seen from two machines, so take what they say of themselves. Processes that
@@ -66,7 +66,7 @@ impl Options {
     }
 }
 
-impl Options {
+impl TieredOptions {
     /// The name of `key` in the cache.
     pub(crate) fn name(&self, key: &OperationId) -> OperationId {
         self.authority.as_ref().map_or(*key, |authority| {
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for TieredOptions {
     fn default() -> Self {
         Self {
             sealer: Sealer::checksum(),

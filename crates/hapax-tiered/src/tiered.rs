@@ -12,10 +12,10 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::Cache;
-use crate::clock::Guess;
+use crate::clock::ClockEstimate;
 use crate::entry::Entry;
-use crate::keys::{Call, Keys, Seen};
-use crate::options::Options;
+use crate::key_table::{CacheAction, KeyCall, KeyTable};
+use crate::options::TieredOptions;
 
 /// Entries put into the cache at one time; what is beyond is put at its next replay.
 const PUTS: usize = 64;
@@ -34,9 +34,9 @@ pub struct Tiered<A: ?Sized> {
 
 struct Inner {
     cache: Arc<dyn Cache>,
-    options: Options,
-    keys: Arc<Keys>,
-    guess: Guess,
+    options: TieredOptions,
+    keys: Arc<KeyTable>,
+    guess: ClockEstimate,
     puts: Arc<Semaphore>,
     /// Rests since `began` plus so many milliseconds.
     rests_until: AtomicU64,
@@ -75,23 +75,23 @@ pub enum TieredError {
 }
 
 impl<A: Store + ?Sized> Tiered<A> {
-    /// `authority` decides, `cache` answers retries, with the default [`Options`].
+    /// `authority` decides, `cache` answers retries, with the default [`TieredOptions`].
     ///
     /// All calls of this process should pass through one value and its clones: it knows which
     /// entries they contradict.
     #[must_use]
     pub fn new(authority: Arc<A>, cache: Arc<dyn Cache>) -> Self {
-        Self::with(authority, cache, Options::default())
+        Self::with(authority, cache, TieredOptions::default())
     }
 
     /// The same, with `options`.
     #[must_use]
-    pub fn with(authority: Arc<A>, cache: Arc<dyn Cache>, options: Options) -> Self {
+    pub fn with(authority: Arc<A>, cache: Arc<dyn Cache>, options: TieredOptions) -> Self {
         let inner = Inner {
             cache,
             options,
-            keys: Arc::new(Keys::new()),
-            guess: Guess::default(),
+            keys: Arc::new(KeyTable::new()),
+            guess: ClockEstimate::default(),
             puts: Arc::new(Semaphore::new(PUTS)),
             rests_until: AtomicU64::new(0),
             began: Instant::now(),
@@ -169,7 +169,7 @@ impl Inner {
     ///   changes a key is a swap of the authority.
     /// - It is no answer to a copy of a claim that was sent to the authority before: that one may
     ///   have been stored, and then its owner must hear so.
-    async fn recall(&self, call: &Call, claim: &Swap) -> Option<Snapshot> {
+    async fn recall(&self, call: &KeyCall, claim: &Swap) -> Option<Snapshot> {
         if !call.may_ask() || self.rests() {
             return None;
         }
@@ -184,7 +184,7 @@ impl Inner {
     }
 
     /// What an entry says, if it may be said to `claim` now.
-    fn accept(&self, call: &Call, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
+    fn accept(&self, call: &KeyCall, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
         let entry = Entry::decode(&claim.id, bytes, &self.options.sealer)?;
         let (asked, kept) = (&claim.draft.record, &entry.stored.record);
         let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
@@ -205,7 +205,7 @@ impl Inner {
     }
 
     /// The authority showed the cell to a call that began at `called`.
-    async fn saw(&self, call: &Call, called: Instant, key: OperationId, seen: &Snapshot) {
+    async fn saw(&self, call: &KeyCall, called: Instant, key: OperationId, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
         let entry = seen.stored.as_ref().and_then(|stored| Entry::new(seen.now, stored));
         let ttl = entry.as_ref().map_or(Duration::ZERO, |entry| entry.ttl(self.options.longest));
@@ -215,12 +215,12 @@ impl Inner {
         // It was seen before now.
         let until = Instant::now() + ttl;
         match call.saw_finished(entry.stored.write_id, until) {
-            Seen::Put => {
+            CacheAction::Put => {
                 let left = (called + ttl).saturating_duration_since(Instant::now());
                 self.put(key, &entry, left, until);
             }
-            Seen::Remove => self.clean(call, true).await,
-            Seen::Leave => {}
+            CacheAction::Remove => self.clean(call, true).await,
+            CacheAction::Leave => {}
         }
     }
 
@@ -247,7 +247,7 @@ impl Inner {
     }
 
     /// Removes what a call found out to be wrong. Nothing in this process would use it.
-    async fn clean(&self, call: &Call, remove: bool) {
+    async fn clean(&self, call: &KeyCall, remove: bool) {
         if remove && !self.rests() {
             self.ask(self.cache.remove(&self.options.name(call.key()))).await;
         }
@@ -273,7 +273,7 @@ impl Inner {
 
 /// A claim on its way to the authority: in doubt if it is dropped without an answer.
 struct PendingClaim<'a> {
-    call: &'a Call,
+    call: &'a KeyCall,
     write_id: hapax::WriteId,
     open: bool,
 }
@@ -300,7 +300,7 @@ impl Drop for PendingClaim<'_> {
 
 /// A put under way. One that may arrive late, when nobody remembers it, makes the key be avoided.
 struct Putting {
-    call: Call,
+    call: KeyCall,
     until: Instant,
     unsure: bool,
 }

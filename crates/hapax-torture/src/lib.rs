@@ -27,7 +27,7 @@ use dice::Dice;
 
 /// What to do.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TortureOptions {
     /// The program `hapax`.
     pub gateway: PathBuf,
     /// How often to kill, over all policies.
@@ -101,7 +101,7 @@ impl From<std::io::Error> for Fault {
 ///
 /// # Errors
 /// [`Fault`] when a gateway does not come up again or ends by itself: a broken promise as well.
-pub async fn run(options: &Options) -> Result<Report, Fault> {
+pub async fn run(options: &TortureOptions) -> Result<Report, Fault> {
     let folder = tempfile::tempdir()?;
     let mut dice = Dice::new(options.seed);
     let share = options.kills / Policy::ALL.len() as u64;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hapax_torture::{Counts, Options, missing, run};
+use hapax_torture::{Counts, TortureOptions, missing, run};
 
 /// Kills gateways under load and checks that no promise breaks.
 #[derive(Parser)]
@@ -66,7 +66,8 @@ async fn main() -> ExitCode {
     };
     println!("seed {seed}, {kills} kills, {clients} clients for each policy");
     let report =
-        match run(&Options { gateway, kills, seed, clients, copies, gateways, store }).await {
+        match run(&TortureOptions { gateway, kills, seed, clients, copies, gateways, store }).await
+        {
             Ok(report) => report,
             Err(fault) => {
                 eprintln!("BROKEN: {fault}");

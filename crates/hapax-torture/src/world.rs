@@ -12,7 +12,7 @@ use crate::dice::Dice;
 use crate::gateway::{self, Gateway, Plan};
 use crate::ledger::{Counts, Ledger};
 use crate::upstream::Upstream;
-use crate::{Fault, Options, Policy, lock};
+use crate::{Fault, Policy, TortureOptions, lock};
 
 /// What clients know of their world.
 pub(crate) struct World {
@@ -51,7 +51,7 @@ impl World {
 
 /// Runs a world to its end: kills, then a last life in which every answer is asked for again.
 pub(crate) async fn run(
-    options: &Options,
+    options: &TortureOptions,
     policy: Policy,
     kills: u64,
     folder: &Path,

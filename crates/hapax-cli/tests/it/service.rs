@@ -9,7 +9,7 @@ use hapax::{
     Claim, Fingerprint, FingerprintScheme, Idempotency, Inspect, Key, OnUnknown, OperationRequest,
     Policy, Scope, Store, SystemEntropy, Terms,
 };
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -43,7 +43,7 @@ impl Service {
     async fn start(scheme: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hapax.db");
-        let file = Arc::new(EmbeddedStore::open(Options::new(&path)).unwrap());
+        let file = Arc::new(EmbeddedStore::open(FileOptions::new(&path)).unwrap());
         let census = Arc::new(Census::default());
         let engine = Idempotency::builder(census.watch(Arc::clone(&file) as Arc<dyn Store>))
             .secret(file.secret().unwrap().clone())

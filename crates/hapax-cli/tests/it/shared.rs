@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_testkit::servers::{PostgresOptions, PostgresServer, RedisServer};
-use hapax_torture::{Options, Policy, run as torture};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions, RedisServer};
+use hapax_torture::{Policy, TortureOptions, run as torture};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -252,7 +252,7 @@ mod postgres {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_doctor_finds_a_database_that_forgets() {
-        let durable = PostgresOptions::new().set("fsync", "on");
+        let durable = PostgresServerOptions::new().set("fsync", "on");
         let server = PostgresServer::start_with(durable.set("synchronous_commit", "off")).await;
         blocking(server, |server| {
             let url = server.store();
@@ -297,7 +297,7 @@ pub(crate) async fn blocking<S: Send + Sync + 'static>(
 }
 
 async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server) {
-    let options = Options {
+    let options = TortureOptions {
         gateway: env!("CARGO_BIN_EXE_hapax").into(),
         kills: 36,
         seed: 1,

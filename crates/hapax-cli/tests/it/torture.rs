@@ -1,9 +1,9 @@
 //! Gateways that are killed under load, a few times; `cargo xtask torture` does it often.
 
-use hapax_torture::{Options, Policy, Report, run};
+use hapax_torture::{Policy, Report, TortureOptions, run};
 
-fn options(store: Option<&str>) -> Options {
-    Options {
+fn options(store: Option<&str>) -> TortureOptions {
+    TortureOptions {
         gateway: env!("CARGO_BIN_EXE_hapax").into(),
         kills: 12,
         seed: 1,

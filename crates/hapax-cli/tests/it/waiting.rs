@@ -1,6 +1,6 @@
 //! Stores that are away when a gateway starts.
 
-use hapax_testkit::servers::{PostgresServer, RedisOptions, RedisServer};
+use hapax_testkit::servers::{PostgresServer, RedisServer, RedisServerOptions};
 use rustix::process::Signal;
 
 use crate::shared::{REFUSED, Server, blocking};
@@ -36,7 +36,7 @@ mod redis {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_server_that_refuses_the_password_is_not_waited_for() {
-        let options = RedisOptions::new().set("requirepass", "right");
+        let options = RedisServerOptions::new().set("requirepass", "right");
         let server = RedisServer::start_with(options).await;
         let store = server.url().replace("redis://", "redis://:wrong@");
         blocking(server, move |_| refused_at_once(&store)).await;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hapax::{OnUnknown, RecordState};
-use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, restore};
+use hapax_embedded::{EmbeddedStore, FileOptions, OpenError, SecretSource, restore};
 
 use crate::support::{claim, complete, expect_stored, load};
 
@@ -17,7 +17,7 @@ fn secret_of(path: &Path) -> SecretSource {
 async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_what_was_in_flight() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
-    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path)).unwrap();
     let (done, mut under_way) = (claim(1), claim(2));
     under_way.draft.record.terms.on_unknown = OnUnknown::Block;
     under_way.draft.keep = None;
@@ -39,7 +39,7 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
     let restored = directory.path().join("restored.db");
     let counts = restore(&backup, &restored, &secret_of(&path)).unwrap();
     assert_eq!((counts.records, counts.unknown), (2, 1));
-    let options = Options::new(&restored).secret(secret_of(&path)).verify(true);
+    let options = FileOptions::new(&restored).secret(secret_of(&path)).verify(true);
     let store = EmbeddedStore::open(options).unwrap();
     assert_eq!(store.identity(), identity);
     let RecordState::Done(outcome) = load(&store, 1).await.unwrap().record.state else { panic!() };
@@ -58,7 +58,7 @@ async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_wha
 async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
-    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path)).unwrap();
     expect_stored(&store, &claim(1)).await;
     store.backup(&backup).await.unwrap();
     let in_use = restore(&path, &directory.path().join("x.db"), &secret_of(&path));
@@ -66,7 +66,7 @@ async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
     store.close().await;
     assert!(store.backup(&directory.path().join("late.db")).await.is_err());
     let other = directory.path().join("other.db");
-    EmbeddedStore::open(Options::new(&other)).unwrap().close().await;
+    EmbeddedStore::open(FileOptions::new(&other)).unwrap().close().await;
     let to = directory.path().join("restored.db");
     let wrong = restore(&backup, &to, &secret_of(&other));
     assert!(matches!(wrong, Err(OpenError::OtherSecret)), "{wrong:?}");
@@ -81,7 +81,7 @@ async fn a_backup_is_restored_with_its_own_secret_only_and_over_no_file() {
 async fn a_backup_that_fails_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
-    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path)).unwrap();
     expect_stored(&store, &claim(1)).await;
     store.close().await;
     let whole = std::fs::read(&path).unwrap();
@@ -107,7 +107,7 @@ async fn a_backup_that_fails_leaves_no_file() {
 async fn a_wrong_path_of_a_backup_is_an_error_that_says_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
-    let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path)).unwrap();
     let nowhere = directory.path().join("none").join("backup.db");
     for (to, advice) in [
         (directory.path(), "name a file in it"),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
 
 struct Emptied(tempfile::TempDir);
@@ -13,7 +13,7 @@ impl EmptiedFixture for Emptied {
     const SHARED: bool = false;
 
     async fn open(&self, known: Option<String>) -> Arc<EmbeddedStore> {
-        let store = EmbeddedStore::open(Options::new(self.0.path().join("hapax.db"))).unwrap();
+        let store = EmbeddedStore::open(FileOptions::new(self.0.path().join("hapax.db"))).unwrap();
         if let Some(known) = known {
             store.expect(&known);
         }

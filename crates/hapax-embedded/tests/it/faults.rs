@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hapax::store::{Swap, Swapped};
 use hapax::{Clock, Store, StoreError};
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use tokio::task::JoinHandle;
 
 use crate::medium::{Fault, Lies, Medium};
@@ -13,9 +13,9 @@ use crate::support::{claim, complete, expect_stored, key, load, seen};
 
 type Answer = Result<Swapped, StoreError>;
 
-fn open(change: impl FnOnce(Options) -> Options) -> (Medium, Arc<EmbeddedStore>) {
+fn open(change: impl FnOnce(FileOptions) -> FileOptions) -> (Medium, Arc<EmbeddedStore>) {
     let medium = Medium::new(Vec::new(), Lies::None);
-    let options = change(Options::new("in memory").secret(SecretSource::None));
+    let options = change(FileOptions::new("in memory").secret(SecretSource::None));
     let store = EmbeddedStore::open_on(Arc::new(medium.clone()), options).unwrap();
     (medium, Arc::new(store))
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use hapax::machine::{ClaimEvent, Event, Step, step};
 use hapax::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
-use hapax_embedded::{EmbeddedStore, LockOwner, OpenError, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, LockOwner, OpenError, SecretSource};
 use hapax_testkit::ManualClock;
 
 use crate::support::{LEASE, claim, complete, expect_stored, key, load, seen};
 
 fn open(path: &Path) -> Result<EmbeddedStore, OpenError> {
-    EmbeddedStore::open(Options::new(path))
+    EmbeddedStore::open(FileOptions::new(path))
 }
 
 fn temporary() -> (tempfile::TempDir, PathBuf) {
@@ -46,7 +46,7 @@ async fn a_wrong_place_or_secret_is_an_error_that_says_what_to_do() {
     fails(open(directory.path()), "name a file in it, such as");
     fails(open(&directory.path().join("none").join("hapax.db")), "create it");
     open(&path).unwrap().close().await;
-    let other = Options::new(&path).secret(SecretSource::Given(Secret::new([9; 32])));
+    let other = FileOptions::new(&path).secret(SecretSource::Given(Secret::new([9; 32])));
     fails(EmbeddedStore::open(other), "give the secret that belongs to it");
 }
 
@@ -78,7 +78,7 @@ async fn a_second_store_hears_who_has_the_file() {
     let (_directory, path) = temporary();
     assert_eq!(EmbeddedStore::lock_owner(&path).unwrap(), None);
     let admin = "127.0.0.1:9090".parse().unwrap();
-    let store = EmbeddedStore::open(Options::new(&path).admin(admin)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path).admin(admin)).unwrap();
     let me = Some(std::process::id());
     match open(&path) {
         Err(OpenError::InUse { pid, admin: said, .. }) => {
@@ -160,7 +160,7 @@ async fn a_lost_secret_is_never_replaced() {
     assert!(matches!(open(&path), Err(OpenError::SecretUnreadable { .. })));
     std::fs::write(&secret, Secret::new([1; 32]).to_hex()).unwrap();
     assert!(matches!(open(&path), Err(OpenError::OtherSecret)));
-    let none = Options::new(&path).secret(SecretSource::None);
+    let none = FileOptions::new(&path).secret(SecretSource::None);
     assert!(matches!(EmbeddedStore::open(none), Err(OpenError::OtherSecret)));
 }
 
@@ -185,7 +185,7 @@ async fn a_making_that_was_cut_short_is_begun_again() {
 fn what_is_no_database_is_left_alone() {
     let (_directory, path) = temporary();
     std::fs::write(&path, b"somebody's notes").unwrap();
-    let given = Options::new(&path).secret(SecretSource::None);
+    let given = FileOptions::new(&path).secret(SecretSource::None);
     assert!(matches!(EmbeddedStore::open(given), Err(OpenError::Database(_))));
     assert_eq!(std::fs::read(&path).unwrap(), b"somebody's notes");
 }
@@ -222,7 +222,7 @@ async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
     for set in [1_000_000_000, 3_000_000_000] {
         let (_directory, path) = temporary();
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(2_000_000_000)));
-        let options = Options::new(&path).clock(clock.clone());
+        let options = FileOptions::new(&path).clock(clock.clone());
         let store = EmbeddedStore::open(options.clone()).unwrap();
         let claimed = claim(1);
         expect_stored(&store, &claimed).await;
@@ -273,7 +273,7 @@ async fn takes_over(
 async fn a_purged_key_gets_a_larger_fence_even_if_the_clock_was_set_back() {
     let (_directory, path) = temporary();
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(9_000_000_000_000)));
-    let options = Options::new(&path).clock(clock.clone());
+    let options = FileOptions::new(&path).clock(clock.clone());
     let store = EmbeddedStore::open(options.clone()).unwrap();
     let before = expect_stored(&store, &claim(1)).await.fence;
     clock.advance(Duration::from_secs(1_000_000));
@@ -288,7 +288,7 @@ async fn a_purged_key_gets_a_larger_fence_even_if_the_clock_was_set_back() {
 #[tokio::test]
 async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records() {
     let (_directory, path) = temporary();
-    let options = Options::new(&path).secret(SecretSource::None);
+    let options = FileOptions::new(&path).secret(SecretSource::None);
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 1..=3 {
         let claimed = claim(of);
@@ -317,7 +317,7 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
 #[tokio::test]
 async fn a_page_of_large_records_ends_early_and_goes_on() {
     let (_directory, path) = temporary();
-    let store = EmbeddedStore::open(Options::new(&path).secret(SecretSource::None)).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(&path).secret(SecretSource::None)).unwrap();
     let large = vec![b'x'; 700 << 10];
     for of in 1..=3 {
         let claimed = claim(of);
@@ -334,7 +334,7 @@ async fn a_page_of_large_records_ends_early_and_goes_on() {
 #[tokio::test]
 async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     let (directory, path) = temporary();
-    let options = Options::new(&path).secret(SecretSource::None);
+    let options = FileOptions::new(&path).secret(SecretSource::None);
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 0..100 {
         expect_stored(&store, &claim(of)).await;
@@ -344,7 +344,7 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
     damage_page(&path, key(5).as_bytes());
     let copy = directory.path().join("copy.db");
     std::fs::copy(&path, &copy).unwrap();
-    let verified = Options::new(copy).secret(SecretSource::None).verify(true);
+    let verified = FileOptions::new(copy).secret(SecretSource::None).verify(true);
     let verified = EmbeddedStore::open(verified);
     assert!(matches!(verified, Err(OpenError::Damaged(_))), "{verified:?}");
 
@@ -388,7 +388,7 @@ async fn a_damaged_page_is_an_error_for_its_keys_alone() {
 #[tokio::test]
 async fn a_damaged_page_is_found_before_a_request_needs_it() {
     let (_directory, path) = temporary();
-    let options = Options::new(&path).secret(SecretSource::None);
+    let options = FileOptions::new(&path).secret(SecretSource::None);
     let store = EmbeddedStore::open(options.clone()).unwrap();
     for of in 0..100 {
         expect_stored(&store, &claim(of)).await;
@@ -410,7 +410,7 @@ async fn a_file_of_an_earlier_format_is_rejected_as_such() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
     drop(redb::Database::create(&path).unwrap());
-    let opened = EmbeddedStore::open(Options::new(&path).secret(SecretSource::None));
+    let opened = EmbeddedStore::open(FileOptions::new(&path).secret(SecretSource::None));
     let error = opened.map(drop).unwrap_err().to_string();
     assert!(error.contains("expected file format 2"), "{error}");
     let error = hapax_embedded::examine(&path).unwrap_err().to_string();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax::store::Swapped;
 use hapax::{RecordState, Store};
-use hapax_embedded::{EmbeddedStore, OpenError, Options, SecretSource, examine, salvage};
+use hapax_embedded::{EmbeddedStore, FileOptions, OpenError, SecretSource, examine, salvage};
 use hapax_testkit::SeededEntropy;
 
 use crate::support::{claim, complete, expect_stored, key};
@@ -16,8 +16,8 @@ use crate::support::{claim, complete, expect_stored, key};
 /// Enough for a tree of branches and leaves.
 const KEYS: u64 = 400;
 
-fn options(path: &Path) -> Options {
-    Options::new(path).secret(SecretSource::None)
+fn options(path: &Path) -> FileOptions {
+    FileOptions::new(path).secret(SecretSource::None)
 }
 
 fn answer(of: u64) -> Vec<u8> {

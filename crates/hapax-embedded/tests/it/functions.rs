@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use hapax::Idempotency;
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_testkit::functions;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn functions_keep_their_promises() {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options::new(folder.path().join("hapax.db"));
+    let options = FileOptions::new(folder.path().join("hapax.db"));
     let store = Arc::new(EmbeddedStore::open(options).unwrap());
     let engine = || Idempotency::builder(Arc::clone(&store) as _).build();
     functions::rules(&[engine(), engine()]).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
@@ -15,7 +15,7 @@ use crate::medium::{Fault, Lies, Medium};
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_disk_that_fails_stands_still_and_fills_up() {
     let medium = Medium::new(Vec::new(), Lies::None);
-    let options = Options::new("in memory").secret(SecretSource::None);
+    let options = FileOptions::new("in memory").secret(SecretSource::None);
     let store = Arc::new(EmbeddedStore::open_on(Arc::new(medium.clone()), options).unwrap());
     let dice = SeededEntropy::new(16);
     let rounds = AtomicU32::new(0);

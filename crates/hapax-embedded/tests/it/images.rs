@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax::store::{Stamped, StoredRecord, Swap, Swapped};
 use hapax::{Inspect, OperationId, Store, StoreError};
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
 use crate::medium::{Crashes, Fault, Lies, Loss, Medium, Op};
@@ -278,8 +278,8 @@ fn open(medium: &Medium, above: u64) -> Result<EmbeddedStore, hapax_embedded::Op
     EmbeddedStore::open_on(Arc::new(medium.clone()), options(above))
 }
 
-fn options(quick_recovery_above: u64) -> Options {
-    Options::new("in memory")
+fn options(quick_recovery_above: u64) -> FileOptions {
+    FileOptions::new("in memory")
         .secret(SecretSource::None)
         .clock(Arc::new(ManualClock::default()))
         .cache_bytes(1 << 20)

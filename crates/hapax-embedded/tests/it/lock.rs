@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hapax_embedded::{EmbeddedStore, OpenError, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions, OpenError};
 
 /// Whoever looks who has the file must not be taken for somebody who has it.
 #[tokio::test]
 async fn who_looks_is_not_in_the_way() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hapax.db");
-    EmbeddedStore::open(Options::new(&path)).unwrap().close().await;
+    EmbeddedStore::open(FileOptions::new(&path)).unwrap().close().await;
     let stop = Arc::new(AtomicBool::new(false));
     let lookers: Vec<_> = (0..2)
         .map(|_| {
@@ -26,9 +26,9 @@ async fn who_looks_is_not_in_the_way() {
         })
         .collect();
     for _ in 0..50 {
-        let store = EmbeddedStore::open(Options::new(&path)).unwrap();
+        let store = EmbeddedStore::open(FileOptions::new(&path)).unwrap();
         // Who has it is in the way, looked at or not.
-        let second = EmbeddedStore::open(Options::new(&path)).unwrap_err();
+        let second = EmbeddedStore::open(FileOptions::new(&path)).unwrap_err();
         assert!(matches!(second, OpenError::InUse { .. }), "{second}");
         store.close().await;
     }

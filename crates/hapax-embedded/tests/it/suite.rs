@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Clock, Timestamp};
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, Fixture};
 
@@ -27,7 +27,7 @@ impl Fixture for Files {
 
     async fn open(&self) -> Arc<EmbeddedStore> {
         let path = self.directory.path().join("hapax.db");
-        let options = Options::new(path).clock(self.clock.clone());
+        let options = FileOptions::new(path).clock(self.clock.clone());
         Arc::new(EmbeddedStore::open(options).unwrap())
     }
 

@@ -244,11 +244,11 @@ impl Opening {
             |subject, found: String, fix| vec![Finding::new(Severity::Broken, subject, found, fix)];
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
-        let redis = source.downcast_ref::<hapax_redis::ConnectError>();
-        let postgres = source.downcast_ref::<hapax_postgres::ConnectError>();
+        let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
+        let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
         match (redis, postgres) {
-            (Some(hapax_redis::ConnectError::OtherSecret), _)
-            | (_, Some(hapax_postgres::ConnectError::OtherSecret)) => broken(
+            (Some(hapax_redis::RedisConnectError::OtherSecret), _)
+            | (_, Some(hapax_postgres::PostgresConnectError::OtherSecret)) => broken(
                 "secret",
                 match self.secret_file {
                     Some(_) => {
@@ -261,14 +261,14 @@ impl Opening {
                 "name the file that the others use by --secret-file, or none, where they have none",
             ),
             // Found already: what the server is, and that its tables are to be made.
-            (Some(hapax_redis::ConnectError::Unfit(_)), _)
+            (Some(hapax_redis::RedisConnectError::Unfit(_)), _)
             | (
                 _,
                 Some(
-                    hapax_postgres::ConnectError::NotMigrated { .. }
-                    | hapax_postgres::ConnectError::TooOld { .. }
-                    | hapax_postgres::ConnectError::Standby
-                    | hapax_postgres::ConnectError::Forgetful(_),
+                    hapax_postgres::PostgresConnectError::NotMigrated { .. }
+                    | hapax_postgres::PostgresConnectError::TooOld { .. }
+                    | hapax_postgres::PostgresConnectError::Standby
+                    | hapax_postgres::PostgresConnectError::Forgetful(_),
                 ),
             ) => Vec::new(),
             _ => broken("start", error.to_string(), "no gateway starts until that is mended"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax::OperationId;
 use hapax::store::BoxFuture;
-use hapax_redis::{Options, RedisCache};
+use hapax_redis::{RedisCache, RedisOptions};
 use hapax_tiered::{Cache, CacheError};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -25,7 +25,7 @@ pub(super) struct LateCache {
 }
 
 impl LateCache {
-    pub(super) fn new(url: &ServerUrl, options: Options) -> Self {
+    pub(super) fn new(url: &ServerUrl, options: RedisOptions) -> Self {
         let cache = Arc::new(OnceLock::new());
         let connecting = tokio::spawn(connect(url.to_string(), options, Arc::clone(&cache)));
         Self { cache, connecting }
@@ -36,7 +36,7 @@ impl LateCache {
     }
 }
 
-async fn connect(url: String, options: Options, cache: Arc<OnceLock<RedisCache>>) {
+async fn connect(url: String, options: RedisOptions, cache: Arc<OnceLock<RedisCache>>) {
     let mut pause = FIRST_PAUSE;
     loop {
         match RedisCache::connect(options.clone()).await {

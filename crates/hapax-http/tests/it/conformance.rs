@@ -16,7 +16,7 @@ use hapax_conformance::{
     Callers, Fixture, Group, Handler, HookRequest, HookVerdict, Instance, Link, Policy, Protocol,
     Starting, perform, play_all, reply,
 };
-use hapax_embedded::{EmbeddedStore, OpenError, Options};
+use hapax_embedded::{EmbeddedStore, OpenError, FileOptions};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
     IdempotencyLayer, Reconcile, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
@@ -77,7 +77,7 @@ impl Fixture for File {
             let opened = async {
                 loop {
                     // The one before lets go of it when its last task has ended.
-                    match EmbeddedStore::open(Options::new(&path)) {
+                    match EmbeddedStore::open(FileOptions::new(&path)) {
                         Err(OpenError::InUse { .. }) => tokio::task::yield_now().await,
                         opened => return opened.map_err(|error| error.to_string()),
                     }

@@ -63,7 +63,7 @@ async fn one(url: &str, number: u64, time: Duration) -> Result<(), Box<dyn Error
     let mut stores = Vec::new();
     for lanes in [1, 2] {
         // Small batches, so that many are under way with the same keys.
-        let options: hapax_postgres::Options = url.parse()?;
+        let options: hapax_postgres::PostgresOptions = url.parse()?;
         let options = options.lanes(lanes).batch(8).timeout(Duration::from_secs(20));
         stores.push(Arc::new(PostgresStore::connect(options).await?));
     }

@@ -16,7 +16,7 @@ mod work;
 
 use std::error::Error;
 
-use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -34,7 +34,7 @@ async fn main() -> Outcome<()> {
 }
 
 async fn server() -> PostgresServer {
-    let options = PostgresOptions::new()
+    let options = PostgresServerOptions::new()
         .set("fsync", "on")
         .set("shared_buffers", "256MB")
         .set("max_connections", "200")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::Store;
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
 use tokio::time::sleep;
 
@@ -19,7 +19,7 @@ const CALLERS: u64 = 64;
 
 pub(crate) async fn measure(keys: u64) -> Outcome<()> {
     let server = crate::server().await;
-    let options: Options = server.url("postgres").parse()?;
+    let options: PostgresOptions = server.url("postgres").parse()?;
     let store = Arc::new(PostgresStore::connect(options).await?);
     let purged = Arc::new(PostgresStore::connect(server.url("postgres").parse()?).await?);
     println!("without purging, then with, {keys} keys each, kept for {RETENTION:?}");

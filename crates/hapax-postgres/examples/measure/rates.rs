@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
 
 use crate::Outcome;
@@ -45,7 +45,7 @@ pub(crate) async fn measure(seconds: u64) -> Outcome<()> {
                     if lanes > callers as usize {
                         continue;
                     }
-                    let options: Options = url.parse()?;
+                    let options: PostgresOptions = url.parse()?;
                     let store =
                         PostgresStore::connect(options.lanes(lanes).prepare(prepared)).await?;
                     let store = Arc::new(store);
@@ -71,7 +71,7 @@ pub(crate) async fn ratios(rounds: u64) -> Outcome<()> {
     let server = crate::server().await;
     let url = server.url("postgres");
     for prepared in [false, true] {
-        let options: Options = url.parse()?;
+        let options: PostgresOptions = url.parse()?;
         let store = Arc::new(PostgresStore::connect(options.prepare(prepared)).await?);
         for callers in [1, 64] {
             let pool = Arc::new(Pool::new(&server, callers as usize, prepared).await?);

@@ -14,10 +14,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Config};
 
-use super::{ASKED, AWAITED, Board, SAY_AGAIN, WRITTEN};
-use crate::error::ConnectError;
+use super::{ASKED, AWAITED, SAY_AGAIN, WRITTEN, WakeBoard};
+use crate::error::PostgresConnectError;
 use crate::hosts::Hosts;
-use crate::options::Options;
+use crate::options::PostgresOptions;
 use crate::tls::{Connected, drive};
 
 /// How long after a connection ended the next is tried: it doubles from the first to the last,
@@ -30,10 +30,10 @@ const OWN: &str = "-c hapax.session=own";
 const IS_OWN: &str = "SELECT pg_backend_pid(), current_setting('hapax.session', true) = 'own'";
 
 /// Why nothing is heard.
-enum Deaf {
+enum ListenError {
     /// A pooler is in between.
     Pooled,
-    Failed(ConnectError),
+    Failed(PostgresConnectError),
 }
 
 /// Connections that did not last.
@@ -66,7 +66,7 @@ impl Outage {
 }
 
 /// Listens on one connection after the other, until there turns out to be a pooler.
-pub(super) async fn run(board: Arc<Board>, options: Options, hosts: Arc<Hosts>) {
+pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: Arc<Hosts>) {
     let mut outage = Outage::default();
     loop {
         let began = Instant::now();
@@ -81,14 +81,14 @@ pub(super) async fn run(board: Arc<Board>, options: Options, hosts: Arc<Hosts>) 
         }
         match ended {
             Ok(()) => {}
-            Err(Deaf::Pooled) => {
+            Err(ListenError::Pooled) => {
                 tracing::warn!(
                     "no wake-ups from PostgreSQL by way of a pooler; copies that wait are polled \
                      for"
                 );
                 return;
             }
-            Err(Deaf::Failed(error)) => {
+            Err(ListenError::Failed(error)) => {
                 if outage.is_news(error.to_string()) {
                     tracing::warn!(
                         %error,
@@ -102,16 +102,20 @@ pub(super) async fn run(board: Arc<Board>, options: Options, hosts: Arc<Hosts>) 
 }
 
 /// Listens and says what is to be said until the connection ends.
-async fn listen(board: &Arc<Board>, options: &Options, config: &Config) -> Result<(), Deaf> {
+async fn listen(
+    board: &Arc<WakeBoard>,
+    options: &PostgresOptions,
+    config: &Config,
+) -> Result<(), ListenError> {
     let connecting = options.connector.connect(config);
     let connected = timeout(options.timeout, connecting).await;
     let Connected { client, driver } = match connected {
         Ok(Ok(connected)) => connected,
         Ok(Err(error)) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
-            return Err(Deaf::Pooled);
+            return Err(ListenError::Pooled);
         }
-        Ok(Err(error)) => return Err(Deaf::Failed(ConnectError::Connect(error))),
-        Err(_) => return Err(Deaf::Failed(ConnectError::TimedOut)),
+        Ok(Err(error)) => return Err(ListenError::Failed(PostgresConnectError::Connect(error))),
+        Err(_) => return Err(ListenError::Failed(PostgresConnectError::TimedOut)),
     };
     let hearing = Arc::clone(board);
     let own = Arc::new(AtomicI32::new(0));
@@ -120,9 +124,9 @@ async fn listen(board: &Arc<Board>, options: &Options, config: &Config) -> Resul
     let mut driving = std::pin::pin!(drive(driver, hear));
     let saying = async {
         let began = timeout(options.timeout, begin(&client, &own)).await;
-        began.unwrap_or(Err(Deaf::Failed(ConnectError::TimedOut)))?;
+        began.unwrap_or(Err(ListenError::Failed(PostgresConnectError::TimedOut)))?;
         board.hear_all();
-        say_all(board, &client, options.timeout).await.map_err(Deaf::Failed)
+        say_all(board, &client, options.timeout).await.map_err(ListenError::Failed)
     };
     tokio::select! {
         () = &mut driving => Ok(()),
@@ -130,22 +134,22 @@ async fn listen(board: &Arc<Board>, options: &Options, config: &Config) -> Resul
     }
 }
 
-async fn begin(client: &Client, own: &AtomicI32) -> Result<(), Deaf> {
-    let failed = |error| Deaf::Failed(ConnectError::Query(error));
+async fn begin(client: &Client, own: &AtomicI32) -> Result<(), ListenError> {
+    let failed = |error| ListenError::Failed(PostgresConnectError::Query(error));
     let row = client.query_typed_one(IS_OWN, &[]).await.map_err(failed)?;
     own.store(row.try_get(0).map_err(failed)?, Ordering::Relaxed);
     if row.try_get::<_, Option<bool>>(1).map_err(failed)? != Some(true) {
-        return Err(Deaf::Pooled);
+        return Err(ListenError::Pooled);
     }
     let listen = format!("LISTEN {AWAITED}; LISTEN {WRITTEN}; LISTEN {ASKED}; NOTIFY {ASKED}");
     client.batch_execute(&listen).await.map_err(failed)
 }
 
 async fn say_all(
-    board: &Board,
+    board: &WakeBoard,
     client: &Client,
     limit: Duration,
-) -> Result<Infallible, ConnectError> {
+) -> Result<Infallible, PostgresConnectError> {
     let mut again = interval(SAY_AGAIN);
     loop {
         tokio::select! {
@@ -155,16 +159,16 @@ async fn say_all(
         for (channel, payload) in board.take() {
             // A connection that does not answer is given up, and what was to be said on it.
             let said = timeout(limit, say(client, channel, &payload)).await;
-            said.unwrap_or(Err(ConnectError::TimedOut))?;
+            said.unwrap_or(Err(PostgresConnectError::TimedOut))?;
         }
     }
 }
 
-async fn say(client: &Client, channel: &str, payload: &str) -> Result<(), ConnectError> {
+async fn say(client: &Client, channel: &str, payload: &str) -> Result<(), PostgresConnectError> {
     let parameters: [(crate::link::Parameter<'_>, Type); 2] =
         [(&channel, Type::TEXT), (&payload, Type::TEXT)];
     let said = client.query_typed("SELECT pg_notify($1, $2)", &parameters).await;
-    said.map(drop).map_err(ConnectError::Query)
+    said.map(drop).map_err(PostgresConnectError::Query)
 }
 
 #[cfg(test)]

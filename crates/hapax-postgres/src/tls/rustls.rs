@@ -17,7 +17,7 @@ use tokio_postgres::{Config, Error, Socket};
 use tokio_rustls::TlsConnector;
 
 use super::{Connected, Connector, connect};
-use crate::error::ConnectError;
+use crate::error::PostgresConnectError;
 
 /// TLS that believes in certificates only: the server's must be signed by a root that is trusted,
 /// and be for the host that the URL names. That is more than `sslmode=require` means elsewhere.
@@ -26,7 +26,7 @@ pub struct Rustls(Arc<ClientConfig>);
 
 /// What is trusted, and who we are, in PEM.
 #[derive(Clone, Copy, Default)]
-pub struct Certificates<'a> {
+pub struct RustlsCertificates<'a> {
     /// The roots; `None` for the system's.
     pub roots: Option<&'a [u8]>,
     /// Our own certificate, with what it takes to get to its root, and its key.
@@ -37,9 +37,10 @@ impl Rustls {
     /// With these certificates.
     ///
     /// # Errors
-    /// [`ConnectError::Certificates`] where they cannot be read, or there are no roots.
-    pub fn new(certificates: &Certificates<'_>) -> Result<Self, ConnectError> {
-        let wrong = |error: &dyn fmt::Display| ConnectError::Certificates(error.to_string());
+    /// [`PostgresConnectError::Certificates`] where they cannot be read, or there are no roots.
+    pub fn new(certificates: &RustlsCertificates<'_>) -> Result<Self, PostgresConnectError> {
+        let wrong =
+            |error: &dyn fmt::Display| PostgresConnectError::Certificates(error.to_string());
         let mut roots = RootCertStore::empty();
         match certificates.roots {
             Some(pem) => {
@@ -72,9 +73,9 @@ impl Rustls {
     }
 }
 
-fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PostgresConnectError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    chain.map_err(|error| ConnectError::Certificates(error.to_string()))
+    chain.map_err(|error| PostgresConnectError::Certificates(error.to_string()))
 }
 
 impl fmt::Debug for Rustls {
@@ -83,7 +84,7 @@ impl fmt::Debug for Rustls {
     }
 }
 
-impl fmt::Debug for Certificates<'_> {
+impl fmt::Debug for RustlsCertificates<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A key is among them.
         f.write_str("Certificates(..)")

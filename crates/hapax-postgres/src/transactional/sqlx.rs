@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgSeverity};
 use sqlx::{Connection, Postgres, Row, Transaction};
 
 use super::{CONFLICT, ENDED_EARLY, SAVEPOINT, SPOIL, stored};
-use crate::error::PostgresError;
+use crate::error::PostgresStoreError;
 use crate::record::Write;
 use crate::store::PostgresStore;
 
@@ -43,7 +43,7 @@ pub(crate) async fn swap_by(
     swap: Swap,
 ) -> Result<Swapped, StoreError> {
     if !tx.is_in_transaction() {
-        return Err(StoreError::unavailable(PostgresError::NoTransaction));
+        return Err(StoreError::unavailable(PostgresStoreError::NoTransaction));
     }
     let write = match store.seal_for_transaction(&swap) {
         Ok(write) => write,
@@ -62,8 +62,8 @@ pub(crate) async fn swap_by(
         }
         Err(error) => match refusal(&error) {
             Some(CONFLICT) => store.conflict(&swap).await,
-            Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresError::Savepoint)),
-            Some(ENDED_EARLY) => Err(StoreError::unavailable(PostgresError::EndedEarly)),
+            Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresStoreError::Savepoint)),
+            Some(ENDED_EARLY) => Err(StoreError::unavailable(PostgresStoreError::EndedEarly)),
             // The transaction has failed, or its connection is gone before COMMIT was sent:
             // nothing of it can be committed.
             _ => Err(StoreError::unavailable(error)),

@@ -11,7 +11,7 @@ use sqlx::{Executor, Transaction};
 use tokio_postgres::IsolationLevel;
 
 use super::{Arc, BeginOptions, Duration, is_conflict, lost_race, sort};
-use crate::error::PostgresError;
+use crate::error::PostgresStoreError;
 use crate::sql::{NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 use crate::transactional::sqlx::swap_by;
@@ -96,7 +96,7 @@ impl Transactions for SqlxTransactions {
             let rolled_back = tx.rollback().await;
             match checked {
                 Err(error) if refused(&error) == Some(NOT_MARKED) => {
-                    Err(TxError::ended_early(PostgresError::EndedEarly))
+                    Err(TxError::ended_early(PostgresStoreError::EndedEarly))
                 }
                 _ => rolled_back.map_err(TxError::failed),
             }

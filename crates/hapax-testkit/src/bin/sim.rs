@@ -7,7 +7,7 @@ use hapax_testkit::sim::{self, Failure, Tally};
 
 const USAGE: &str = "usage: sim [--seeds N] [--from SEED] [--threads N] | sim --seed SEED";
 
-struct Options {
+struct SimOptions {
     from: u64,
     seeds: u64,
     threads: u64,
@@ -37,8 +37,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn options() -> Option<Options> {
-    let mut options = Options { from: 0, seeds: 100_000, threads: 2 };
+fn options() -> Option<SimOptions> {
+    let mut options = SimOptions { from: 0, seeds: 100_000, threads: 2 };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value: u64 = arguments.next()?.replace('_', "").parse().ok()?;
@@ -54,8 +54,8 @@ fn options() -> Option<Options> {
 }
 
 /// Splits the seeds among threads; of several failures the one of the smallest seed is told.
-fn run(options: &Options) -> Result<Tally, Box<Failure>> {
-    let Options { from, seeds, threads } = *options;
+fn run(options: &SimOptions) -> Result<Tally, Box<Failure>> {
+    let SimOptions { from, seeds, threads } = *options;
     let share = |thread: u64| from + seeds * thread / threads;
     let parts: Vec<_> = std::thread::scope(|scope| {
         let parts: Vec<_> = (0..threads)

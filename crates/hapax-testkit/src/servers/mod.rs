@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use tokio::process::Child;
 
-pub use postgres::{PgBouncer, PostgresOptions, PostgresServer};
-pub use redis::{RedisOptions, RedisServer};
+pub use postgres::{PgBouncer, PostgresServer, PostgresServerOptions};
+pub use redis::{RedisServer, RedisServerOptions};
 pub use redis_cluster::RedisCluster;
 
 /// How long a server may take to be ready.

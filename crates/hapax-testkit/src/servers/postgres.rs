@@ -15,12 +15,12 @@ use super::{EVERY, TIMEOUT, free_port, loopback, program, tail};
 
 /// How to start a [`PostgresServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
-pub struct PostgresOptions {
+pub struct PostgresServerOptions {
     settings: Vec<(String, String)>,
     certificate: Option<(String, String)>,
 }
 
-impl PostgresOptions {
+impl PostgresServerOptions {
     /// A server as it is installed, but for a small memory and for syncing: it survives being
     /// killed, not a crash of the system.
     #[must_use]
@@ -49,7 +49,7 @@ impl PostgresOptions {
 /// this machine may connect, as `postgres`, without a password.
 #[derive(Debug)]
 pub struct PostgresServer {
-    options: PostgresOptions,
+    options: PostgresServerOptions,
     folder: tempfile::TempDir,
     user: Option<User>,
     port: u16,
@@ -57,13 +57,13 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts one with [`PostgresOptions::new`].
+    /// Starts one with [`PostgresServerOptions::new`].
     pub async fn start() -> Self {
-        Self::start_with(PostgresOptions::new()).await
+        Self::start_with(PostgresServerOptions::new()).await
     }
 
     /// Starts one.
-    pub async fn start_with(options: PostgresOptions) -> Self {
+    pub async fn start_with(options: PostgresServerOptions) -> Self {
         let mut server = Self::nowhere(options);
         server.make_cluster().await;
         server.start_anywhere().await;
@@ -71,7 +71,7 @@ impl PostgresServer {
     }
 
     /// A server without files.
-    fn nowhere(options: PostgresOptions) -> Self {
+    fn nowhere(options: PostgresServerOptions) -> Self {
         let (folder, user) = (super::folder(), User::other());
         if let Some(user) = &user {
             user.give(folder.path());
@@ -93,7 +93,7 @@ impl PostgresServer {
     /// Starts a standby of `primary` that is named `name` in `synchronous_standby_names`. It is a
     /// copy of `primary` as it is now, and follows it.
     pub async fn standby_of(primary: &Self, name: &str) -> Self {
-        let mut server = Self::nowhere(PostgresOptions::new());
+        let mut server = Self::nowhere(PostgresServerOptions::new());
         let mut command = Command::new(postgres_program("pg_basebackup"));
         command.arg("--pgdata").arg(server.data());
         command.args(["--host=127.0.0.1", "--username=postgres", "--no-password", "--no-sync"]);

@@ -15,13 +15,13 @@ use super::{EVERY, TIMEOUT, clock, free_port, loopback, program, signal, tail};
 
 /// How to start a [`RedisServer`]. Each method returns it changed.
 #[derive(Clone, Debug, Default)]
-pub struct RedisOptions {
+pub struct RedisServerOptions {
     config: Vec<(String, String)>,
     sentinel: bool,
     own_clock: bool,
 }
 
-impl RedisOptions {
+impl RedisServerOptions {
     /// A server with an append-only file that is synced every second, and no snapshots.
     #[must_use]
     pub fn new() -> Self {
@@ -52,20 +52,20 @@ impl RedisOptions {
 /// A Redis server of a test's own; killed when dropped, and its folder removed.
 #[derive(Debug)]
 pub struct RedisServer {
-    options: RedisOptions,
+    options: RedisServerOptions,
     folder: tempfile::TempDir,
     port: u16,
     child: Option<Child>,
 }
 
 impl RedisServer {
-    /// Starts one with [`RedisOptions::new`].
+    /// Starts one with [`RedisServerOptions::new`].
     pub async fn start() -> Self {
-        Self::start_with(RedisOptions::new()).await
+        Self::start_with(RedisServerOptions::new()).await
     }
 
     /// Starts one.
-    pub async fn start_with(options: RedisOptions) -> Self {
+    pub async fn start_with(options: RedisServerOptions) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut server = Self { options, folder, port: free_port(), child: None };
         // Somebody else may have taken the port in between.
@@ -113,7 +113,7 @@ impl RedisServer {
     }
 
     /// Sets its clock to so many seconds after the real one, or before it. Needs
-    /// [`RedisOptions::own_clock`].
+    /// [`RedisServerOptions::own_clock`].
     pub fn set_clock(&self, seconds: i64) {
         assert!(self.options.own_clock, "it goes by the real clock");
         clock::set(&self.clock(), seconds);

@@ -2,7 +2,7 @@
 
 use tokio::time::{Instant, sleep};
 
-use super::{EVERY, RedisOptions, RedisServer, TIMEOUT, free_port};
+use super::{EVERY, RedisServer, RedisServerOptions, TIMEOUT, free_port};
 
 /// Slots of every cluster.
 const SLOTS: usize = 16_384;
@@ -18,7 +18,7 @@ impl RedisCluster {
     pub async fn start(count: usize) -> Self {
         let mut nodes = Vec::new();
         for _ in 0..count {
-            let options = RedisOptions::new()
+            let options = RedisServerOptions::new()
                 // One that is killed forgets nothing.
                 .set("appendfsync", "always")
                 .set("cluster-enabled", "yes")

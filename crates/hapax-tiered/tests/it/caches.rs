@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hapax_tiered::{Cache, MemoryCache, Options};
+use hapax_tiered::{Cache, MemoryCache, TieredOptions};
 use tokio::time::{Instant, advance};
 
 use crate::support::{World, claim, expect_stored, finished, key, refused, settle};
@@ -11,7 +11,7 @@ use crate::support::{World, claim, expect_stored, finished, key, refused, settle
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {
     let world = World::new();
-    let options = Options::default().cache_timeout(Duration::from_millis(50));
+    let options = TieredOptions::default().cache_timeout(Duration::from_millis(50));
     let store = world.process_with(options);
     finished(&store, 1, "yes").await;
     world.cache.hangs.store(true, Ordering::SeqCst);

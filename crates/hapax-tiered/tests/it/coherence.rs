@@ -10,7 +10,7 @@ use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{MemoryStore, OperationId, RecordState, Store, StoreError};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::storm::Storm;
-use hapax_tiered::{MemoryCache, Options, Tiered};
+use hapax_tiered::{MemoryCache, Tiered, TieredOptions};
 
 fn storm(seed: u64) -> Storm {
     Storm { pause: Duration::from_millis(1), ..Storm::of(20_000, seed) }
@@ -71,7 +71,7 @@ async fn callers_cannot_tell_that_there_is_a_cache() {
     // What was found to be wrong is avoided for the ttl: with a short one the cache is used again
     // while there are still callers.
     for (seed, ttl) in [(1, 60_000), (2, 20), (3, 5), (4, 2)] {
-        let options = Options::default().cache_ttl(Duration::from_millis(ttl));
+        let options = TieredOptions::default().cache_ttl(Duration::from_millis(ttl));
         let cache = Arc::new(MemoryCache::default());
         let store = Tiered::with(Arc::new(Far::new(seed)), cache, options);
         let told = storm(seed).run(&[Arc::new(store.clone()), Arc::new(store.clone())]).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hapax::{Idempotency, MemoryStore};
 use hapax_embedded::{EmbeddedStore, SecretSource};
 use hapax_testkit::functions;
-use hapax_tiered::{MemoryCache, Options, Tiered};
+use hapax_tiered::{MemoryCache, Tiered, TieredOptions};
 
 /// Two processes with a cache each, over one store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -22,11 +22,11 @@ async fn functions_keep_their_promises_behind_caches_of_their_own() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn functions_keep_their_promises_behind_a_cache_that_is_shared() {
     let folder = tempfile::tempdir().unwrap();
-    let options = hapax_embedded::Options::new(folder.path().join("hapax.db"));
+    let options = hapax_embedded::FileOptions::new(folder.path().join("hapax.db"));
     let store = Arc::new(EmbeddedStore::open(options.secret(SecretSource::None)).unwrap());
     let cache = Arc::new(MemoryCache::default());
     let engine = || {
-        let tiered = Tiered::with(Arc::clone(&store), cache.clone(), Options::default());
+        let tiered = Tiered::with(Arc::clone(&store), cache.clone(), TieredOptions::default());
         Idempotency::builder(Arc::new(tiered)).build()
     };
     functions::rules(&[engine(), engine()]).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::store::Swapped;
 use hapax::{Fingerprint, RecordState, Secret, Store, StoreError};
-use hapax_tiered::Options;
+use hapax_tiered::TieredOptions;
 use tokio::time::{Instant, advance};
 
 use crate::support::{
@@ -238,7 +238,7 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
     expect_stored(&*world.authority, &release(&completed, 2)).await;
     let made_up = relabelled(&*world.authority, &entry).await;
     let secret = Secret::new([1; 32]);
-    let sealed = world.process_with(Options::default().secret(&secret));
+    let sealed = world.process_with(TieredOptions::default().secret(&secret));
     for (store, believes) in [(&plain, true), (&sealed, false)] {
         world.cache.plant(&key(1), made_up.clone()).await;
         store.load(&key(9)).await.unwrap();
@@ -251,7 +251,7 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
 async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
     let world = World::new();
     let secret = Secret::new([1; 32]);
-    let store = world.process_with(Options::default().secret(&secret));
+    let store = world.process_with(TieredOptions::default().secret(&secret));
     finished(&store, 1, "canary-4111").await;
     finished(&store, 2, "another").await;
     for of in [1, 2] {
@@ -281,7 +281,7 @@ async fn authorities_that_share_a_cache_do_not_answer_for_each_other() {
     let (here, there) = (World::new(), World::new());
     let cache = here.cache.clone();
     let before = |world: &World, name: &str| {
-        let options = Options::default().authority(name);
+        let options = TieredOptions::default().authority(name);
         hapax_tiered::Tiered::with(world.authority.clone(), cache.clone(), options)
     };
     finished(&before(&here, "here"), 1, "paid here").await;

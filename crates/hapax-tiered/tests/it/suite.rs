@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Clock, MemoryCapacity, MemoryStore, Secret, Timestamp};
-use hapax_embedded::{EmbeddedStore, Options, SecretSource};
+use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, Fixture};
 use hapax_tiered::{MemoryCache, Tiered};
@@ -23,7 +23,7 @@ mod memory {
         async fn open(&self) -> Arc<Self::Store> {
             let store = MemoryStore::new(self.0.clone(), MemoryCapacity::default());
             let cache = Arc::new(MemoryCache::default());
-            let options = hapax_tiered::Options::default().secret(&Secret::new([1; 32]));
+            let options = hapax_tiered::TieredOptions::default().secret(&Secret::new([1; 32]));
             Arc::new(Tiered::with(Arc::new(store), cache, options))
         }
 
@@ -64,7 +64,7 @@ mod file {
         const EXPIRES_BY_ITSELF: bool = false;
 
         async fn open(&self) -> Arc<Self::Store> {
-            let options = Options::new(self.folder.path().join("hapax.db"))
+            let options = FileOptions::new(self.folder.path().join("hapax.db"))
                 .clock(self.clock.clone())
                 .secret(SecretSource::None);
             let store = Arc::new(EmbeddedStore::open(options).unwrap());

@@ -11,7 +11,7 @@ use hapax::{
     Clock, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity, MemoryStore, OnUnknown,
     OperationId, Outcome, Record, RecordState, Store, StoreError, Terms, Timestamp, WriteId,
 };
-use hapax_tiered::{Cache, CacheError, MemoryCache, Options, Tiered};
+use hapax_tiered::{Cache, CacheError, MemoryCache, Tiered, TieredOptions};
 use tokio::time::Instant;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -163,10 +163,10 @@ impl World {
     }
 
     pub(crate) fn process(&self) -> Tiered<Authority> {
-        self.process_with(Options::default())
+        self.process_with(TieredOptions::default())
     }
 
-    pub(crate) fn process_with(&self, options: Options) -> Tiered<Authority> {
+    pub(crate) fn process_with(&self, options: TieredOptions) -> Tiered<Authority> {
         Tiered::with(Arc::clone(&self.authority), Arc::clone(&self.cache) as _, options)
     }
 }

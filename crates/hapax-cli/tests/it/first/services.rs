@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use axum::routing::post;
 use axum::{Json, Router};
 use hapax::Idempotency;
-use hapax_embedded::{EmbeddedStore, Options};
+use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_http::server::{IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeSource};
 use hapax_testkit::servers::free_port;
 use serde_json::{Value, json};
@@ -164,7 +164,7 @@ pub(super) async fn serve_axum() {
         return;
     };
     let folder = PathBuf::from(folder);
-    let store = EmbeddedStore::open(Options::new(folder.join("payments.db"))).unwrap();
+    let store = EmbeddedStore::open(FileOptions::new(folder.join("payments.db"))).unwrap();
     let secret = store.secret().cloned().unwrap();
     let engine = Idempotency::builder(Arc::new(store)).secret(secret).build();
     let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);

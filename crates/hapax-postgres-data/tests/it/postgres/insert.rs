@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hapax_postgres_data::{Column, DataError, InsertOrFetch, Inserted, Limits, Table};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_postgres::types::{ToSql, Type};
@@ -135,7 +135,7 @@ async fn flood(server: &PostgresServer, batch: usize, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_hundred_at_once_make_fifty_rows() {
-    let options = PostgresOptions::new().set("max_connections", "220");
+    let options = PostgresServerOptions::new().set("max_connections", "220");
     let server = PostgresServer::start_with(options).await;
     server.sql("postgres", ORDERS).await;
     flood(&server, 1, 1).await;

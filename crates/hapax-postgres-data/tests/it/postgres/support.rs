@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 use tokio::time::timeout;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -19,7 +19,7 @@ pub(crate) async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> 
 
 /// A server that ends deadlocks soon.
 pub(crate) async fn quick_at_deadlocks() -> PostgresServer {
-    let options = PostgresOptions::new().set("deadlock_timeout", "20ms");
+    let options = PostgresServerOptions::new().set("deadlock_timeout", "20ms");
     PostgresServer::start_with(options).await
 }
 

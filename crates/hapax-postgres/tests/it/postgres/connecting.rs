@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use hapax::{KeyRing, Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
-    ConnectError, Finding, Forgetful, Options, PostgresStore, Severity, diagnose, migrations,
+    Finding, PostgresConnectError, PostgresOptions, PostgresStore, Severity, UnsafeSetting,
+    diagnose, migrations,
 };
 use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;
@@ -35,7 +36,7 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
     let server = PostgresServer::start().await;
     let options = at(&server).migrate(false);
     let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::NotMigrated { found: None, .. }), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::NotMigrated { found: None, .. }), "{refused}");
     for _ in 0..2 {
         server.sql("postgres", migrations()).await;
     }
@@ -48,7 +49,7 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
             ON hapax_cells, hapax_secrets, hapax_migrations TO app",
         )
         .await;
-    let app: Options =
+    let app: PostgresOptions =
         format!("host=127.0.0.1 port={} user=app dbname=postgres", server.port()).parse().unwrap();
     let store = PostgresStore::connect(app).await.unwrap();
     expect_stored(&store, &claim(1)).await;
@@ -58,7 +59,10 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
         DROP FUNCTION hapax_emptied CASCADE; DELETE FROM hapax_migrations WHERE version = 2";
     server.sql("postgres", older).await;
     let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::NotMigrated { found: Some(1), .. }), "{refused}");
+    assert!(
+        matches!(refused, PostgresConnectError::NotMigrated { found: Some(1), .. }),
+        "{refused}"
+    );
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     expect_stored(&store, &claim(2)).await;
     let there = "SELECT count(*) FROM hapax_cells";
@@ -66,7 +70,7 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
 
     server.sql("postgres", "INSERT INTO hapax_migrations VALUES (999)").await;
     let refused = PostgresStore::connect(options).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Newer { found: 999, .. }), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Newer { found: 999, .. }), "{refused}");
 }
 
 #[tokio::test]
@@ -75,12 +79,12 @@ async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
     let good = PostgresStore::connect(at(&server)).await.unwrap();
     let refused = async |why| {
         let error = PostgresStore::connect(at(&server)).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Forgetful(what) if what == why), "{error}");
+        assert!(matches!(error, PostgresConnectError::Forgetful(what) if what == why), "{error}");
         let accepted = PostgresStore::connect(at(&server).allow_forgetting(true)).await.unwrap();
         accepted.close().await;
     };
     server.sql("postgres", "ALTER ROLE postgres SET synchronous_commit = off").await;
-    refused(Forgetful::SynchronousCommit).await;
+    refused(UnsafeSetting::SynchronousCommit).await;
     // One that is connected already looks as well, when it connects anew.
     let others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
         WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
@@ -96,7 +100,7 @@ async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
 
     server.sql("postgres", "ALTER ROLE postgres RESET synchronous_commit").await;
     server.sql("postgres", "ALTER TABLE hapax_cells SET UNLOGGED").await;
-    refused(Forgetful::Unlogged).await;
+    refused(UnsafeSetting::Unlogged).await;
 }
 
 #[tokio::test]
@@ -109,7 +113,7 @@ async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
     std::fs::write(server.data().join("standby.signal"), "").unwrap();
     server.restart().await;
     let refused = PostgresStore::connect(at(&server)).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Standby), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Standby), "{refused}");
     let _ = store.swap(claim(2)).await;
     let swapped = store.swap(claim(3)).await;
     assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
@@ -119,20 +123,23 @@ async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
 
 #[tokio::test]
 async fn what_cannot_be_reached_is_said_so() {
-    let refused = "mysql://x".parse::<Options>().unwrap_err();
-    assert!(matches!(refused, ConnectError::Url(_)), "{refused}");
+    let refused = "mysql://x".parse::<PostgresOptions>().unwrap_err();
+    assert!(matches!(refused, PostgresConnectError::Url(_)), "{refused}");
     let refused = PostgresStore::connect(by(free_port())).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Connect(_)), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Connect(_)), "{refused}");
     // It takes connections and says nothing.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let options = by(silent.local_addr().unwrap().port()).timeout(Duration::from_millis(200));
     let refused = PostgresStore::connect(options).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::TimedOut | ConnectError::Connect(_)), "{refused}");
+    assert!(
+        matches!(refused, PostgresConnectError::TimedOut | PostgresConnectError::Connect(_)),
+        "{refused}"
+    );
 }
 
 #[test]
 fn a_password_is_not_shown() {
-    let options: Options = "postgres://app:geheim@localhost/x".parse().unwrap();
+    let options: PostgresOptions = "postgres://app:geheim@localhost/x".parse().unwrap();
     let options = options.secret(Secret::new([77; 32]));
     let shown = format!("{options:?}");
     assert!(!shown.contains("geheim") && !shown.contains("77"), "{shown}");
@@ -149,17 +156,18 @@ async fn processes_with_different_secrets_do_not_share_tables() {
         starting.spawn(async move { PostgresStore::connect(options).await });
     }
     let started = starting.join_all().await;
-    let refused = started.iter().filter(|one| matches!(one, Err(ConnectError::OtherSecret)));
+    let refused =
+        started.iter().filter(|one| matches!(one, Err(PostgresConnectError::OtherSecret)));
     assert_eq!((refused.count(), started.iter().filter(|one| one.is_ok()).count()), (1, 1));
     drop(started);
     let won = server.sql("postgres", "SELECT count(*) FROM hapax_secrets").await;
     assert_eq!(won, "1");
-    let connect = async |options: Options| PostgresStore::connect(options).await.map(drop);
+    let connect = async |options: PostgresOptions| PostgresStore::connect(options).await.map(drop);
     let was_first = connect(at(&server).secret(first.clone())).await.is_ok();
     let known = if was_first { first } else { second };
     for options in [at(&server), at(&server).secret(third.clone())] {
         let refused = connect(options).await.unwrap_err();
-        assert!(matches!(refused, ConnectError::OtherSecret), "{refused}");
+        assert!(matches!(refused, PostgresConnectError::OtherSecret), "{refused}");
     }
     // Whoever names keys by the one in use may seal under another, beside those who do not.
     connect(at(&server).key_ring(KeyRing::new(known.clone()).sealing(third.clone())))
@@ -167,7 +175,7 @@ async fn processes_with_different_secrets_do_not_share_tables() {
         .unwrap();
     connect(at(&server).secret(known)).await.unwrap();
     let alone = connect(at(&server).secret(third)).await.unwrap_err();
-    assert!(matches!(alone, ConnectError::OtherSecret), "{alone}");
+    assert!(matches!(alone, PostgresConnectError::OtherSecret), "{alone}");
 }
 
 #[tokio::test]

@@ -14,7 +14,8 @@ impl EmptiedFixture for Emptied {
     type Store = PostgresStore;
 
     async fn open(&self, known: Option<String>) -> Arc<PostgresStore> {
-        let options = known.into_iter().fold(at(&self.0), hapax_postgres::Options::identity);
+        let options =
+            known.into_iter().fold(at(&self.0), hapax_postgres::PostgresOptions::identity);
         Arc::new(PostgresStore::connect(options).await.unwrap())
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::Swapped;
 use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, StoreError};
-use hapax_postgres::{PostgresError, PostgresStore};
+use hapax_postgres::{PostgresStore, PostgresStoreError};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::PostgresServer;
@@ -257,7 +257,10 @@ async fn what_waits_is_bounded_and_completions_go_before_claims() {
     (2..100).for_each(send);
     let full = |answer: &Result<Swapped, StoreError>| match answer {
         Err(StoreError::Unavailable(source)) => {
-            matches!(source.downcast_ref::<PostgresError>(), Some(PostgresError::QueueFull))
+            matches!(
+                source.downcast_ref::<PostgresStoreError>(),
+                Some(PostgresStoreError::QueueFull)
+            )
         }
         _ => false,
     };

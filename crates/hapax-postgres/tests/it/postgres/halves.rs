@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::{Swap, Swapped};
 use hapax::{Store, StoreError};
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
@@ -82,7 +82,7 @@ async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
 async fn a_setting_that_others_left_in_a_session_makes_nobody_forget() {
     let server = PostgresServer::start().await;
     let pooler = PgBouncer::start(&server, 1).await;
-    let options: Options = pooler.url("postgres").parse().unwrap();
+    let options: PostgresOptions = pooler.url("postgres").parse().unwrap();
     let store = PostgresStore::connect(options).await.unwrap();
     let witness = "CREATE TABLE kept (how text);
         CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

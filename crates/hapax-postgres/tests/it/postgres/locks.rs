@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::store::{Swap, Swapped, Transactional};
 use hapax::{Store, StoreError};
-use hapax_postgres::{PostgresError, PostgresStore};
+use hapax_postgres::{PostgresStore, PostgresStoreError};
 use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -62,8 +62,11 @@ async fn a_transaction_that_is_left_open_delays_nobody_else() {
     assert!(before.elapsed() < LIMIT, "others waited for {:?}", before.elapsed());
     for answer in waiting.join_all().await {
         let Err(StoreError::Unavailable(source)) = answer else { panic!("{answer:?}") };
-        let source = source.downcast_ref::<PostgresError>().expect("one of ours");
-        assert!(matches!(source, PostgresError::Locked | PostgresError::NotSent), "{source}");
+        let source = source.downcast_ref::<PostgresStoreError>().expect("one of ours");
+        assert!(
+            matches!(source, PostgresStoreError::Locked | PostgresStoreError::NotSent),
+            "{source}"
+        );
     }
     transaction.commit().await.unwrap();
     assert_eq!(load(&*store, 0).await.map(|stored| stored.write_id), Some(done.write_id));

@@ -10,7 +10,7 @@ use hapax::{
     Claim, FinishError, Idempotency, Lease, OnUnknown, Outcome, Policy, Scope, Store, SystemClock,
 };
 use hapax_postgres::{
-    ConnectError, Options, PgTransactions, PgTx, PostgresStore, Severity, diagnose,
+    PgTransactions, PgTx, PostgresConnectError, PostgresOptions, PostgresStore, Severity, diagnose,
 };
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::net::TcpListener;
@@ -222,7 +222,7 @@ struct Process {
 
 impl Process {
     /// On the servers at `ports`, of which one is the primary.
-    async fn start(ports: [u16; 2], patience: Duration) -> Result<Self, ConnectError> {
+    async fn start(ports: [u16; 2], patience: Duration) -> Result<Self, PostgresConnectError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut process = Self { runtime: Some(runtime), made: None };
         let making = async move {
@@ -264,7 +264,7 @@ impl Drop for Process {
     }
 }
 
-fn hosts([first, second]: [u16; 2]) -> Options {
+fn hosts([first, second]: [u16; 2]) -> PostgresOptions {
     let url = format!(
         "postgres://postgres@127.0.0.1:{first},127.0.0.1:{second}/postgres\
          ?target_session_attrs=read-write"
@@ -313,7 +313,7 @@ async fn a_connection_whose_standby_is_absent_is_not_believed() {
     let _ = store.load(&key(1)).await;
     store.load(&key(1)).await.unwrap_err();
     let refused = PostgresStore::connect(at(&server)).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Unconfirmed), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Unconfirmed), "{refused}");
 
     let findings = diagnose(&at(&server), &SystemClock).await.unwrap();
     let finding = findings.iter().find(|finding| finding.subject == "standbys").unwrap();
@@ -328,7 +328,7 @@ async fn a_connection_whose_standby_is_absent_is_not_believed() {
 async fn a_crash_behind_a_pooler_is_not_read_from_without_a_standby() {
     let server = PostgresServer::start().await;
     let pooler = PgBouncer::start(&server, 4).await;
-    let options: Options = pooler.url("postgres").parse().unwrap();
+    let options: PostgresOptions = pooler.url("postgres").parse().unwrap();
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
     // The connection to the pooler that loads survives what follows.
     assert!(store.load(&key(1)).await.unwrap().stored.is_none());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::Secret;
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use hapax_testkit::suite::{self, Fixture};
 
@@ -13,12 +13,12 @@ use super::support::at;
 
 /// One server; each store has tables of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
-    options: Options,
+    options: PostgresOptions,
     opened: AtomicU32,
 }
 
 impl OnOneServer {
-    pub(crate) fn new(options: Options) -> Self {
+    pub(crate) fn new(options: PostgresOptions) -> Self {
         Self { options, opened: AtomicU32::new(0) }
     }
 }

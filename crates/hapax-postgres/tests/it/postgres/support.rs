@@ -9,18 +9,18 @@ use hapax::{
     OperationId, OperationRequest, Outcome, Policy, Record, RecordState, Scope, Store, StoreError,
     Terms, WriteId,
 };
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
-pub(crate) fn at(server: &PostgresServer) -> Options {
+pub(crate) fn at(server: &PostgresServer) -> PostgresOptions {
     server.url("postgres").parse().unwrap()
 }
 
 /// By way of a proxy on `port`.
-pub(crate) fn by(port: u16) -> Options {
+pub(crate) fn by(port: u16) -> PostgresOptions {
     format!("postgres://postgres@127.0.0.1:{port}/postgres").parse().unwrap()
 }
 
@@ -29,7 +29,7 @@ pub(crate) async fn connect(server: &PostgresServer) -> Arc<PostgresStore> {
 }
 
 /// Connects with a time-out that may be too short for that on a busy machine: a test needs it later.
-pub(crate) async fn connect_within(options: Options) -> PostgresStore {
+pub(crate) async fn connect_within(options: PostgresOptions) -> PostgresStore {
     loop {
         match PostgresStore::connect(options.clone()).await {
             Ok(store) => return store,

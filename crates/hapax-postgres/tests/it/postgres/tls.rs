@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use hapax_postgres::{Certificates, ConnectError, Options, PostgresStore, Rustls};
-use hapax_testkit::servers::{PostgresOptions, PostgresServer};
+use hapax_postgres::{
+    PostgresConnectError, PostgresOptions, PostgresStore, Rustls, RustlsCertificates,
+};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use super::support::{claim, expect_stored};
@@ -28,13 +30,14 @@ fn signed(authority: &Authority, name: &str) -> (String, String) {
 /// A server that encrypts, by a certificate of `authority` for `name`.
 async fn server(authority: &Authority, name: &str) -> PostgresServer {
     let (chain, key) = signed(authority, name);
-    PostgresServer::start_with(PostgresOptions::new().encrypted(chain, key)).await
+    PostgresServer::start_with(PostgresServerOptions::new().encrypted(chain, key)).await
 }
 
-fn options(server: &PostgresServer, roots: &str) -> Options {
-    let roots = Certificates { roots: Some(roots.as_bytes()), ..Certificates::default() };
+fn options(server: &PostgresServer, roots: &str) -> PostgresOptions {
+    let roots =
+        RustlsCertificates { roots: Some(roots.as_bytes()), ..RustlsCertificates::default() };
     let url = format!("{}?sslmode=require", server.url("postgres"));
-    url.parse::<Options>().unwrap().tls(Arc::new(Rustls::new(&roots).unwrap()))
+    url.parse::<PostgresOptions>().unwrap().tls(Arc::new(Rustls::new(&roots).unwrap()))
 }
 
 #[tokio::test]
@@ -53,7 +56,7 @@ async fn what_passes_is_encrypted_and_the_server_is_who_it_says() {
     let system = format!("{}?sslmode=require", server.url("postgres")).parse().unwrap();
     for options in [other, system] {
         let refused = PostgresStore::connect(options).await.unwrap_err();
-        assert!(matches!(refused, ConnectError::Connect(_)), "{refused}");
+        assert!(matches!(refused, PostgresConnectError::Connect(_)), "{refused}");
     }
 }
 
@@ -62,23 +65,23 @@ async fn a_certificate_for_another_host_is_none() {
     let authority = authority();
     let server = server(&authority, "127.0.0.2").await;
     let refused = PostgresStore::connect(options(&server, &authority.pem())).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Connect(_)), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Connect(_)), "{refused}");
 }
 
 #[tokio::test]
 async fn a_server_that_does_not_encrypt_is_not_talked_to() {
     let server = PostgresServer::start().await;
     let refused = PostgresStore::connect(options(&server, &authority().pem())).await.unwrap_err();
-    assert!(matches!(refused, ConnectError::Connect(_)), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::Connect(_)), "{refused}");
 }
 
 #[test]
 fn what_is_no_certificate_is_said_so() {
     for certificates in [
-        Certificates { roots: Some(b"nothing"), client: None },
-        Certificates { roots: None, client: Some((b"nothing", b"nothing")) },
+        RustlsCertificates { roots: Some(b"nothing"), client: None },
+        RustlsCertificates { roots: None, client: Some((b"nothing", b"nothing")) },
     ] {
         let refused = Rustls::new(&certificates).unwrap_err();
-        assert!(matches!(refused, ConnectError::Certificates(_)), "{refused}");
+        assert!(matches!(refused, PostgresConnectError::Certificates(_)), "{refused}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::store::{Swap, Swapped, Transactional};
 use hapax::{Store, StoreError};
-use hapax_postgres::{PostgresError, PostgresStore};
+use hapax_postgres::{PostgresStore, PostgresStoreError};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
@@ -21,9 +21,9 @@ async fn count(server: &PostgresServer) -> String {
     server.sql("postgres", "SELECT count(*) FROM work").await
 }
 
-fn reason(answer: Result<Swapped, StoreError>) -> PostgresError {
+fn reason(answer: Result<Swapped, StoreError>) -> PostgresStoreError {
     let Err(StoreError::Unavailable(source)) = answer else { panic!("{answer:?}") };
-    source.downcast_ref::<PostgresError>().expect("one of ours").clone()
+    source.downcast_ref::<PostgresStoreError>().expect("one of ours").clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -99,14 +99,14 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
     let mut transaction = client.transaction().await.unwrap();
     let mut savepoint = transaction.transaction().await.unwrap();
     let answer = store.swap_in(&mut savepoint, done.clone()).await;
-    assert!(matches!(reason(answer), PostgresError::Savepoint));
+    assert!(matches!(reason(answer), PostgresStoreError::Savepoint));
     drop(savepoint);
     transaction.commit().await.unwrap();
     assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));
 
     let mut transaction = client.transaction().await.unwrap();
     let answer = store.swap_in(&mut transaction, claim(2)).await;
-    assert!(matches!(reason(answer), PostgresError::ClaimInTransaction));
+    assert!(matches!(reason(answer), PostgresStoreError::ClaimInTransaction));
     // It can only be rolled back, as after whatever is not stored.
     assert!(transaction.batch_execute("SELECT 1").await.is_err());
     transaction.rollback().await.unwrap();
@@ -219,7 +219,7 @@ mod by_sqlx {
         let done = complete(&claimed, 11, b"yes");
 
         let answer = store.swap_in(&mut connection, done.clone()).await;
-        assert!(matches!(reason(answer), PostgresError::NoTransaction));
+        assert!(matches!(reason(answer), PostgresStoreError::NoTransaction));
         for commit in [false, true] {
             let mut transaction = connection.begin().await.unwrap();
             transaction.execute("INSERT INTO work VALUES (1)").await.unwrap();
@@ -258,7 +258,7 @@ mod by_sqlx {
         let mut transaction = connection.begin().await.unwrap();
         let mut savepoint = transaction.begin().await.unwrap();
         let answer = store.swap_in(&mut savepoint, complete(&claimed, 11, b"yes")).await;
-        assert!(matches!(reason(answer), PostgresError::Savepoint));
+        assert!(matches!(reason(answer), PostgresStoreError::Savepoint));
         drop(savepoint);
         transaction.commit().await.unwrap();
         assert_eq!(load(&*store, 1).await.map(|stored| stored.write_id), Some(claimed.write_id));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::transaction::{TransactResult, TransactionBackend, TransactionEnd, TransactionResult};
 use hapax::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -169,7 +169,7 @@ impl Write for Log {
 }
 
 /// Connects by `options`, and waits until it is told that there is a pooler, in one line.
-async fn recognises(options: Options) -> PostgresStore {
+async fn recognises(options: PostgresOptions) -> PostgresStore {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer({
         let log = log.clone();

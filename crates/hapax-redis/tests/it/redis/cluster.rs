@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::store::Swapped;
 use hapax::{Inspect, Notify, Store, StoreError};
-use hapax_redis::{Options, RedisStore, RedisStoreError, Severity, diagnose};
+use hapax_redis::{RedisOptions, RedisStore, RedisStoreError, Severity, diagnose};
 use hapax_testkit::faults::{Proxy, ProxyRates};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
@@ -174,7 +174,7 @@ async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
     silent.pause();
     // Who comes now, and asks that one first, is served by the others.
     let url = format!("redis://127.0.0.1:{},127.0.0.1:{}", silent.port(), other.port());
-    let after = RedisStore::connect(Options::new(url)).await.unwrap();
+    let after = RedisStore::connect(RedisOptions::new(url)).await.unwrap();
     let gone = away.iter().position(|away| *away).unwrap() as u64;
     for store in [&before, &after] {
         let connections = store.stats().connections;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use hapax::store::Swapped;
 use hapax::{Inspect, Store, StoreError};
-use hapax_redis::{ConnectError, Options, RedisStore, Unfit};
-use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
+use hapax_redis::{RedisConnectError, RedisOptions, RedisStore, UnfitServer};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions, free_port};
 
 use super::support::{at, claim, complete, connect, connect_within, expect_stored, key};
 
@@ -36,16 +36,18 @@ const LEAST: &[&str] = &[
     "+scan",
 ];
 
-async fn refused(options: Options) -> ConnectError {
+async fn refused(options: RedisOptions) -> RedisConnectError {
     RedisStore::connect(options).await.expect_err("it is no place for a store")
 }
 
 #[tokio::test]
 async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
-    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
+    let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let error = refused(at(server.port())).await;
-    let ConnectError::Unfit(Unfit::Evicts { policy }) = &error else { panic!("{error:?}") };
+    let RedisConnectError::Unfit(UnfitServer::Evicts { policy }) = &error else {
+        panic!("{error:?}")
+    };
     assert_eq!(policy, "allkeys-lru");
     assert!(error.to_string().contains("set it to `noeviction`"), "{error}");
     assert!(RedisStore::connect(at(server.port()).allow_eviction()).await.is_ok());
@@ -90,9 +92,9 @@ async fn begins_to_evict(disconnect: bool) {
 async fn a_replica_is_refused() {
     let master = RedisServer::start().await;
     let of = format!("127.0.0.1 {}", master.port());
-    let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
+    let replica = RedisServer::start_with(RedisServerOptions::new().set("replicaof", of)).await;
     let error = refused(at(replica.port())).await;
-    assert!(matches!(error, ConnectError::Unfit(Unfit::Replica)), "{error:?}");
+    assert!(matches!(error, RedisConnectError::Unfit(UnfitServer::Replica)), "{error:?}");
 }
 
 #[tokio::test]
@@ -114,20 +116,20 @@ async fn a_master_that_becomes_a_replica_takes_no_writes() {
 #[tokio::test]
 async fn what_cannot_be_reached_is_said_in_time() {
     let error = refused(at(free_port())).await;
-    assert!(matches!(error, ConnectError::Unreachable(_)), "{error:?}");
+    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
     let server = RedisServer::start().await;
     server.pause();
     let limit = Duration::from_millis(200);
     let error = refused(at(server.port()).timeout(limit)).await;
-    assert!(matches!(error, ConnectError::TimedOut(_)), "{error:?}");
+    assert!(matches!(error, RedisConnectError::TimedOut(_)), "{error:?}");
 }
 
 #[tokio::test]
 async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
-    let nowhere = || Options::new("redis://127.0.0.1:1");
+    let nowhere = || RedisOptions::new("redis://127.0.0.1:1");
     for url in ["127.0.0.1", "http://127.0.0.1", "redis://127.0.0.1/two", "redis+sentinel://h/"] {
-        let error = refused(Options::new(url)).await;
-        assert!(matches!(error, ConnectError::Url(_)), "{url}: {error:?}");
+        let error = refused(RedisOptions::new(url)).await;
+        assert!(matches!(error, RedisConnectError::Url(_)), "{url}: {error:?}");
     }
     for options in [
         nowhere().prefix("{tag}:"),
@@ -136,7 +138,7 @@ async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
         nowhere().timeout(Duration::ZERO),
     ] {
         let error = refused(options).await;
-        assert!(matches!(error, ConnectError::Option(_)), "{error:?}");
+        assert!(matches!(error, RedisConnectError::Option(_)), "{error:?}");
     }
 }
 
@@ -145,7 +147,7 @@ async fn a_user_needs_no_more_than_the_manual_says() {
     let server = RedisServer::start().await;
     assert_eq!(server.command_of(LEAST).await, "+OK");
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
-    let store = RedisStore::connect(Options::new(&url)).await.unwrap();
+    let store = RedisStore::connect(RedisOptions::new(&url)).await.unwrap();
     let claimed = claim(1);
     expect_stored(&store, &claimed).await;
     expect_stored(&store, &complete(&claimed, 2, b"yes")).await;
@@ -153,14 +155,14 @@ async fn a_user_needs_no_more_than_the_manual_says() {
     assert_eq!(store.page(None, std::num::NonZeroU32::MIN).await.unwrap().records.len(), 1);
 
     // Nobody else's keys, no scripts, no word: heard at once.
-    let denied = |error: &ConnectError| matches!(error, ConnectError::Denied { .. });
-    let error = refused(Options::new(&url).prefix("other:")).await;
+    let denied = |error: &RedisConnectError| matches!(error, RedisConnectError::Denied { .. });
+    let error = refused(RedisOptions::new(&url).prefix("other:")).await;
     assert!(denied(&error), "{error:?}");
     server.command("ACL SETUSER least -evalsha").await;
-    let error = refused(Options::new(&url)).await;
+    let error = refused(RedisOptions::new(&url)).await;
     assert!(denied(&error), "{error:?}");
-    let error = refused(Options::new(url.replace("word", "guess"))).await;
-    assert!(matches!(error, ConnectError::Unreachable(_)), "{error:?}");
+    let error = refused(RedisOptions::new(url.replace("word", "guess"))).await;
+    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
 }
 
 #[tokio::test]
@@ -168,7 +170,7 @@ async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
     let server = RedisServer::start().await;
     server.command_of(LEAST).await;
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
-    let store = RedisStore::connect(Options::new(url)).await.unwrap();
+    let store = RedisStore::connect(RedisOptions::new(url)).await.unwrap();
     server.command("ACL SETUSER least -set").await;
     let swapped = store.swap(claim(1)).await;
     assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");

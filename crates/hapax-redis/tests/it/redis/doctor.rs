@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::{Clock, SystemClock};
 use hapax_redis::{Finding, Severity, diagnose};
 use hapax_testkit::ManualClock;
-use hapax_testkit::servers::{RedisOptions, RedisServer};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 
 use super::support::at;
 
@@ -21,7 +21,7 @@ fn severity(findings: &[Finding], subject: &str) -> Severity {
 
 #[tokio::test]
 async fn a_server_that_keeps_its_word_is_fine() {
-    let always = RedisOptions::new().set("appendfsync", "always");
+    let always = RedisServerOptions::new().set("appendfsync", "always");
     let server = RedisServer::start_with(always).await;
     let findings = findings(&server).await;
     let worst = findings.iter().map(|finding| finding.severity).max();
@@ -36,7 +36,7 @@ async fn a_server_that_keeps_its_word_is_fine() {
 #[tokio::test]
 async fn what_breaks_the_promise_is_found_without_opening_a_store() {
     let forgetful =
-        RedisOptions::new().set("maxmemory-policy", "volatile-lru").set("appendonly", "no");
+        RedisServerOptions::new().set("maxmemory-policy", "volatile-lru").set("appendonly", "no");
     let server = RedisServer::start_with(forgetful).await;
     let found = findings(&server).await;
     assert_eq!(severity(&found, "maxmemory-policy"), Severity::Broken);
@@ -52,10 +52,10 @@ async fn what_breaks_the_promise_is_found_without_opening_a_store() {
 
 #[tokio::test]
 async fn replicas_on_either_end_are_found() {
-    let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
+    let at_once = RedisServerOptions::new().set("repl-diskless-sync-delay", "0");
     let master = RedisServer::start_with(at_once).await;
     let of = format!("127.0.0.1 {}", master.port());
-    let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
+    let replica = RedisServer::start_with(RedisServerOptions::new().set("replicaof", of)).await;
     assert_eq!(severity(&findings(&replica).await, "role"), Severity::Broken);
     while severity(&findings(&master).await, "replicas") != Severity::Risk {}
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_redis::{Options, RedisStore};
+use hapax_redis::{RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
 use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
 
@@ -14,7 +14,7 @@ impl EmptiedFixture for Emptied {
     type Store = RedisStore;
 
     async fn open(&self, known: Option<String>) -> Arc<RedisStore> {
-        let options = known.into_iter().fold(at(self.0.port()), Options::identity);
+        let options = known.into_iter().fold(at(self.0.port()), RedisOptions::identity);
         Arc::new(RedisStore::connect(options).await.unwrap())
     }
 

@@ -7,7 +7,7 @@ use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, S
 use hapax_redis::RedisStore;
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{RedisOptions, RedisServer};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -135,7 +135,7 @@ async fn a_server_that_is_gone_did_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_acknowledged_is_lost_by_kills() {
-    let always = RedisOptions::new().set("appendfsync", "always");
+    let always = RedisServerOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let store = connect(&server).await;
     let mut acknowledged = Vec::new();
@@ -181,7 +181,7 @@ async fn nothing_acknowledged_is_lost_by_kills() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_outcome_that_finds_no_server_is_written_when_it_returns() {
-    let always = RedisOptions::new().set("appendfsync", "always");
+    let always = RedisServerOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let process = Idempotency::builder(connect(&server).await).build();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;

@@ -11,7 +11,7 @@ use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{OperationId, Store, StoreError};
 use hapax_redis::RedisStore;
 use hapax_testkit::faults::{Proxy, ProxyRates};
-use hapax_testkit::servers::{RedisOptions, RedisServer};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use hapax_testkit::storm::{Storm, Told};
 use tokio::time::sleep;
 
@@ -92,7 +92,7 @@ async fn on_a_server_that_freezes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_is_killed() {
-    let always = RedisOptions::new().set("appendfsync", "always");
+    let always = RedisServerOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
     let proxy = Proxy::before(server.address(), 13).await.unwrap();
     let port = server.port();

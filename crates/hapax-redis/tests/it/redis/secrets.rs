@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use hapax::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
-use hapax_redis::{ConnectError, Options, RedisStore};
-use hapax_testkit::servers::{RedisOptions, RedisServer};
+use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use tokio::time::{sleep, timeout};
 
 use super::support::{Same, at, claim, complete, connect_within, expect_stored, key};
@@ -52,7 +52,7 @@ fn collect(folder: &Path, bytes: &mut Vec<u8>, files: &mut u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
-    let options = RedisOptions::new().set("rdbcompression", "no");
+    let options = RedisServerOptions::new().set("rdbcompression", "no");
     for secret in [None, Some(Secret::new([9; 32]))] {
         let mut server = RedisServer::start_with(options.clone()).await;
         let mut store = at(server.port());
@@ -128,25 +128,25 @@ async fn processes_with_different_secrets_do_not_share_a_server() {
         starting.spawn(async move { RedisStore::connect(options).await });
     }
     let started = starting.join_all().await;
-    let refused = started.iter().filter(|one| matches!(one, Err(ConnectError::OtherSecret)));
+    let refused = started.iter().filter(|one| matches!(one, Err(RedisConnectError::OtherSecret)));
     assert_eq!((refused.count(), started.iter().filter(|one| one.is_ok()).count()), (1, 1));
-    let connect = async |options: Options| RedisStore::connect(options).await.map(drop);
+    let connect = async |options: RedisOptions| RedisStore::connect(options).await.map(drop);
     let was_first = connect(at(server.port()).secret(first.clone())).await.is_ok();
     let known = if was_first { first } else { second };
     for options in [at(server.port()), at(server.port()).secret(third.clone())] {
         let refused = connect(options).await.unwrap_err();
-        assert!(matches!(refused, ConnectError::OtherSecret), "{refused}");
+        assert!(matches!(refused, RedisConnectError::OtherSecret), "{refused}");
     }
     // Another prefix is another place.
     connect(at(server.port()).prefix("other:")).await.unwrap();
     let refused = connect(at(server.port()).prefix("other:").secret(known.clone())).await;
-    assert!(matches!(refused, Err(ConnectError::OtherSecret)), "{refused:?}");
+    assert!(matches!(refused, Err(RedisConnectError::OtherSecret)), "{refused:?}");
     // Whoever names keys by the one in use may seal under another, beside those who do not.
     let both = at(server.port()).key_ring(KeyRing::new(known.clone()).sealing(third.clone()));
     connect(both).await.unwrap();
     connect(at(server.port()).secret(known)).await.unwrap();
     let alone = connect(at(server.port()).secret(third)).await;
-    assert!(matches!(alone, Err(ConnectError::OtherSecret)), "{alone:?}");
+    assert!(matches!(alone, Err(RedisConnectError::OtherSecret)), "{alone:?}");
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn who_only_looks_leaves_nothing_and_claims_nothing() {
     // So the first who works here is free to choose.
     RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
     let other = RedisStore::connect(at(server.port()).secret(second).make(false)).await;
-    assert!(matches!(other, Err(ConnectError::OtherSecret)), "{other:?}");
+    assert!(matches!(other, Err(RedisConnectError::OtherSecret)), "{other:?}");
     RedisStore::connect(at(server.port()).secret(first).make(false)).await.unwrap();
 }
 

@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::Secret;
-use hapax_redis::{ConnectError, Options, RedisStore};
+use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
 use hapax_testkit::suite::{self, Fixture};
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
-    options: Options,
+    options: RedisOptions,
     opened: AtomicU32,
 }
 
 impl OnOneServer {
-    pub(crate) fn new(options: Options) -> Self {
+    pub(crate) fn new(options: RedisOptions) -> Self {
         Self { options, opened: AtomicU32::new(0) }
     }
 }
@@ -33,7 +33,7 @@ impl Fixture for OnOneServer {
             match RedisStore::connect(options.clone()).await {
                 Ok(store) => return Arc::new(store),
                 // The network that some of the tests have in between.
-                Err(ConnectError::Unreachable(_)) => {}
+                Err(RedisConnectError::Unreachable(_)) => {}
                 Err(other) => panic!("{other}"),
             }
         }
@@ -47,7 +47,7 @@ impl Fixture for OnOneServer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules() {
     let server = RedisServer::start().await;
-    let fixture = OnOneServer::new(Options::new(server.url()));
+    let fixture = OnOneServer::new(RedisOptions::new(server.url()));
     suite::store_rules(&fixture).await;
     suite::inspect_rules(&fixture).await;
 }
@@ -55,6 +55,6 @@ async fn a_server_keeps_the_rules() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_keeps_the_rules_with_a_secret() {
     let server = RedisServer::start().await;
-    let options = Options::new(server.url()).secret(Secret::new([7; 32]));
+    let options = RedisOptions::new(server.url()).secret(Secret::new([7; 32]));
     suite::store_rules(&OnOneServer::new(options)).await;
 }

@@ -9,14 +9,14 @@ use hapax::{
     OperationId, OperationRequest, Outcome, Policy, Record, RecordState, Scope, Store, StoreError,
     Terms, WriteId,
 };
-use hapax_redis::{Options, RedisStore};
+use hapax_redis::{RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
-pub(crate) fn at(port: u16) -> Options {
-    Options::new(format!("redis://127.0.0.1:{port}"))
+pub(crate) fn at(port: u16) -> RedisOptions {
+    RedisOptions::new(format!("redis://127.0.0.1:{port}"))
 }
 
 pub(crate) async fn connect(server: &RedisServer) -> Arc<RedisStore> {
@@ -24,7 +24,7 @@ pub(crate) async fn connect(server: &RedisServer) -> Arc<RedisStore> {
 }
 
 /// Connects with a time-out that may be too short for that on a busy machine: a test needs it later.
-pub(crate) async fn connect_within(options: Options) -> RedisStore {
+pub(crate) async fn connect_within(options: RedisOptions) -> RedisStore {
     loop {
         match RedisStore::connect(options.clone()).await {
             Ok(store) => return store,

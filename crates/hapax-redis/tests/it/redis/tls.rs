@@ -1,8 +1,8 @@
 //! The store over TLS.
 
 use hapax::Store;
-use hapax_redis::{ConnectError, Options, RedisStore};
-use hapax_testkit::servers::{RedisOptions, RedisServer, free_port};
+use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions, free_port};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use super::support::{claim, expect_stored, key};
@@ -36,7 +36,7 @@ impl Encrypted {
         let (authority, port) = (authority(), free_port());
         let folder = tempfile::tempdir().unwrap();
         let (chain, key) = signed(&authority);
-        let mut options = RedisOptions::new().set("tls-port", port.to_string());
+        let mut options = RedisServerOptions::new().set("tls-port", port.to_string());
         for (directive, pem) in
             [("tls-cert-file", chain), ("tls-key-file", key), ("tls-ca-cert-file", authority.pem())]
         {
@@ -49,9 +49,9 @@ impl Encrypted {
         Self { server, port, authority }
     }
 
-    fn options(&self) -> Options {
+    fn options(&self) -> RedisOptions {
         let (chain, key) = signed(&self.authority);
-        Options::new(format!("rediss://127.0.0.1:{}", self.port))
+        RedisOptions::new(format!("rediss://127.0.0.1:{}", self.port))
             .tls_roots(self.authority.pem())
             .tls_client(chain, key)
     }
@@ -74,9 +74,9 @@ async fn strangers_are_refused_by_either_end() {
     let (chain, key) = signed(&other);
     let of_another = encrypted.options().tls_client(chain, key);
     let to_another = encrypted.options().tls_roots(other.pem());
-    let to_the_system = Options::new(format!("rediss://127.0.0.1:{}", encrypted.port));
+    let to_the_system = RedisOptions::new(format!("rediss://127.0.0.1:{}", encrypted.port));
     for options in [of_another, to_another, to_the_system] {
         let error = RedisStore::connect(options).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Unreachable(_)), "{error:?}");
+        assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
     }
 }

@@ -7,7 +7,7 @@ use hapax::store::Swapped;
 use hapax::{FinishError, Idempotency, OnUnknown, Outcome, RecordState, Store};
 use hapax_redis::{RedisStore, diagnose};
 use hapax_testkit::faults::Proxy;
-use hapax_testkit::servers::{RedisOptions, RedisServer};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use tokio::time::timeout;
 
 use super::support::{at, claim, complete, connect, expect_stored, key, own, policy};
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_server_that_evicts_lets_a_second_execution_through() {
-    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
+    let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();
     let process = Idempotency::builder(std::sync::Arc::new(store)).build();
@@ -38,11 +38,11 @@ async fn a_server_that_evicts_lets_a_second_execution_through() {
 
 #[tokio::test]
 async fn a_failover_loses_what_was_acknowledged() {
-    let at_once = RedisOptions::new().set("repl-diskless-sync-delay", "0");
+    let at_once = RedisServerOptions::new().set("repl-diskless-sync-delay", "0");
     let mut master = RedisServer::start_with(at_once).await;
     let wire = Proxy::before(master.address(), 1).await.unwrap();
     let of = format!("127.0.0.1 {}", wire.address().port());
-    let replica = RedisServer::start_with(RedisOptions::new().set("replicaof", of)).await;
+    let replica = RedisServer::start_with(RedisServerOptions::new().set("replicaof", of)).await;
     let store = connect(&master).await;
     let claimed = claim(1);
     expect_stored(&*store, &claimed).await;
@@ -60,7 +60,7 @@ async fn a_failover_loses_what_was_acknowledged() {
 
 #[tokio::test]
 async fn a_step_of_the_servers_clock_ends_every_retention() {
-    let server = RedisServer::start_with(RedisOptions::new().own_clock()).await;
+    let server = RedisServer::start_with(RedisServerOptions::new().own_clock()).await;
     let store = connect(&server).await;
     let claimed = claim(1);
     let first = expect_stored(&*store, &claimed).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax::Secret;
-use hapax_redis::{Options, RedisStore};
+use hapax_redis::{RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
 use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
 use hapax_tiered::{MemoryCache, Tiered};
@@ -44,10 +44,10 @@ impl EmptiedFixture for Emptied {
     type Store = Both;
 
     async fn open(&self, known: Option<String>) -> Arc<Both> {
-        let options = Options::new(format!("redis://127.0.0.1:{}", self.0.port()));
-        let options = known.into_iter().fold(options, Options::identity);
+        let options = RedisOptions::new(format!("redis://127.0.0.1:{}", self.0.port()));
+        let options = known.into_iter().fold(options, RedisOptions::identity);
         let within = Arc::new(RedisStore::connect(options).await.unwrap());
-        let options = hapax_tiered::Options::default().secret(&Secret::new([3; 32]));
+        let options = hapax_tiered::TieredOptions::default().secret(&Secret::new([3; 32]));
         let cache = Arc::new(MemoryCache::default());
         Arc::new(Both { tiered: Tiered::with(Arc::clone(&within), cache, options), within })
     }

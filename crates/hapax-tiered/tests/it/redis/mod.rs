@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, OperationRequest, Outcome, Policy};
 use hapax::{FingerprintScheme, Scope, Secret};
-use hapax_redis::{Options, RedisCache};
+use hapax_redis::{RedisCache, RedisOptions};
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::RedisServer;
 use hapax_tiered::Tiered;
@@ -38,12 +38,12 @@ async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache
     let secret = Secret::new([3; 32]);
     let mut processes = Vec::new();
     for _ in 0..2 {
-        let options = Options::new(format!("redis://127.0.0.1:{}", proxy.address().port()));
+        let options = RedisOptions::new(format!("redis://127.0.0.1:{}", proxy.address().port()));
         let cache = Arc::new(RedisCache::connect(options).await.unwrap());
         let store = Tiered::with(
             Arc::clone(&authority),
             cache,
-            hapax_tiered::Options::default().secret(&secret),
+            hapax_tiered::TieredOptions::default().secret(&secret),
         );
         let process = Idempotency::builder(Arc::new(store.clone())).secret(secret.clone()).build();
         processes.push((store, process));

@@ -7,9 +7,9 @@ use std::time::Duration;
 use hapax::Secret;
 use hapax_postgres::PostgresStore;
 use hapax_redis::RedisCache;
-use hapax_testkit::servers::{PostgresServer, RedisOptions, RedisServer};
+use hapax_testkit::servers::{PostgresServer, RedisServer, RedisServerOptions};
 use hapax_testkit::suite::{self, Fixture};
-use hapax_tiered::{Options, Tiered};
+use hapax_tiered::{Tiered, TieredOptions};
 
 struct Pair {
     redis: RedisServer,
@@ -25,13 +25,14 @@ impl Fixture for Pair {
     async fn open(&self) -> Arc<Self::Store> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let secret = Secret::new([4; 32]);
-        let options: hapax_postgres::Options = self.postgres.url("postgres").parse().unwrap();
+        let options: hapax_postgres::PostgresOptions =
+            self.postgres.url("postgres").parse().unwrap();
         let options = options.schema(format!("suite_{number}")).secret(secret.clone());
         let authority = Arc::new(PostgresStore::connect(options).await.unwrap());
-        let options = hapax_redis::Options::new(self.redis.url());
+        let options = hapax_redis::RedisOptions::new(self.redis.url());
         let options = options.prefix(format!("suite-{number}:"));
         let cache = Arc::new(RedisCache::connect(options).await.unwrap());
-        Arc::new(Tiered::with(authority, cache, Options::default().secret(&secret)))
+        Arc::new(Tiered::with(authority, cache, TieredOptions::default().secret(&secret)))
     }
 
     async fn pass(&self, store: &Self::Store, by: Duration) {
@@ -42,7 +43,7 @@ impl Fixture for Pair {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_rules_hold_with_redis_for_a_cache() {
     // One that evicts will do.
-    let evicts = RedisOptions::new().set("maxmemory-policy", "allkeys-lru");
+    let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let redis = RedisServer::start_with(evicts).await;
     let pair = Pair { redis, postgres: PostgresServer::start().await, opened: AtomicU32::new(0) };
     suite::store_rules(&pair).await;

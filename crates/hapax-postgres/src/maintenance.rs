@@ -7,19 +7,19 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{timeout, timeout_at};
 use tokio_postgres::Row;
 
-use crate::error::{Failure, PostgresError};
-use crate::link::{Call, Parameter};
+use crate::error::{Failure, PostgresStoreError};
+use crate::link::{Parameter, StatementCall};
 use crate::shared::Shared;
 use crate::sql::Verb;
-use crate::writer::Line;
+use crate::writer::WriterConnection;
 
 /// Requests that may wait for it at one time.
 const WAITING: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct Upkeep {
+pub(crate) struct Maintenance {
     shared: Arc<Shared>,
-    line: Mutex<Line>,
+    line: Mutex<WriterConnection>,
     waiting: Arc<Semaphore>,
 }
 
@@ -37,13 +37,13 @@ pub(crate) enum Job {
 }
 
 /// Why there is no answer.
-pub(crate) enum Undone {
+pub(crate) enum MaintenanceError {
     /// Nothing was sent.
-    NotSent(PostgresError),
+    NotSent(PostgresStoreError),
     Failed(Failure),
 }
 
-impl Upkeep {
+impl Maintenance {
     pub(crate) fn new(shared: Arc<Shared>) -> Arc<Self> {
         let waiting = Arc::new(Semaphore::new(WAITING));
         Arc::new(Self { shared, line: Mutex::default(), waiting })
@@ -51,45 +51,46 @@ impl Upkeep {
 
     /// Runs one statement in a transaction of its own, on a task of its own: dropping the caller
     /// does not leave the connection in the middle of it.
-    pub(crate) async fn run(self: &Arc<Self>, job: Job) -> Result<Vec<Row>, Undone> {
+    pub(crate) async fn run(self: &Arc<Self>, job: Job) -> Result<Vec<Row>, MaintenanceError> {
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
-            return Err(Undone::NotSent(PostgresError::QueueFull));
+            return Err(MaintenanceError::NotSent(PostgresStoreError::QueueFull));
         };
         let this = Arc::clone(self);
         let task = tokio::spawn(async move {
             let _turn = turn;
             this.run_here(job).await
         });
-        task.await.unwrap_or(Err(Undone::Failed(Failure::Lost(PostgresError::Closed))))
+        task.await
+            .unwrap_or(Err(MaintenanceError::Failed(Failure::Lost(PostgresStoreError::Closed))))
     }
 
-    async fn run_here(&self, job: Job) -> Result<Vec<Row>, Undone> {
+    async fn run_here(&self, job: Job) -> Result<Vec<Row>, MaintenanceError> {
         let Self { shared, line, .. } = self;
         let deadline = tokio::time::Instant::now() + shared.setup.answer;
         let Ok(mut line) = timeout_at(deadline, line.lock()).await else {
-            return Err(Undone::NotSent(PostgresError::NotSent));
+            return Err(MaintenanceError::NotSent(PostgresStoreError::NotSent));
         };
         let Ok(link) = timeout_at(deadline, line.link(shared)).await else {
-            return Err(Undone::NotSent(PostgresError::NotSent));
+            return Err(MaintenanceError::NotSent(PostgresStoreError::NotSent));
         };
-        let link = link.map_err(Undone::NotSent)?;
+        let link = link.map_err(MaintenanceError::NotSent)?;
         let (verb, parameters): (_, Vec<Parameter<'_>>) = match &job {
             Job::Page { after, limit } => (Verb::Page, vec![after, limit]),
             Job::Blocks { first, count } => (Verb::Blocks, vec![first, count]),
             Job::Load { keys } => (Verb::Load, vec![keys]),
             Job::Reap { limit } => (Verb::Reap, vec![limit]),
         };
-        let call = Call { verb, parameters };
+        let call = StatementCall { verb, parameters };
         let sent = link.transact(&shared.setup, shared.setup.begin(), call);
         let failure = match timeout(shared.setup.answer, sent).await {
             Ok(Ok(rows)) => return Ok(rows),
             Ok(Err(failure)) => failure,
-            Err(_) => Failure::Lost(PostgresError::TimedOut),
+            Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
         };
         if failure.ends_connection() {
             line.hang_up();
         }
-        Err(Undone::Failed(failure))
+        Err(MaintenanceError::Failed(failure))
     }
 
     pub(crate) async fn close(&self) {
@@ -97,7 +98,7 @@ impl Upkeep {
     }
 }
 
-impl Undone {
+impl MaintenanceError {
     pub(crate) fn into_store_error(self) -> StoreError {
         match self {
             Self::NotSent(error) => StoreError::unavailable(error),

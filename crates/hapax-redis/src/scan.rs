@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 use crate::connection::{Connection, Node};
 use crate::error::{Failure, RedisStoreError, classify};
-use crate::link::Link;
-use crate::names::Names;
+use crate::key_names::KeyNames;
+use crate::link::ConnectionHandle;
 
 /// Keys the server looks at in one step: less than a millisecond.
 const STEP: u32 = 1_000;
@@ -29,18 +29,18 @@ const START: &[u8] = b"0";
 const MOST: usize = 10_000;
 
 /// The keys of a page.
-pub(crate) struct Found {
+pub(crate) struct PageKeys {
     pub(crate) keys: Vec<OperationId>,
     /// Whether there are keys after the last one.
     pub(crate) more: bool,
 }
 
 pub(crate) async fn keys(
-    link: &Link,
-    names: &Names,
+    link: &ConnectionHandle,
+    names: &KeyNames,
     after: Option<OperationId>,
     limit: NonZeroU32,
-) -> Result<Found, StoreError> {
+) -> Result<PageKeys, StoreError> {
     let limit = (limit.get() as usize).min(MOST);
     let mut lowest = Lowest { keys: BTreeSet::new(), after, room: limit + 1 };
     let mut connection = link.wire().await.map_err(Failure::of_read)?.connection();
@@ -48,7 +48,7 @@ pub(crate) async fn keys(
         walk(link, &mut connection, node.as_ref(), names, &mut lowest).await?;
     }
     let more = lowest.keys.len() > limit;
-    Ok(Found { keys: lowest.keys.into_iter().take(limit).collect(), more })
+    Ok(PageKeys { keys: lowest.keys.into_iter().take(limit).collect(), more })
 }
 
 /// The lowest keys after `after`, and one that says whether there are more.
@@ -71,7 +71,7 @@ impl Lowest {
 }
 
 async fn masters(
-    link: &Link,
+    link: &ConnectionHandle,
     connection: &mut Connection,
 ) -> Result<Vec<Option<Node>>, StoreError> {
     let masters = timeout(link.timeout(), connection.masters()).await;
@@ -83,10 +83,10 @@ async fn masters(
 }
 
 async fn walk(
-    link: &Link,
+    link: &ConnectionHandle,
     connection: &mut Connection,
     node: Option<&Node>,
-    names: &Names,
+    names: &KeyNames,
     lowest: &mut Lowest,
 ) -> Result<(), StoreError> {
     let mut cursor = START.to_vec();
@@ -103,10 +103,10 @@ async fn walk(
 }
 
 async fn scan(
-    link: &Link,
+    link: &ConnectionHandle,
     connection: &mut Connection,
     node: Option<&Node>,
-    names: &Names,
+    names: &KeyNames,
     (cursor, count): (&[u8], u32),
 ) -> Result<(Vec<u8>, Vec<OperationId>), StoreError> {
     let mut scan = redis::cmd("SCAN");
@@ -122,7 +122,7 @@ async fn scan(
 }
 
 /// The keys of a step of a walk in the server's order.
-pub(crate) struct Stepped {
+pub(crate) struct KeyStep {
     pub(crate) keys: Vec<OperationId>,
     pub(crate) next: Option<Place>,
 }
@@ -130,11 +130,11 @@ pub(crate) struct Stepped {
 /// Takes one step. A place is the number of a master and the cursor there. Where masters come and go
 /// during a walk, it may miss keys, which the next walk finds.
 pub(crate) async fn step(
-    link: &Link,
-    names: &Names,
+    link: &ConnectionHandle,
+    names: &KeyNames,
     from: &Place,
     limit: NonZeroU32,
-) -> Result<Stepped, StoreError> {
+) -> Result<KeyStep, StoreError> {
     let (number, cursor) = match from.as_bytes() {
         [high, low, cursor @ ..] => (u16::from_be_bytes([*high, *low]), cursor),
         _ => (0, START),
@@ -142,7 +142,7 @@ pub(crate) async fn step(
     let mut connection = link.wire().await.map_err(Failure::of_read)?.connection();
     let masters = masters(link, &mut connection).await?;
     let Some(node) = masters.get(usize::from(number)) else {
-        return Ok(Stepped { keys: Vec::new(), next: None });
+        return Ok(KeyStep { keys: Vec::new(), next: None });
     };
     let at = (cursor, limit.get().min(STEP));
     let (next, keys) = scan(link, &mut connection, node.as_ref(), names, at).await?;
@@ -154,7 +154,7 @@ pub(crate) async fn step(
         Some(number) if usize::from(number) < masters.len() => Some(place(number, START)),
         _ => None,
     };
-    Ok(Stepped { keys, next })
+    Ok(KeyStep { keys, next })
 }
 
 fn parse(step: Value) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {

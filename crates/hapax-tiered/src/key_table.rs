@@ -39,7 +39,7 @@ const MOST_CACHED: usize = 262_144;
 const MAX_PENDING_CLAIMS: usize = 65_536;
 
 #[derive(Debug)]
-pub(crate) struct Keys {
+pub(crate) struct KeyTable {
     shards: Vec<Mutex<Shard>>,
     pending_claims: AtomicUsize,
 }
@@ -69,8 +69,8 @@ struct Row {
 
 /// A call under way; its place is given up when dropped.
 #[derive(Debug)]
-pub(crate) struct Call {
-    keys: Arc<Keys>,
+pub(crate) struct KeyCall {
+    keys: Arc<KeyTable>,
     key: OperationId,
     epoch: u64,
 }
@@ -78,8 +78,8 @@ pub(crate) struct Call {
 /// What is to be done about a finished record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub(crate) enum Seen {
-    /// Put it into the cache; then [`Call::put_ended`] must follow.
+pub(crate) enum CacheAction {
+    /// Put it into the cache; then [`KeyCall::put_ended`] must follow.
     Put,
     /// Remove what is in the cache.
     Remove,
@@ -87,19 +87,19 @@ pub(crate) enum Seen {
     Leave,
 }
 
-impl Keys {
+impl KeyTable {
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { shards, pending_claims: AtomicUsize::new(0) }
     }
 
     /// Begins a call.
-    pub(crate) fn enter(self: &Arc<Self>, key: OperationId) -> Call {
+    pub(crate) fn enter(self: &Arc<Self>, key: OperationId) -> KeyCall {
         let mut shard = self.shard(&key);
         shard.sweep();
         let row = shard.rows.entry(key).or_default();
         row.calls += 1;
-        Call { keys: Arc::clone(self), key, epoch: row.epoch }
+        KeyCall { keys: Arc::clone(self), key, epoch: row.epoch }
     }
 
     fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
@@ -113,7 +113,7 @@ impl Keys {
     }
 }
 
-impl Call {
+impl KeyCall {
     pub(crate) const fn key(&self) -> &OperationId {
         &self.key
     }
@@ -149,27 +149,27 @@ impl Call {
     }
 
     /// This call saw the cell finished, with `tag`, to be cached until `until`.
-    pub(crate) fn saw_finished(&self, write_id: WriteId, until: Instant) -> Seen {
+    pub(crate) fn saw_finished(&self, write_id: WriteId, until: Instant) -> CacheAction {
         self.with_shard(|shard| {
             let room = shard.has_room();
             let row = shard.rows.entry(self.key).or_default();
             // Somebody learnt something meanwhile, and it may be newer, or older.
             let unclear = row.epoch != self.epoch;
             if unclear || row.cached.is_some_and(|(cached, _)| cached != write_id) {
-                return if shard.note(self.key) { Seen::Remove } else { Seen::Leave };
+                return if shard.note(self.key) { CacheAction::Remove } else { CacheAction::Leave };
             }
             // What was there may have been lost: it is put again. One put at a time.
             if row.puts > 0 || row.avoids() || !room {
-                return Seen::Leave;
+                return CacheAction::Leave;
             }
             row.puts += 1;
             row.cache(write_id, until);
             shard.look_again(self.key);
-            Seen::Put
+            CacheAction::Put
         })
     }
 
-    /// The put that [`Seen::Put`] asked for has ended, however it did.
+    /// The put that [`CacheAction::Put`] asked for has ended, however it did.
     pub(crate) fn put_ended(&self) {
         self.with(|row| row.puts -= 1);
     }
@@ -220,7 +220,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for KeyCall {
     fn drop(&mut self) {
         self.with_shard(|shard| {
             if let Some(row) = shard.rows.get_mut(&self.key) {

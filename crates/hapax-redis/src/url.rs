@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
-use crate::error::ConnectError;
-use crate::options::Options;
+use crate::error::RedisConnectError;
+use crate::options::RedisOptions;
 
 /// After how long an idle connection is probed by the operating system, so that one whose other
 /// end vanished is found before it is needed.
@@ -15,16 +15,16 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Where to connect.
 #[derive(Clone)]
-pub(crate) struct Target {
+pub(crate) struct RedisUrl {
     /// Servers: one, or some nodes of a cluster; or sentinels.
     pub(crate) nodes: Vec<ConnectionInfo>,
     /// The sentinels' name for the master.
     pub(crate) master: Option<String>,
 }
 
-impl Target {
-    pub(crate) fn parse(options: &Options) -> Result<Self, ConnectError> {
-        let bad = |why: &str| ConnectError::Url(why.into());
+impl RedisUrl {
+    pub(crate) fn parse(options: &RedisOptions) -> Result<Self, RedisConnectError> {
+        let bad = |why: &str| RedisConnectError::Url(why.into());
         let (scheme, rest) =
             options.url.split_once("://").ok_or_else(|| bad("no scheme, as in redis://HOST"))?;
         if let Some(tls) = match scheme {
@@ -55,12 +55,12 @@ impl Target {
         Ok(Self { nodes, master: None })
     }
 
-    fn sentinels(scheme: &str, rest: &str, limit: Duration) -> Result<Self, ConnectError> {
+    fn sentinels(scheme: &str, rest: &str, limit: Duration) -> Result<Self, RedisConnectError> {
         let Authority { user, hosts, tail } = Authority::split(rest);
         let path = tail.trim_start_matches('/');
         let (master, database) = path.split_once('/').unwrap_or((path, ""));
         if master.is_empty() {
-            return Err(ConnectError::Url(
+            return Err(RedisConnectError::Url(
                 "no master's name, as in redis+sentinel://HOST/MASTER".into(),
             ));
         }
@@ -73,7 +73,7 @@ impl Target {
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
         write!(f, "{}", nodes.join(","))?;
@@ -97,8 +97,9 @@ impl<'a> Authority<'a> {
     }
 }
 
-fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, ConnectError> {
-    let info = url.into_connection_info().map_err(|error| ConnectError::Url(error.to_string()))?;
+fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, RedisConnectError> {
+    let info =
+        url.into_connection_info().map_err(|error| RedisConnectError::Url(error.to_string()))?;
     // The third version of the protocol, in which a connection that serves requests hears of
     // writes as well.
     let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);

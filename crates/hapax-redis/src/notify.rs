@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 /// The list of those who wait, as long as it is: whoever waits has a place in the engine's crowd,
 /// and those are counted.
 #[derive(Debug, Default)]
-pub(crate) struct Watches {
+pub(crate) struct Watchers {
     wanted: Mutex<HashMap<OperationId, Wanted>>,
     /// Somebody waits for a cell that nobody waited for.
     pub(crate) more: Notify,
@@ -25,9 +25,9 @@ struct Wanted {
     written: watch::Sender<()>,
 }
 
-impl Watches {
+impl Watchers {
     /// Hears what happens to `key` from now on.
-    pub(crate) fn watch(self: &Arc<Self>, key: OperationId) -> Watching {
+    pub(crate) fn watch(self: &Arc<Self>, key: OperationId) -> Watcher {
         let mut wanted = self.lock();
         let written = match wanted.entry(key) {
             Entry::Occupied(mut entry) => {
@@ -41,7 +41,7 @@ impl Watches {
                 written
             }
         };
-        Watching { watches: Arc::clone(self), key, written }
+        Watcher { watchers: Arc::clone(self), key, written }
     }
 
     /// `key` was written, or may have been.
@@ -72,22 +72,22 @@ impl Watches {
 
 /// A place among those who wait; given up when dropped.
 #[derive(Debug)]
-pub(crate) struct Watching {
-    watches: Arc<Watches>,
+pub(crate) struct Watcher {
+    watchers: Arc<Watchers>,
     key: OperationId,
     written: watch::Receiver<()>,
 }
 
-impl Watching {
+impl Watcher {
     pub(crate) async fn written(mut self) {
         // The sender is on the list as long as this is.
         self.written.changed().await.ok();
     }
 }
 
-impl Drop for Watching {
+impl Drop for Watcher {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut entry) = self.watches.lock().entry(self.key) {
+        if let Entry::Occupied(mut entry) = self.watchers.lock().entry(self.key) {
             entry.get_mut().waiting -= 1;
             if entry.get().waiting == 0 {
                 entry.remove();

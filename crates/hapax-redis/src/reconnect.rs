@@ -16,14 +16,14 @@ use redis::{PushKind, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
-use crate::agreement::Agreement;
-use crate::connection::{self, Connection, Heard, Pushed};
-use crate::error::ConnectError;
-use crate::link::{Broken, State, Wire};
-use crate::names::Names;
-use crate::options::Options;
-use crate::target::Target;
-use crate::watches::Watches;
+use crate::connection::{self, Connection, PushEvent, PushHandler};
+use crate::error::RedisConnectError;
+use crate::key_names::KeyNames;
+use crate::link::{ConnectionStatus, LinkState, LiveConnection};
+use crate::notify::Watchers;
+use crate::options::RedisOptions;
+use crate::secret::SecretCheck;
+use crate::url::RedisUrl;
 
 /// Pauses between attempts to connect: they double from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -37,39 +37,39 @@ const LOOK_AGAIN: u32 = 30;
 const CHANNELS_AT_ONCE: usize = 256;
 
 /// The task that keeps the connection.
-pub(crate) struct Keeper {
-    pub(crate) target: Target,
-    pub(crate) options: Options,
-    pub(crate) names: Names,
-    pub(crate) watches: Arc<Watches>,
+pub(crate) struct Reconnector {
+    pub(crate) url: RedisUrl,
+    pub(crate) options: RedisOptions,
+    pub(crate) names: KeyNames,
+    pub(crate) watchers: Arc<Watchers>,
     /// What everybody has to agree on, where names depend on it.
-    agreement: Option<Agreement>,
+    secret_check: Option<SecretCheck>,
     /// Connections.
     pub(crate) made: Arc<AtomicU64>,
 }
 
-impl Keeper {
+impl Reconnector {
     pub(crate) fn new(
-        target: Target,
-        options: Options,
-        names: Names,
-        watches: &Arc<Watches>,
-        agreement: Option<Agreement>,
+        url: RedisUrl,
+        options: RedisOptions,
+        names: KeyNames,
+        watchers: &Arc<Watchers>,
+        secret_check: Option<SecretCheck>,
     ) -> Self {
-        let watches = Arc::clone(watches);
-        Self { target, options, names, watches, agreement, made: Arc::default() }
+        let watchers = Arc::clone(watchers);
+        Self { url, options, names, watchers, secret_check, made: Arc::default() }
     }
 
     /// A cache agrees with nobody about a secret.
     const fn whose(&self) -> &'static str {
-        if self.agreement.is_some() { "store's" } else { "cache's" }
+        if self.secret_check.is_some() { "store's" } else { "cache's" }
     }
 
     /// Connects, for the first time or again.
-    pub(crate) async fn connect(&self, again: bool) -> Result<Wire, ConnectError> {
-        let broken = Arc::<Broken>::default();
-        let pushed = self.pushed(Arc::clone(&broken));
-        let mut connection = connection::open(&self.target, &self.options, &pushed).await?;
+    pub(crate) async fn connect(&self, again: bool) -> Result<LiveConnection, RedisConnectError> {
+        let broken = Arc::<ConnectionStatus>::default();
+        let on_push = self.on_push(Arc::clone(&broken));
+        let mut connection = connection::open(&self.url, &self.options, &on_push).await?;
         match self.vet(&mut connection).await {
             Ok(true) => {}
             Ok(false) => broken.change(),
@@ -82,20 +82,20 @@ impl Keeper {
             Err(error) => return Err(error),
         }
         self.made.fetch_add(1, Ordering::Relaxed);
-        Ok(Wire::new(connection, broken))
+        Ok(LiveConnection::new(connection, broken))
     }
 
     /// Whether this is still the place that it was. `false`: some did not say so.
-    async fn vet(&self, connection: &mut Connection) -> Result<bool, ConnectError> {
+    async fn vet(&self, connection: &mut Connection) -> Result<bool, RedisConnectError> {
         let limit = self.options.timeout / 2;
-        let vetting = connection::vet(connection, &self.target, &self.options);
+        let vetting = connection::vet(connection, &self.url, &self.options);
         let vetted = timeout(limit, vetting).await.unwrap_or_else(|_| {
             tracing::warn!("not all of the store's servers were looked at in time");
             Ok(false)
         })?;
-        if let Some(agreement) = &self.agreement {
-            let agreed = timeout(limit, agreement.check(connection)).await;
-            let was_empty = agreed.unwrap_or(Err(ConnectError::TimedOut(limit)))?;
+        if let Some(secret_check) = &self.secret_check {
+            let agreed = timeout(limit, secret_check.check(connection)).await;
+            let was_empty = agreed.unwrap_or(Err(RedisConnectError::TimedOut(limit)))?;
             if was_empty && self.made.load(Ordering::Relaxed) > 0 {
                 tracing::error!(
                     "the store's server has lost what it held: what was executed runs again"
@@ -106,33 +106,33 @@ impl Keeper {
     }
 
     /// What is heard on the connection without being asked for.
-    fn pushed(&self, broken: Arc<Broken>) -> Pushed {
-        let (names, watches) = (self.names.clone(), Arc::clone(&self.watches));
+    fn on_push(&self, broken: Arc<ConnectionStatus>) -> PushHandler {
+        let (names, watchers) = (self.names.clone(), Arc::clone(&self.watchers));
         Arc::new(move |heard| match heard {
-            Heard::Ended => broken.end(),
+            PushEvent::Ended => broken.end(),
             #[cfg(feature = "cluster")]
-            Heard::NodeLost => broken.change(),
+            PushEvent::NodeLost => broken.change(),
             #[cfg(feature = "cluster")]
-            Heard::Deaf => broken.deafen(),
-            Heard::Said(push) => {
+            PushEvent::Deaf => broken.deafen(),
+            PushEvent::Said(push) => {
                 if push.kind == PushKind::Message
                     && let Some(Value::BulkString(channel)) = push.data.first()
                     && let Some(key) = names.key(channel)
                 {
-                    watches.wake(&key);
+                    watchers.wake(&key);
                 }
             }
         })
     }
 
     /// Until the task is aborted. Dropped at any await it leaves a connection that closes itself.
-    pub(crate) async fn keep(self, mut wire: Arc<Wire>, state: watch::Sender<State>) {
+    pub(crate) async fn keep(self, mut wire: Arc<LiveConnection>, state: watch::Sender<LinkState>) {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
             self.look_after(&wire).await;
             // Callers that have it finish on it; it closes with the last of them.
-            state.send_replace(State::Connecting);
+            state.send_replace(LinkState::Connecting);
             drop(wire);
             if since.elapsed() >= LAST_PAUSE {
                 pause = FIRST_PAUSE;
@@ -153,19 +153,19 @@ impl Keeper {
                             tracing::warn!(%error, "the {} server is out of reach", self.whose());
                         }
                         said = says;
-                        state.send_replace(State::Down(Arc::new(error)));
+                        state.send_replace(LinkState::Down(Arc::new(error)));
                         sleep(pause).await;
                         pause = (pause * 2).min(LAST_PAUSE);
                     }
                 }
             };
             tracing::info!("connected to the {} server again", self.whose());
-            state.send_replace(State::Up(Arc::clone(&wire)));
+            state.send_replace(LinkState::Up(Arc::clone(&wire)));
         }
     }
 
     /// Returns when the connection is broken or silent.
-    async fn look_after(&self, wire: &Wire) {
+    async fn look_after(&self, wire: &LiveConnection) {
         let every = self.options.timeout / 4;
         // One for the whole time: who comes to wait in between must not put it off.
         let mut upkeep = interval_at(Instant::now() + every, every);
@@ -185,7 +185,7 @@ impl Keeper {
                     // A node is away, or all of them are: that shows when nothing else is answered.
                     suspected.get_or_insert_with(|| (wire.answered(), Instant::now()));
                 }
-                () = self.watches.more.notified() => self.subscribe(wire, &mut subscribed).await,
+                () = self.watchers.more.notified() => self.subscribe(wire, &mut subscribed).await,
                 _ = upkeep.tick() => {
                     #[cfg(feature = "cluster")]
                     if wire.broken.was_deafened() {
@@ -234,8 +234,8 @@ impl Keeper {
 
     /// Subscribes to what is wanted and not subscribed to. Those who wait look once more then: what
     /// was written before the server knew of them, nobody else tells them.
-    async fn subscribe(&self, wire: &Wire, subscribed: &mut HashSet<OperationId>) {
-        let mut new = self.watches.wanted();
+    async fn subscribe(&self, wire: &LiveConnection, subscribed: &mut HashSet<OperationId>) {
+        let mut new = self.watchers.wanted();
         new.retain(|key| !subscribed.contains(key));
         for keys in new.chunks(CHANNELS_AT_ONCE) {
             let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
@@ -243,7 +243,7 @@ impl Keeper {
             match timeout(self.options.timeout, connection.subscribe(&channels)).await {
                 Ok(Ok(())) => {
                     subscribed.extend(keys);
-                    keys.iter().for_each(|key| self.watches.wake(key));
+                    keys.iter().for_each(|key| self.watchers.wake(key));
                 }
                 // Whoever waits still looks from time to time.
                 Ok(Err(error)) => {
@@ -265,12 +265,12 @@ impl Keeper {
     /// Unsubscribes from what was not wanted the last time either.
     async fn unsubscribe(
         &self,
-        wire: &Wire,
+        wire: &LiveConnection,
         subscribed: &mut HashSet<OperationId>,
         idle: &mut HashSet<OperationId>,
     ) {
         let unwanted: HashSet<_> =
-            subscribed.iter().filter(|key| !self.watches.is_wanted(key)).copied().collect();
+            subscribed.iter().filter(|key| !self.watchers.is_wanted(key)).copied().collect();
         let over: Vec<_> = unwanted.intersection(idle).copied().collect();
         for keys in over.chunks(CHANNELS_AT_ONCE) {
             let channels: Vec<_> = keys.iter().map(|key| self.names.name(key)).collect();
@@ -291,8 +291,8 @@ impl Keeper {
             for key in keys {
                 subscribed.remove(key);
                 // Wanted again in the meantime: subscribe anew.
-                if self.watches.is_wanted(key) {
-                    self.watches.more.notify_one();
+                if self.watchers.is_wanted(key) {
+                    self.watchers.more.notify_one();
                 }
             }
         }

@@ -3,8 +3,8 @@
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::error::{ConnectError, Forgetful};
-use crate::options::Options;
+use crate::error::{PostgresConnectError, UnsafeSetting};
+use crate::options::PostgresOptions;
 use crate::schema::VERSION;
 use crate::sql::qualified;
 
@@ -13,7 +13,7 @@ pub(crate) const OLDEST: i32 = 13;
 
 /// What a server says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Server {
+pub(crate) struct ServerInfo {
     pub(crate) major: i32,
     pub(crate) standby: bool,
     pub(crate) synchronous_commit: String,
@@ -31,8 +31,11 @@ pub(crate) struct Server {
     pub(crate) now: i64,
 }
 
-impl Server {
-    pub(crate) async fn ask(client: &Client, schema: Option<&str>) -> Result<Self, ConnectError> {
+impl ServerInfo {
+    pub(crate) async fn ask(
+        client: &Client,
+        schema: Option<&str>,
+    ) -> Result<Self, PostgresConnectError> {
         let cells = qualified(schema, "hapax_cells");
         let migrations = qualified(schema, "hapax_migrations");
         let row = client
@@ -49,7 +52,7 @@ impl Server {
                 &[(&cells, Type::TEXT), (&migrations, Type::TEXT)],
             )
             .await
-            .map_err(ConnectError::Query)?;
+            .map_err(PostgresConnectError::Query)?;
         let read = || -> Result<Self, tokio_postgres::Error> {
             Ok(Self {
                 major: row.try_get::<_, i32>(0)? / 10_000,
@@ -64,30 +67,35 @@ impl Server {
                 standbys: row.try_get(9)?,
             })
         };
-        read().map_err(ConnectError::Query)
+        read().map_err(PostgresConnectError::Query)
     }
 
     /// What would make it forget.
-    pub(crate) fn forgetful(&self) -> Option<Forgetful> {
+    pub(crate) fn forgetful(&self) -> Option<UnsafeSetting> {
         if self.synchronous_commit == "off" {
-            return Some(Forgetful::SynchronousCommit);
+            return Some(UnsafeSetting::SynchronousCommit);
         }
         let unlogged = self.persistence.as_deref().is_some_and(|kept| kept != "p");
-        unlogged.then_some(Forgetful::Unlogged)
+        unlogged.then_some(UnsafeSetting::Unlogged)
     }
 }
 
 /// Refuses a server that does not do.
-pub(crate) async fn check(client: &Client, options: &Options) -> Result<(), ConnectError> {
-    let server = Server::ask(client, options.schema.as_deref()).await?;
+pub(crate) async fn check(
+    client: &Client,
+    options: &PostgresOptions,
+) -> Result<(), PostgresConnectError> {
+    let server = ServerInfo::ask(client, options.schema.as_deref()).await?;
     if server.major < OLDEST {
-        return Err(ConnectError::TooOld { found: server.major });
+        return Err(PostgresConnectError::TooOld { found: server.major });
     }
     if server.standby {
-        return Err(ConnectError::Standby);
+        return Err(PostgresConnectError::Standby);
     }
     match server.forgetful() {
-        Some(forgetful) if !options.allow_forgetting => Err(ConnectError::Forgetful(forgetful)),
+        Some(forgetful) if !options.allow_forgetting => {
+            Err(PostgresConnectError::Forgetful(forgetful))
+        }
         _ => Ok(()),
     }
 }
@@ -95,15 +103,15 @@ pub(crate) async fn check(client: &Client, options: &Options) -> Result<(), Conn
 /// The version of the tables; `None` if there are none.
 pub(crate) async fn version(
     client: &Client,
-    options: &Options,
-) -> Result<Option<i32>, ConnectError> {
+    options: &PostgresOptions,
+) -> Result<Option<i32>, PostgresConnectError> {
     let schema = options.schema.as_deref();
-    if !Server::ask(client, schema).await?.migrations {
+    if !ServerInfo::ask(client, schema).await?.migrations {
         return Ok(None);
     }
     let text = format!("SELECT max(version) FROM {}", qualified(schema, "hapax_migrations"));
-    let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
-    row.try_get(0).map_err(ConnectError::Query)
+    let row = client.query_typed_one(&text, &[]).await.map_err(PostgresConnectError::Query)?;
+    row.try_get(0).map_err(PostgresConnectError::Query)
 }
 
 /// The tables of a store.
@@ -116,23 +124,28 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub(crate) async fn ask(client: &Client, options: &Options) -> Result<Self, ConnectError> {
+    pub(crate) async fn ask(
+        client: &Client,
+        options: &PostgresOptions,
+    ) -> Result<Self, PostgresConnectError> {
         let text = format!(
             "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8,
                 current_setting('server_version_num')::int4 >= 140000 FROM {}",
             qualified(options.schema.as_deref(), "hapax_migrations")
         );
-        let row = client.query_typed_one(&text, &[]).await.map_err(ConnectError::Query)?;
+        let row = client.query_typed_one(&text, &[]).await.map_err(PostgresConnectError::Query)?;
         let read = || Ok(Self { made: row.try_get(0)?, reads_blocks: row.try_get(1)? });
-        read().map_err(ConnectError::Query)
+        read().map_err(PostgresConnectError::Query)
     }
 }
 
 /// Whether tables of `found` will do; whether they must be migrated first.
-pub(crate) fn needs_migration(found: Option<i32>) -> Result<bool, ConnectError> {
+pub(crate) fn needs_migration(found: Option<i32>) -> Result<bool, PostgresConnectError> {
     match found {
         Some(VERSION) => Ok(false),
-        Some(newer) if newer > VERSION => Err(ConnectError::Newer { found: newer, known: VERSION }),
+        Some(newer) if newer > VERSION => {
+            Err(PostgresConnectError::Newer { found: newer, known: VERSION })
+        }
         _ => Ok(true),
     }
 }

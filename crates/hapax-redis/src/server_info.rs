@@ -7,12 +7,12 @@ const OLDEST: (u32, u32) = (6, 2);
 
 /// What `INFO` says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Facts(HashMap<String, String>);
+pub(crate) struct ServerInfo(HashMap<String, String>);
 
 /// Why a server cannot keep what a store promises.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unfit {
+pub enum UnfitServer {
     /// It removes records when memory runs short: their operations would run again.
     #[error(
         "the server's maxmemory-policy is `{policy}`: it would remove records silently, and their \
@@ -42,7 +42,7 @@ pub enum Unfit {
     },
 }
 
-impl Facts {
+impl ServerInfo {
     pub(crate) fn parse(info: &str) -> Self {
         let lines = info.lines().filter_map(|line| line.split_once(':'));
         Self(lines.map(|(name, value)| (name.into(), value.trim().into())).collect())
@@ -73,22 +73,22 @@ impl Facts {
     }
 
     /// Whether a store may be on this server.
-    pub(crate) fn check(&self, allow_eviction: bool) -> Result<(), Unfit> {
-        let silent = |field| Unfit::Silent { field };
+    pub(crate) fn check(&self, allow_eviction: bool) -> Result<(), UnfitServer> {
+        let silent = |field| UnfitServer::Silent { field };
         let version = self.value("redis_version").ok_or(silent("redis_version"))?;
         if self.is_too_old() {
-            return Err(Unfit::TooOld { version: version.into() });
+            return Err(UnfitServer::TooOld { version: version.into() });
         }
         self.value("role").ok_or(silent("role"))?;
         if self.is_replica() {
-            return Err(Unfit::Replica);
+            return Err(UnfitServer::Replica);
         }
         if allow_eviction {
             return Ok(());
         }
         self.value("maxmemory_policy").ok_or(silent("maxmemory_policy"))?;
         match self.eviction() {
-            Some(policy) => Err(Unfit::Evicts { policy: policy.into() }),
+            Some(policy) => Err(UnfitServer::Evicts { policy: policy.into() }),
             None => Ok(()),
         }
     }
@@ -96,10 +96,10 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use super::{Facts, Unfit};
+    use super::{ServerInfo, UnfitServer};
 
-    fn check(info: &str) -> Result<(), Unfit> {
-        Facts::parse(info).check(false)
+    fn check(info: &str) -> Result<(), UnfitServer> {
+        ServerInfo::parse(info).check(false)
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_not_assumed() {
-        let silent = |field| Err(Unfit::Silent { field });
+        let silent = |field| Err(UnfitServer::Silent { field });
         assert_eq!(check(""), silent("redis_version"));
         assert_eq!(check("redis_version:7.0.0\r\n"), silent("role"));
         assert_eq!(check("redis_version:7.0.0\r\nrole:master\r\n"), silent("maxmemory_policy"));

@@ -6,9 +6,9 @@ use hapax::OperationId;
 
 /// A prefix, and after it the store key in hexadecimal digits.
 #[derive(Clone, Debug)]
-pub(crate) struct Names(Arc<str>);
+pub(crate) struct KeyNames(Arc<str>);
 
-impl Names {
+impl KeyNames {
     pub(crate) fn new(prefix: &str) -> Self {
         Self(prefix.into())
     }

@@ -18,7 +18,7 @@ use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::options::SecretSource;
 use crate::record::{Columns, NEVER};
-use crate::salvage::{Old, Salvaged};
+use crate::salvage::{ClosedFile, SalvageReport};
 use crate::secret_file;
 use crate::shared::Shared;
 use crate::store::check;
@@ -32,12 +32,12 @@ const CACHE: usize = 32 << 20;
 
 /// What a database says of itself: format, secret check, identity, fence floor.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Marks {
+pub(crate) struct DatabaseMeta {
     pub(crate) numbers: Vec<(String, u64)>,
     pub(crate) names: Vec<(String, Vec<u8>)>,
 }
 
-impl Marks {
+impl DatabaseMeta {
     fn read(transaction: &ReadTransaction) -> Result<Self, redb::Error> {
         let mut marks = Self::default();
         for found in transaction.open_table(NUMBERS)?.iter()? {
@@ -62,7 +62,7 @@ impl Marks {
 }
 
 /// A database that is being written. It has its name once it is whole.
-pub(crate) struct Copy<'a> {
+pub(crate) struct DatabaseCopy<'a> {
     path: &'a Path,
     // Before the file: it is closed by the time that the file is removed.
     database: Database,
@@ -82,7 +82,7 @@ impl Drop for Unfinished {
     }
 }
 
-impl<'a> Copy<'a> {
+impl<'a> DatabaseCopy<'a> {
     /// Begins a new database, which is to be at `path`.
     pub(crate) fn begin(path: &'a Path) -> Result<Self, OpenError> {
         check_place(path)?;
@@ -146,7 +146,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Writes the marks, makes all of it durable, and gives it its name.
-    pub(crate) fn finish(mut self, marks: &Marks) -> Result<(), OpenError> {
+    pub(crate) fn finish(mut self, marks: &DatabaseMeta) -> Result<(), OpenError> {
         self.write(|transaction| {
             let mut numbers = transaction.open_table(NUMBERS)?;
             for (name, value) in &marks.numbers {
@@ -181,8 +181,8 @@ pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> 
     };
     // The snapshot lasts as long as the transaction; what it holds is not reused meanwhile.
     let transaction = transaction.map_err(OpenError::database)?;
-    let marks = guarded(|| Marks::read(&transaction)).map_err(OpenError::database)?;
-    let mut copy = Copy::begin(to)?;
+    let marks = guarded(|| DatabaseMeta::read(&transaction)).map_err(OpenError::database)?;
+    let mut copy = DatabaseCopy::begin(to)?;
     let mut records = 0;
     let mut failed = None;
     guarded(|| {
@@ -210,15 +210,15 @@ pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> 
 /// # Errors
 /// [`OpenError`]: a process has the database open, there is a file at `to`, or a block is damaged.
 pub fn backup_closed(from: &Path, to: &Path) -> Result<u64, OpenError> {
-    let old = Old::open(from)?;
-    let mut copy = Copy::begin(to)?;
+    let old = ClosedFile::open(from)?;
+    let mut copy = DatabaseCopy::begin(to)?;
     let read = old.records(&mut |key, _, stored| copy.add(key, stored))?;
     whole(read)?;
     copy.finish(&old.marks)?;
     Ok(read.read)
 }
 
-fn whole(read: Salvaged) -> Result<(), OpenError> {
+fn whole(read: SalvageReport) -> Result<(), OpenError> {
     if read.lost() + read.damaged == 0 {
         return Ok(());
     }
@@ -227,8 +227,8 @@ fn whole(read: Salvaged) -> Result<(), OpenError> {
 }
 
 /// Counts of a backup that was restored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Restored {
+#[derive(Clone, DatabaseCopy, PartialEq, Eq, Debug, Default)]
+pub struct RestoreReport {
     /// Records in all.
     pub records: u64,
     /// Records that were in flight, and are unknown now.
@@ -241,8 +241,8 @@ pub struct Restored {
 ///
 /// # Errors
 /// [`OpenError`]: there is a file at `to`, the backup is damaged, or the secret is not its own.
-pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<Restored, OpenError> {
-    let old = Old::open(from)?;
+pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<RestoreReport, OpenError> {
+    let old = ClosedFile::open(from)?;
     let ring = match secret {
         SecretSource::File(file) => Some(secret_file::read_or_make(file, true, &SystemEntropy)?),
         given => given.ring(),
@@ -253,7 +253,7 @@ pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<Restored
         return Err(OpenError::OtherSecret);
     }
     let sealer = ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer);
-    let mut copy = Copy::begin(to)?;
+    let mut copy = DatabaseCopy::begin(to)?;
     let mut unknown = 0;
     let read =
         old.records(&mut |key, columns, stored| match abandoned(key, columns, stored, &sealer)? {
@@ -265,7 +265,7 @@ pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<Restored
         })?;
     whole(read)?;
     copy.finish(&old.marks)?;
-    Ok(Restored { records: read.read, unknown })
+    Ok(RestoreReport { records: read.read, unknown })
 }
 
 /// A record that was in flight as its owner would leave it that cannot say what happened; `None` for
