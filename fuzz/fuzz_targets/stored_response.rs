@@ -9,7 +9,7 @@
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
 use hapax::Outcome;
-use hapax_http::stored::{Cookies, FORMAT, Stored, Whole, hop_by_hop, named_by_connection};
+use hapax_http::stored_response::{Cookies, FORMAT, StoredResponse, FullResponse, hop_by_hop, named_by_connection};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use libfuzzer_sys::fuzz_target;
 
@@ -41,14 +41,14 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn read(bytes: Bytes) -> std::result::Result<Stored, impl std::fmt::Debug> {
-    Stored::from_outcome(&Outcome::new(FORMAT, bytes))
+fn read(bytes: Bytes) -> std::result::Result<StoredResponse, impl std::fmt::Debug> {
+    StoredResponse::from_outcome(&Outcome::new(FORMAT, bytes))
 }
 
-fn survives(stored: &Stored) {
-    let again = Stored::from_outcome(&stored.outcome()).expect("it was written");
+fn survives(stored: &StoredResponse) {
+    let again = StoredResponse::from_outcome(&stored.outcome()).expect("it was written");
     assert_eq!(again, *stored);
-    if let (Stored::Whole(one), Stored::Whole(two)) = (stored, &again) {
+    if let (StoredResponse::Whole(one), StoredResponse::Whole(two)) = (stored, &again) {
         assert_eq!(lines(&one.headers), lines(&two.headers), "the order changed");
         assert_eq!(one.trailers.as_ref().map(lines), two.trailers.as_ref().map(lines));
     }
@@ -59,17 +59,17 @@ fn lines(map: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
 }
 
 /// What is kept of some response, checked against what it was.
-fn response(u: &mut Unstructured<'_>) -> Result<Stored> {
+fn response(u: &mut Unstructured<'_>) -> Result<StoredResponse> {
     let status = StatusCode::from_u16(u.int_in_range(100..=999)?).expect("three digits");
     if u.ratio(1, 8)? {
-        return Ok(Stored::NotRetained { status });
+        return Ok(StoredResponse::NotRetained { status });
     }
     let mut response = Response::new(Bytes::from(u.arbitrary::<Vec<u8>>()?));
     *response.status_mut() = status;
     *response.headers_mut() = headers(u)?;
     let trailers = if u.arbitrary()? { Some(headers(u)?) } else { None };
     let cookies = *u.choose(&[Cookies::Drop, Cookies::Keep])?;
-    let whole = Whole::of(&response, trailers.as_ref(), cookies);
+    let whole = FullResponse::of(&response, trailers.as_ref(), cookies);
 
     let named = named_by_connection(response.headers());
     let mut expected = lines(response.headers());
@@ -80,7 +80,7 @@ fn response(u: &mut Unstructured<'_>) -> Result<Stored> {
     });
     assert_eq!(lines(&whole.headers), expected);
     assert_eq!((whole.status, &whole.body), (status, response.body()));
-    Ok(Stored::Whole(whole))
+    Ok(StoredResponse::Whole(whole))
 }
 
 fn headers(u: &mut Unstructured<'_>) -> Result<HeaderMap> {

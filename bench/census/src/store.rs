@@ -12,7 +12,7 @@ use hapax::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, StoreError, OperationId, SystemClock,
     SystemEntropy,
 };
-use hapax_gateway::{CacheUrl, Opened, Opening};
+use hapax_gateway::{CacheUrl, OpenStore, StoreOpener};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
 use hapax_testkit::servers::{PostgresServerOptions, PostgresServer, RedisServer};
 use tempfile::TempDir;
@@ -28,7 +28,7 @@ const MEMORY: usize = 108 << 20;
 
 /// Files or a server with records. They are removed when it is dropped.
 pub struct Place {
-    opening: Opening,
+    opening: StoreOpener,
     memory: Option<Arc<MemoryStore>>,
     _redis: Option<RedisServer>,
     postgres: Option<PostgresServer>,
@@ -62,15 +62,15 @@ impl Place {
             other => return Err(format!("expected one of {NAMES:?}, found `{other}`").into()),
         }
         let secret_file = Some(secret);
-        let opening = Opening { cache, secret_file, memory: MEMORY, ..Opening::new(url.parse()?) };
+        let opening = StoreOpener { cache, secret_file, memory: MEMORY, ..StoreOpener::new(url.parse()?) };
         Ok(Self { opening, memory, _redis: redis, postgres, folder, at: Arc::default() })
     }
 
     /// Opens the store. Its answers may take most of `timeout`.
-    pub async fn open(&self, timeout: Duration) -> Result<Opened, Failure> {
+    pub async fn open(&self, timeout: Duration) -> Result<OpenStore, Failure> {
         Ok(match &self.memory {
-            Some(store) => Opened::new(store.clone(), None),
-            None => Opening { timeout: timeout * 3 / 4, ..self.opening.clone() }.open().await?,
+            Some(store) => OpenStore::new(store.clone(), None),
+            None => StoreOpener { timeout: timeout * 3 / 4, ..self.opening.clone() }.open().await?,
         })
     }
 
@@ -105,7 +105,7 @@ impl Place {
 }
 
 /// Returns an engine on `store`, with the secret of `opened`.
-pub fn engine(opened: &Opened, store: Arc<dyn Store>, timeout: Duration) -> Idempotency {
+pub fn engine(opened: &OpenStore, store: Arc<dyn Store>, timeout: Duration) -> Idempotency {
     let builder = Idempotency::builder(store).store_timeout(timeout);
     match &opened.secret {
         Some(secret) => builder.secret(secret.clone()).build(),

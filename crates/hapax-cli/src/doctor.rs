@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use hapax_gateway::{CacheUrl, Finding, Gateway, Opening, Severity, StoreUrl, Written};
+use hapax_gateway::{CacheUrl, Finding, Gateway, Severity, StoreOpener, StoreUrl, UrlText};
 
-use crate::exit::{Failure, of};
+use crate::exit::{CliError, of};
 use crate::gateway::OfFile;
 use crate::keys;
 
@@ -26,10 +26,10 @@ pub(crate) struct DoctorArgs {
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
-    store: Option<Written<StoreUrl>>,
+    store: Option<UrlText<StoreUrl>>,
     /// The cache in front of it
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
-    cache: Option<Written<CacheUrl>>,
+    cache: Option<UrlText<CacheUrl>>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
@@ -45,23 +45,23 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     if let Some([old, new]) = args.salvage.as_deref() {
         return salvage(old, new, args.json);
     }
-    let store = args.store.map(Written::read).transpose().map_err(of("--store"))?;
-    let cache = args.cache.map(Written::read).transpose().map_err(of("--cache"))?;
+    let store = args.store.map(UrlText::read).transpose().map_err(of("--store"))?;
+    let cache = args.cache.map(UrlText::read).transpose().map_err(of("--cache"))?;
     let file = OfFile::for_the_rest(args.config.as_deref(), store.is_some())?;
     let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
-    let opening = Opening {
+    let opening = StoreOpener {
         cache: cache.or(file.cache),
         secret_file: args.secret_file.or(file.secret_file),
         token_file: args.admin_token_file.or(file.admin_token_file),
         make: false,
-        ..Opening::new(store)
+        ..StoreOpener::new(store)
     };
-    let mut findings = opening.diagnose().await.map_err(Failure::unavailable)?;
+    let mut findings = opening.diagnose().await.map_err(CliError::unavailable)?;
     if let Some(admin) = findings.iter().find_map(|finding| finding.gateway) {
         match keys::is_replaced(admin, &opening.store, opening.token_file.clone()).await {
             Ok(replaced) => findings.extend(replaced.then(Finding::unconfirmed)),
@@ -71,11 +71,11 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.config {
         // Where the store was said, a file that cannot be is warned of above.
         if let Ok(config) = crate::gateway::to_probe(path) {
-            findings.extend(Gateway::probe(&config).await.map_err(Failure::usage)?);
+            findings.extend(Gateway::probe(&config).await.map_err(CliError::usage)?);
         }
     }
     let text = if args.json {
-        let json = serde_json::to_string_pretty(&findings).map_err(Failure::unavailable)?;
+        let json = serde_json::to_string_pretty(&findings).map_err(CliError::unavailable)?;
         json + "\n"
     } else {
         findings.iter().map(|finding| format!("{finding}\n")).collect()
@@ -87,8 +87,8 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Reports what was read of a damaged file, what it says that it had, and the difference.
-fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, Failure> {
-    let done = hapax_embedded::salvage(old, new).map_err(Failure::unavailable)?;
+fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
+    let done = hapax_embedded::salvage(old, new).map_err(CliError::unavailable)?;
     let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
     let text = if json {
         let report = serde_json::json!({

@@ -7,20 +7,20 @@ use std::process::ExitCode;
 use serde_json::json;
 
 /// A flag cannot be what it was given, which is not repeated: it may be secret.
-pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> Failure {
-    move |error| Failure::usage(format!("{flag}: {error}"))
+pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> CliError {
+    move |error| CliError::usage(format!("{flag}: {error}"))
 }
 
 /// Why the program ends without having done what it was asked.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CliError {
     code: u8,
     /// What programs know it by.
     name: Cow<'static, str>,
     message: String,
 }
 
-impl Failure {
+impl CliError {
     /// 1: it looked, and the answer is no.
     pub(crate) fn no(message: impl fmt::Display) -> Self {
         Self { code: 1, name: "refused".into(), message: message.to_string() }
@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     /// One line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<&str> = self.message.split_whitespace().collect();

@@ -24,7 +24,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::logging::{self, LogFormat};
 pub(crate) use args::GatewayArgs;
 use load::Loaded;
@@ -35,7 +35,7 @@ pub(crate) use load::{OfFile, to_probe};
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until it is told to end.
-pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     let loaded = args.load()?;
     let mut warnings = environment::unknown(environment::variables());
     warnings.extend(loaded.warnings());
@@ -111,7 +111,7 @@ fn paths(config: &Config) -> Vec<String> {
 
 /// A gateway, and what it was told.
 struct Running {
-    gateway: hapax_gateway::Running,
+    gateway: hapax_gateway::RunningGateway,
     args: GatewayArgs,
     /// What the log was begun with.
     logs: (LogFormat, String),
@@ -176,22 +176,22 @@ impl Running {
     }
 
     /// The file, if there is one, and certificates as they are now. Nothing of them holds yet.
-    async fn read(&self) -> Result<(Option<Loaded>, ReadCertificates), Failure> {
+    async fn read(&self) -> Result<(Option<Loaded>, ReadCertificates), CliError> {
         let loaded = match self.args.config {
             Some(_) => {
                 // A pipe, or a server that files are on, may say nothing for ever.
                 let args = self.args.clone();
                 let loaded = tokio::task::spawn_blocking(move || args.load()).await;
-                Some(loaded.map_err(Failure::unavailable)??)
+                Some(loaded.map_err(CliError::unavailable)??)
             }
             None => None,
         };
-        let certificates = self.gateway.read_certificates().await.map_err(Failure::usage)?;
+        let certificates = self.gateway.read_certificates().await.map_err(CliError::usage)?;
         Ok((loaded, certificates))
     }
 
     /// Has what was read hold; how many routes that are.
-    fn hold(&mut self, loaded: &Loaded) -> Result<usize, Failure> {
+    fn hold(&mut self, loaded: &Loaded) -> Result<usize, CliError> {
         let (format, level) = &self.logs;
         let differs = [
             ("--log-format", *format != loaded.log_format),
@@ -215,7 +215,7 @@ impl Running {
 }
 
 /// Logs that it is ready. The policy of each route is in lines of its own, before this one.
-fn ready(gateway: &hapax_gateway::Running, told: &Config) {
+fn ready(gateway: &hapax_gateway::RunningGateway, told: &Config) {
     // Without its query, which may be secret.
     let auth = told.auth.as_ref().map(|auth| {
         let authority = auth.url.authority().map_or("", |authority| authority.as_str());
@@ -249,10 +249,10 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
+    fn new() -> Result<Self, CliError> {
         let of = |kind| {
             signal(kind)
-                .map_err(|error| Failure::unavailable(format!("signals cannot be heard: {error}")))
+                .map_err(|error| CliError::unavailable(format!("signals cannot be heard: {error}")))
         };
         Ok(Self {
             hang_up: of(SignalKind::hangup())?,

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use hapax::{Idempotency, OperationId, Store};
 use hapax_embedded::{EmbeddedStore, LockOwner, OpenError};
-use hapax_gateway::{Opened, Opening, StoreOpenError, StoreUrl};
+use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
     OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView,
 };
 use indicatif::ProgressBar;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::StoreSelector;
 use args::{KeysCommand, RecordSelector, StoreLocation, VerdictArg};
@@ -38,7 +38,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_BODY: u64 = 1 << 20;
 
 /// Does what an operator asks.
-pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
     // A slip in the name of the store's would have another one looked into.
     crate::gateway::environment::warn_of_unknown();
     match args.command {
@@ -119,12 +119,12 @@ enum Records {
 
 /// A store that is open here, or the gateway that has it open.
 enum OpenedStore {
-    Here(Opened),
+    Here(OpenStore),
     There(Remote),
 }
 
 /// Accepts the store as it is. Returns whether it had been emptied or replaced.
-pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, Failure> {
+pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, CliError> {
     let place = at.place()?;
     match OpenedStore::find(&place, true).await? {
         OpenedStore::Here(opened) => {
@@ -146,7 +146,7 @@ pub(crate) async fn is_replaced(
     admin: SocketAddr,
     store: &StoreUrl,
     token_file: Option<PathBuf>,
-) -> Result<bool, Failure> {
+) -> Result<bool, CliError> {
     Remote::new(admin, args::token(store, token_file.as_deref())?).is_replaced().await
 }
 
@@ -158,14 +158,14 @@ fn here() -> Decider {
 impl OpenedStore {
     /// Opens the store, or finds the gateway that has it open. With `make`, what is missing on a server
     /// is made.
-    async fn find(place: &StoreLocation, make: bool) -> Result<Self, Failure> {
+    async fn find(place: &StoreLocation, make: bool) -> Result<Self, CliError> {
         if let Some(admin) = place.admin {
             return Ok(Self::There(Remote::new(admin, place.token()?)));
         }
         let StoreLocation { store, secret_file, .. } = place.clone();
         match &store {
             StoreUrl::Memory => {
-                return Err(Failure::usage(
+                return Err(CliError::usage(
                     "a `memory:` store is inside of its gateway: name its --admin address",
                 ));
             }
@@ -182,11 +182,12 @@ impl OpenedStore {
                     false => "",
                 };
                 let none = format!("there is no store at {}{none}", path.display());
-                return Err(Failure::unavailable(none));
+                return Err(CliError::unavailable(none));
             }
             _ => {}
         }
-        let opening = Opening { secret_file, timeout: TIMEOUT, make, ..Opening::new(store) };
+        let opening =
+            StoreOpener { secret_file, timeout: TIMEOUT, make, ..StoreOpener::new(store) };
         match opening.open().await {
             Ok(opened) => Ok(Self::Here(opened)),
             Err(StoreOpenError::File {
@@ -198,21 +199,21 @@ impl OpenedStore {
                 source: OpenError::InUse { pid, admin: None, .. },
             }) => {
                 let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
-                Err(Failure::unavailable(format!(
+                Err(CliError::unavailable(format!(
                     "{} is in use by {who}, which has no admin address: ask after it has ended",
                     path.display()
                 )))
             }
             Err(error @ (StoreOpenError::Secret { .. } | StoreOpenError::Url { .. })) => {
-                Err(Failure::usage(error))
+                Err(CliError::usage(error))
             }
-            Err(error) => Err(Failure::unavailable(error)),
+            Err(error) => Err(CliError::unavailable(error)),
         }
     }
 }
 
 impl Records {
-    async fn find(at: &StoreSelector) -> Result<Self, Failure> {
+    async fn find(at: &StoreSelector) -> Result<Self, CliError> {
         let place = at.place()?;
         let opened = match OpenedStore::find(&place, false).await? {
             OpenedStore::Here(opened) => opened,
@@ -228,14 +229,14 @@ impl Records {
     }
 
     /// Returns the hash by which records name the caller that sends a value.
-    async fn caller_hash(&self, value: String) -> Result<String, Failure> {
+    async fn caller_hash(&self, value: String) -> Result<String, CliError> {
         match self {
-            Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| Failure::usage(NO_CALLERS)),
+            Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| CliError::usage(NO_CALLERS)),
             Self::There(remote) => remote.caller_hash(value).await,
         }
     }
 
-    async fn list(&self, list: ListQuery) -> Result<RecordList, Failure> {
+    async fn list(&self, list: ListQuery) -> Result<RecordList, CliError> {
         match self {
             Self::Here(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
                 keys.unknown(&list).await.map_err(|error| refused(&error))
@@ -245,7 +246,7 @@ impl Records {
         }
     }
 
-    async fn look(&self, target: &RecordSelector) -> Result<RecordView, Failure> {
+    async fn look(&self, target: &RecordSelector) -> Result<RecordView, CliError> {
         match (self, target.parse()?) {
             (Self::Here(keys), args::RecordName::Id(id)) => keys.show(&id).await,
             (Self::Here(keys), args::RecordName::Key(key, scope)) => {
@@ -262,7 +263,7 @@ impl Records {
         target: &RecordSelector,
         fence_is_given: bool,
         mut decision: Decision,
-    ) -> Result<DecisionOutput, Failure> {
+    ) -> Result<DecisionOutput, CliError> {
         let seen = self.look(target).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
@@ -280,7 +281,7 @@ impl Records {
         Ok(DecisionOutput { id: id_seen, outcome, was })
     }
 
-    async fn purge(&self) -> Result<Purged, Failure> {
+    async fn purge(&self) -> Result<Purged, CliError> {
         let Self::Here(keys) = self else {
             return Ok(Purged { removed: 0, by_gateway: true });
         };
@@ -300,29 +301,29 @@ impl Records {
     }
 }
 
-fn refused(error: &OperatorError) -> Failure {
+fn refused(error: &OperatorError) -> CliError {
     let failure = match error {
-        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => Failure::usage(error),
+        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => CliError::usage(error),
         OperatorError::NotFound
         | OperatorError::OtherKind { .. }
         | OperatorError::InFlight
         | OperatorError::Released { .. }
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
-        | OperatorError::Contended => Failure::no(error),
-        _ => Failure::unavailable(error),
+        | OperatorError::Contended => CliError::no(error),
+        _ => CliError::unavailable(error),
     };
     failure.named(error.code())
 }
 
-fn id(text: &str) -> Result<OperationId, Failure> {
-    OperationId::from_hex(text).ok_or_else(|| Failure::usage("an id has 64 hexadecimal digits"))
+fn id(text: &str) -> Result<OperationId, CliError> {
+    OperationId::from_hex(text).ok_or_else(|| CliError::usage("an id has 64 hexadecimal digits"))
 }
 
 /// Text, or `@PATH` for the content of a file, or `@-` for standard input.
-fn read(body: &str) -> Result<Vec<u8>, Failure> {
+fn read(body: &str) -> Result<Vec<u8>, CliError> {
     let Some(path) = body.strip_prefix('@') else { return Ok(body.as_bytes().to_vec()) };
-    let failed = |error: std::io::Error| Failure::usage(format!("--body {body}: {error}"));
+    let failed = |error: std::io::Error| CliError::usage(format!("--body {body}: {error}"));
     let source: Box<dyn Read> = match path {
         "-" => Box::new(std::io::stdin()),
         path => Box::new(std::fs::File::open(path).map_err(failed)?),
@@ -330,7 +331,7 @@ fn read(body: &str) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     source.take(MAX_BODY + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_BODY {
-        return Err(Failure::usage("--body is larger than 1 MiB"));
+        return Err(CliError::usage("--body is larger than 1 MiB"));
     }
     Ok(bytes)
 }

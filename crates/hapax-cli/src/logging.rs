@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 
 /// How log lines look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
@@ -34,12 +34,12 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
 
 /// Begins to log what `level` lets through: a level, or directives like
 /// `info,hapax_gateway=debug`.
-pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), Failure> {
-    let filter = filter(level).map_err(Failure::usage)?;
+pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), CliError> {
+    let filter = filter(level).map_err(CliError::usage)?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     let begun = match format {
         LogFormat::Text => subscriber.with_ansi(stderr().is_terminal()).try_init(),
         LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
     };
-    begun.map_err(|error| Failure::unavailable(format!("logging cannot be started: {error}")))
+    begun.map_err(|error| CliError::unavailable(format!("logging cannot be started: {error}")))
 }

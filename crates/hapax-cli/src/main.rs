@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
-use exit::Failure;
+use exit::CliError;
 
 /// Make asking again safe: the same operation, however often it is asked for, has one effect and
 /// one answer.
@@ -53,12 +53,12 @@ fn main() -> ExitCode {
             runtime.shutdown_background();
             done
         }
-        Err(error) => Err(Failure::unavailable(format!("no threads can be started: {error}"))),
+        Err(error) => Err(CliError::unavailable(format!("no threads can be started: {error}"))),
     };
     done.unwrap_or_else(|failure| failure.report(as_json))
 }
 
-async fn run(command: Command) -> Result<ExitCode, Failure> {
+async fn run(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
         Command::Keys(args) => Box::pin(keys::run(args)).await,
@@ -90,7 +90,7 @@ fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
         }
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
-            let failure = Failure::usage(first.trim_start_matches("error: "));
+            let failure = CliError::usage(first.trim_start_matches("error: "));
             match error.get(ContextKind::SuggestedArg) {
                 Some(ContextValue::String(flag)) => failure.and(&format!("; did you mean {flag}?")),
                 _ => failure,

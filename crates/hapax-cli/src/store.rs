@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::keys::{StoreSelector, confirm};
 
 /// The store as a whole
@@ -35,7 +35,7 @@ enum StoreCommand {
 }
 
 /// Runs the command.
-pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let StoreCommand::Confirm { at, reason, json } = args.command;
     let replaced = confirm(&at, &reason).await?;

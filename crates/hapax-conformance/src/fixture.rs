@@ -12,7 +12,7 @@ use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
-use hapax_http::stored::Cookies;
+use hapax_http::stored_response::Cookies;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, Method};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// What a queue holds at most.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
+pub(crate) struct QueueLimit {
     pub(crate) items: usize,
     pub(crate) bytes: usize,
 }
@@ -37,7 +37,7 @@ pub(crate) enum Woken {
 /// Many put in, some take out, in order. What was put in before it is closed can be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    limit: Limit,
+    limit: QueueLimit,
     inner: Mutex<Inner<T>>,
     ready: Condvar,
 }
@@ -50,7 +50,7 @@ struct Inner<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new(limit: Limit) -> Self {
+    pub(crate) fn new(limit: QueueLimit) -> Self {
         let inner = Inner { items: VecDeque::new(), bytes: 0, closed: false };
         Self { limit, inner: Mutex::new(inner), ready: Condvar::new() }
     }

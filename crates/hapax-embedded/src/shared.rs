@@ -12,7 +12,7 @@ use redb::Database;
 
 use crate::batch::SwapJob;
 use crate::blocks::Damages;
-use crate::queue::{Limit, Queue};
+use crate::queue::{Queue, QueueLimit};
 use crate::reader::ReadJob;
 use crate::record::Epoch;
 
@@ -56,12 +56,12 @@ enum Closing {
 }
 
 /// Waiting reads. Each is a key or a page; nothing of size is held for them.
-const READS: Limit = Limit { items: 4096, bytes: usize::MAX };
+const READS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
 
 impl Shared {
     pub(crate) fn new(
         database: Database,
-        jobs: Limit,
+        jobs: QueueLimit,
         clock: Arc<dyn Clock>,
         epoch: Epoch,
         damages: Damages,

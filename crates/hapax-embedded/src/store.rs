@@ -27,7 +27,7 @@ use crate::error::{EmbeddedError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{FileOptions, SecretSource};
-use crate::queue::{Admission, Limit};
+use crate::queue::{Admission, QueueLimit};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
 use crate::record::{Epoch, SMALL, SealedRead};
 use crate::salvage;
@@ -284,7 +284,7 @@ impl EmbeddedStore {
         }
         let reserve = reserve.is_ok();
         let epoch = Epoch { number: adopted.epoch, opened_at };
-        let jobs = Limit { items: options.queue_items, bytes: options.queue_bytes };
+        let jobs = QueueLimit { items: options.queue_items, bytes: options.queue_bytes };
         let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
         let threads = |error| OpenError::io(&options.path, error);
         // Dropped on an early return: the threads started so far then end.

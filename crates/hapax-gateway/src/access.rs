@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use hapax::{Clock, SystemClock, Timestamp};
-use hapax_http::server::{Answered, AnsweredBy};
+use hapax_http::server::{ResponseInfo, ResponseSource};
 use hapax_operators::rfc3339;
 use http::{Request, Response};
 use serde::Serialize;
@@ -123,12 +123,12 @@ impl AccessEntry {
     /// Appends the line of a request whose answer begins now.
     pub(crate) fn end<B>(mut self, response: &Response<B>) {
         self.is_answered = true;
-        let answered = response.extensions().get::<Answered>();
+        let answered = response.extensions().get::<ResponseInfo>();
         let (outcome, fence, attempt) = match answered.map(|answered| answered.by) {
-            Some(AnsweredBy::Execution { fence, attempt }) => {
+            Some(ResponseSource::Execution { fence, attempt }) => {
                 ("executed", Some(fence.get()), Some(attempt))
             }
-            Some(AnsweredBy::Replay) => ("replayed", None, None),
+            Some(ResponseSource::Replay) => ("replayed", None, None),
             Some(_) => ("rejected", None, None),
             None => ("passed", None, None),
         };

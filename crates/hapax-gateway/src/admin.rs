@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 use crate::metrics::{Gauges, Metrics};
 use crate::shutdown::{Shutdown, ShutdownPhase};
-use crate::store::Opened;
+use crate::store::OpenStore;
 
 /// What is here beside the API: method, path, what it is.
 const PROBES: [(&str, &str, &str); 3] = [
@@ -59,7 +59,7 @@ pub(crate) struct Admin {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) shutdown: Shutdown,
     /// The store, for what it counts.
-    pub(crate) opened: Opened,
+    pub(crate) opened: OpenStore,
     /// Whether the store answered when last asked.
     pub(crate) store_up: AtomicBool,
 }

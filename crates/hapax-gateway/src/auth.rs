@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_http::stored::named_by_connection;
+use hapax_http::stored_response::named_by_connection;
 use hapax_http::{Body, BoxError};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 use crate::config::ForwardAuth;
 use crate::metrics::{Authorised, Metrics};
 use crate::proxy::{Peer, headers};
-use crate::upstream::{Dialling, Failure, Origin, Upstream};
+use crate::upstream::{Dialling, Origin, Upstream, UpstreamError};
 
 /// The largest body of an answer, in bytes. While a client is given one it gets nothing from the
 /// upstream, so that this is within what a connection may take.
@@ -74,7 +74,7 @@ pub(crate) enum AuthRejection {
 #[derive(Debug, thiserror::Error)]
 enum AuthFailure {
     #[error("there was no answer")]
-    Failure(#[from] Failure),
+    Failure(#[from] UpstreamError),
     #[error("there was no whole answer in time")]
     Late,
     #[error("its status was {0}")]
@@ -166,10 +166,10 @@ impl Auth {
 
     async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
         // Never closed; if it were, nobody could be asked.
-        let _turn = self.permits.acquire().await.map_err(|_| Failure::Busy)?;
+        let _turn = self.permits.acquire().await.map_err(|_| UpstreamError::Busy)?;
         let answer = match self.upstream.send(self.request(question.clone())).await {
             // A kept connection may have been closed meanwhile, and asking twice changes nothing.
-            Err(Failure::Broken(_)) => self.upstream.send(self.request(question)).await,
+            Err(UpstreamError::Broken(_)) => self.upstream.send(self.request(question)).await,
             answer => answer,
         };
         let (head, body) = answer?.into_parts();

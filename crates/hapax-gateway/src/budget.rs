@@ -1,7 +1,7 @@
 //! Who may have how much of the memory that the process may take.
 
-use crate::config::{ConfigError, Limits};
-use crate::units::Size;
+use crate::config::{ConfigError, ServerLimits};
+use crate::units::ByteSize;
 
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ const HEADS: usize = 64 << 10;
 const PARTS: usize = 8;
 const LEAST: usize = 32 << 20;
 
-impl Limits {
+impl ServerLimits {
     /// What the program itself takes: its code, its threads, what counts and what is logged, and
     /// operators.
     pub const PROGRAM: usize = 32 << 20;
@@ -42,9 +42,9 @@ impl Limits {
         }
         let needed = taken.saturating_add(needed).div_ceil(1 << 20).saturating_mul(1 << 20);
         Err(ConfigError::Memory {
-            memory: Size(self.memory),
+            memory: ByteSize(self.memory),
             connections: self.connections,
-            needed: Size(needed),
+            needed: ByteSize(needed),
         })
     }
 }
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn the_shares_are_the_whole() {
         for memory in [400 * MIB, 512 * MIB, 8 << 30] {
-            let limits = Limits { memory, ..Limits::default() };
-            let taken = Limits::PROGRAM + limits.connections * Limits::PER_CONNECTION;
+            let limits = ServerLimits { memory, ..ServerLimits::default() };
+            let taken = ServerLimits::PROGRAM + limits.connections * ServerLimits::PER_CONNECTION;
             let MemoryPlan { bodies, deferred, store, observed } =
                 limits.memory_plan(LARGEST).unwrap();
             assert_eq!(taken + bodies + deferred + store + observed, memory);
@@ -136,10 +136,10 @@ mod tests {
     fn what_is_named_as_needed_is_enough() {
         for response in [4 << 10, MIB, 64 * MIB] {
             let largest = MaxBodies { request: MIB, response };
-            let little = Limits { memory: MIB, ..Limits::default() };
+            let little = ServerLimits { memory: MIB, ..ServerLimits::default() };
             let error = little.memory_plan(largest).unwrap_err();
             let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
-            let enough = Limits { memory: needed.0, ..little };
+            let enough = ServerLimits { memory: needed.0, ..little };
             let MemoryPlan { bodies, deferred, store, .. } = enough.memory_plan(largest).unwrap();
             assert!(bodies >= 16 * response && bodies >= 2 * MIB);
             assert!(deferred >= response && store / 3 >= 2 * (response + HEADS));
@@ -150,7 +150,7 @@ mod tests {
                 assert!(claims(parts.replies, response) * 2 * (response + HEADS) <= parts.replies);
             }
             // It is rounded up to whole mebibytes.
-            let short = Limits { memory: needed.0 - 2 * MIB, ..little };
+            let short = ServerLimits { memory: needed.0 - 2 * MIB, ..little };
             assert!(short.memory_plan(largest).is_err());
         }
     }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn sizes_beyond_all_memory_are_refused() {
         let largest = MaxBodies { request: usize::MAX, response: usize::MAX };
-        let error = Limits::default().memory_plan(largest).unwrap_err();
+        let error = ServerLimits::default().memory_plan(largest).unwrap_err();
         let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };
         assert!(needed.0 > usize::MAX - MIB);
     }

@@ -23,12 +23,12 @@ use crate::upstream::Origin;
 pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::ConfigError;
-pub use lookup::Matched;
+pub use lookup::RouteMatch;
 pub(crate) use policy::{ANSWER, ResolvedPolicy};
-pub use policy::{Callers, PolicyConfig};
-pub use route::{Handling, RouteConfig};
+pub use policy::{PolicyConfig, ScopeConfig};
+pub use route::{RouteConfig, RouteMode};
 pub use transport::{
-    ListenTls, Network, NotANetwork, Protocol, Transport, TransportError, UpstreamTls,
+    IpNetwork, ListenTls, NetworkError, Transport, TransportError, UpstreamProtocol, UpstreamTls,
 };
 
 /// Everything a gateway is told. [`Config::new`] has the defaults.
@@ -72,7 +72,7 @@ pub struct Config {
     /// How long requests are still accepted at the end while `/readyz` is 503 already. Default none.
     pub drain_delay: Duration,
     /// How much is served and held at once.
-    pub limits: Limits,
+    pub limits: ServerLimits,
     /// TLS, versions of HTTP, and who is believed.
     pub transport: Transport,
     /// What holds where no route says otherwise.
@@ -84,7 +84,7 @@ pub struct Config {
 
 /// How much a gateway serves and holds at once, and how slow its clients may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Connections of clients, and what HTTP/2 has under way on one beyond its first request. Where there
     /// are as many, the oldest connection that has sent no byte is closed for a new one; without such a
     /// one, new ones wait. Default 1,024.
@@ -96,14 +96,14 @@ pub struct Limits {
     pub connections_per_peer: Option<usize>,
     /// Bytes of memory that the process may take in all. Default 512 MiB.
     ///
-    /// The program has [32 MiB](Limits::PROGRAM) of it, and each connection
-    /// [192 KiB](Limits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
+    /// The program has [32 MiB](ServerLimits::PROGRAM) of it, and each connection
+    /// [192 KiB](ServerLimits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
     /// is a file, for what waits to be written to it, for outcomes that are held back while
     /// the store is away, and for large records on their way from it; a `memory:` store
     /// keeps its records in three eighths; with a store on a server they are for what waits for it
     /// and for the outcomes that it tells, by halves. A cache has a quarter of them, and so have
     /// outcomes that it tells. Up to a sixteenth of the rest is for what is
-    /// [observed](Handling::Observe). What is left is for bodies of more than 16 KiB of requests
+    /// [observed](RouteMode::Observe). What is left is for bodies of more than 16 KiB of requests
     /// with keys and of their responses, as
     /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
     /// there is no room is not read until there is; an answer for which there is none is recorded,
@@ -117,7 +117,7 @@ pub struct Limits {
     pub stall: Duration,
 }
 
-impl Limits {
+impl ServerLimits {
     /// Connections that one peer may have.
     #[must_use]
     pub fn per_peer(&self) -> usize {
@@ -125,7 +125,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections: 1024,
@@ -157,7 +157,7 @@ impl Config {
             max_waiters: 100,
             drain_timeout: Duration::from_secs(25),
             drain_delay: Duration::ZERO,
-            limits: Limits::default(),
+            limits: ServerLimits::default(),
             transport: Transport::default(),
             policy: PolicyConfig::default(),
             routes: Vec::new(),

@@ -14,11 +14,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax_http::seldom::Seldom;
+use hapax_http::log_throttle::LogThrottle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use crate::config::Network;
+use crate::config::IpNetwork;
 
 /// How long a connection that was shed may take to leave its place before the next one is shed.
 const LEAVE: Duration = Duration::from_millis(50);
@@ -50,14 +50,14 @@ pub(crate) struct ConnectionLimit {
     after: Duration,
     /// Whose connections they are for, in the log.
     whose: &'static str,
-    full: Seldom,
+    full: LogThrottle,
 }
 
 impl ConnectionLimit {
     /// Connections of `whose` are shed once they were sheddable for `after`.
     pub(crate) fn new(all: usize, whose: &'static str, after: Duration) -> Self {
         let (free, sheddable) = (Arc::new(Semaphore::new(all)), Arc::default());
-        Self { free, sheddable, all, after, whose, full: Seldom::default() }
+        Self { free, sheddable, all, after, whose, full: LogThrottle::default() }
     }
 
     /// Places that are free or taken.
@@ -183,15 +183,15 @@ impl Drop for SheddableEntry {
 pub(crate) struct ClientLimits {
     most: usize,
     /// Proxies, whose connections are those of many clients.
-    unbounded: Vec<Network>,
+    unbounded: Vec<IpNetwork>,
     counts: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
-    full: Seldom,
+    full: LogThrottle,
 }
 
 impl ClientLimits {
     /// Each may have `most`, but for those in `unbounded`.
-    pub(crate) fn new(most: usize, unbounded: Vec<Network>) -> Self {
-        Self { most, unbounded, counts: Arc::default(), full: Seldom::default() }
+    pub(crate) fn new(most: usize, unbounded: Vec<IpNetwork>) -> Self {
+        Self { most, unbounded, counts: Arc::default(), full: LogThrottle::default() }
     }
 
     /// Counts a connection from `ip` until the result is dropped. `None` where it is one too many and none
@@ -319,7 +319,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_has_its_share_and_a_proxy_any_number() {
-        let clients = ClientLimits::new(2, Network::loopback());
+        let clients = ClientLimits::new(2, IpNetwork::loopback());
         let permits = ConnectionLimit::new(100, "a test's", OLD);
         let sheddable = permits.sheddable();
         let admit = |text| clients.admit(ip(text), &permits);

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax::{Idempotency, Store, SystemEntropy};
-use hapax_http::seldom::Seldom;
+use hapax_http::log_throttle::LogThrottle;
 use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{CurrentConfig, SharedResources};
-use crate::store::{Finding, Measured, Opened, Opening, StoreOpenError, StoreUrl};
+use crate::store::{Finding, Measured, OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::Dialling;
 pub use reload::ReloadError;
@@ -48,14 +48,14 @@ pub struct Gateway;
 /// A gateway that runs. Dropping it closes its listeners and connections at once; executions under
 /// way end with the runtime, or by themselves.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningGateway {
     local_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
     resources: SharedResources,
     current: Arc<CurrentConfig>,
     reloading: ReloadState,
     engine: Idempotency,
-    opened: Opened,
+    opened: OpenStore,
     certificates: AllCertificates,
     shutdown: Shutdown,
     access: Option<Arc<AccessLog>>,
@@ -122,7 +122,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`StartError`].
-    pub async fn start(config: Config) -> Result<Running, StartError> {
+    pub async fn start(config: Config) -> Result<RunningGateway, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(&config).await?;
         // Clients that connect from here on wait in the kernel's queue until the store is open.
@@ -177,7 +177,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`StartError`].
-    pub async fn start_on(config: Config, opened: Opened) -> Result<Running, StartError> {
+    pub async fn start_on(config: Config, opened: OpenStore) -> Result<RunningGateway, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(&config).await?;
         let listeners = Listeners::bind(&config)?;
@@ -185,7 +185,7 @@ impl Gateway {
     }
 }
 
-impl Running {
+impl RunningGateway {
     /// Where clients connect.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
@@ -365,8 +365,8 @@ fn run(
     resolved: ResolvedConfig,
     certificates: AllCertificates,
     listeners: Listeners,
-    opened: Opened,
-) -> Result<Running, StartError> {
+    opened: OpenStore,
+) -> Result<RunningGateway, StartError> {
     let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
     let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
     let metrics = Arc::new(Metrics::new());
@@ -401,7 +401,7 @@ fn run(
         trusted: config.transport.trusted.clone(),
         permits: ConnectionLimit::new(config.limits.connections, "clients", listener::SILENT),
         clients: ClientLimits::new(config.limits.per_peer(), config.transport.trusted.clone()),
-        abuse: Seldom::default(),
+        abuse: LogThrottle::default(),
     });
     let local_addr = local_addr(&data)?;
     let admin = Arc::new(Admin {
@@ -422,7 +422,7 @@ fn run(
             .build(token, audit(config, local_addr));
         probed.open(admin, &operators)
     });
-    Ok(Running {
+    Ok(RunningGateway {
         local_addr,
         admin_addr,
         engine,
@@ -472,8 +472,8 @@ fn audit(config: &Config, listens: SocketAddr) -> Audit {
     Audit::new(path, format!("{listens}, process {}", std::process::id()))
 }
 
-fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>) -> Opening {
-    Opening {
+fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>) -> StoreOpener {
+    StoreOpener {
         store: config.store.clone(),
         cache: config.cache.clone(),
         secret_file: config.secret_file.clone(),
@@ -490,16 +490,16 @@ fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>
 fn engine(
     config: &Config,
     resolved: &ResolvedConfig,
-    opened: &Opened,
+    opened: &OpenStore,
     metrics: &Metrics,
     census: &Arc<Census>,
 ) -> Idempotency {
     let store =
         Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
-    let mut limits = hapax::Limits {
+    let mut limits = hapax::EngineLimits {
         waiters_per_key: config.max_waiters,
         deferred_bytes: resolved.memory.deferred,
-        ..hapax::Limits::default()
+        ..hapax::EngineLimits::default()
     };
     if let Some(told) = opened.replies() {
         limits.claims = budget::claims(told, resolved.largest.response);
@@ -516,7 +516,7 @@ fn engine(
     builder.build()
 }
 
-fn warn(config: &Config, opened: &Opened) {
+fn warn(config: &Config, opened: &OpenStore) {
     if opened.secret.is_none() {
         tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
     }

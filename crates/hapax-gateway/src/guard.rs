@@ -13,7 +13,7 @@
 //!    it are not disturbed.
 //! 3. What comes behind a head that asks for another protocol is withheld until that is answered: if the
 //!    connection leaves HTTP, it is not ours to judge.
-//! 4. A connection whose peer takes nothing for [`Limits::stall`](crate::Limits::stall) while there is
+//! 4. A connection whose peer takes nothing for [`Limits::stall`](crate::ServerLimits::stall) while there is
 //!    something to write fails.
 
 mod head;

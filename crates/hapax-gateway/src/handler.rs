@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_http::error_format::ErrorFormat;
 use hapax_http::header::other_spelling;
 use hapax_http::problem::{Code, Problem, sentence};
-use hapax_http::server::{Answered, AnsweredBy};
+use hapax_http::server::{ResponseInfo, ResponseSource};
 use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HeaderName, HeaderValue};
 use http::request::Parts;
@@ -165,7 +165,8 @@ impl RequestHandler {
                 match auth.ask(&parts, connection.peer).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(AuthRejection::Denied(mut answer)) => {
-                        let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+                        let rejected =
+                            ResponseInfo { operation: None, by: ResponseSource::Rejection };
                         answer.extensions_mut().insert(rejected);
                         return Ok(answer);
                     }
@@ -287,7 +288,7 @@ fn reject(
 ) -> Response<Body> {
     route.counts.rejected(rejected.code());
     let mut response = error_format.render(rejected, route.docs.as_ref()).map(Body::from);
-    let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+    let rejected = ResponseInfo { operation: None, by: ResponseSource::Rejection };
     response.extensions_mut().insert(rejected);
     if rejected.code() == Code::MalformedRequest {
         close(&mut response, connection);

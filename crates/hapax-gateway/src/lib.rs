@@ -10,7 +10,7 @@
 //! 4. It may ask before it answers: without forward authorisation ([`ForwardAuth`]) a replay checks
 //!    no credentials.
 //! 5. Its store is a file of its own, or a server that any number of gateways share, with a cache in
-//!    front if need be ([`StoreUrl`], [`CacheUrl`]). [`Opening::diagnose`] says what would silently
+//!    front if need be ([`StoreUrl`], [`CacheUrl`]). [`StoreOpener::diagnose`] says what would silently
 //!    break a store's promise.
 //! 6. It speaks HTTP/1.1 and HTTP/2 on both sides, with TLS or without ([`Transport`]); in which manner,
 //!    [`manual::proxy`] says.
@@ -70,14 +70,14 @@ mod units;
 mod upstream;
 
 pub use config::{
-    Callers, Config, ConfigError, Cors, CorsHeaders, ForwardAuth, Handling, Limits, ListenTls,
-    Matched, Network, NotANetwork, Origins, PolicyConfig, Protocol, RouteConfig, Transport,
-    TransportError, UpstreamTls,
+    Config, ConfigError, Cors, CorsHeaders, ForwardAuth, IpNetwork, ListenTls, NetworkError,
+    Origins, PolicyConfig, RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits,
+    Transport, TransportError, UpstreamProtocol, UpstreamTls,
 };
-pub use gateway::{Gateway, ReloadError, Running, ShutdownReport, StartError};
+pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use store::{
-    CacheUrl, Finding, Opened, Opening, ServerUrl, Severity, StoreOpenError, StoreUrl,
-    StoreUrlError, Written,
+    CacheUrl, Finding, OpenStore, ServerUrl, Severity, StoreOpenError, StoreOpener, StoreUrl,
+    StoreUrlError, UrlText,
 };
 pub use tls::{ReadCertificates, TlsError};
-pub use units::{Size, UnitError, parse_duration};
+pub use units::{ByteSize, UnitError, parse_duration};

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hapax_http::seldom::Seldom;
+use hapax_http::log_throttle::LogThrottle;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::config::{Limits, Network};
+use crate::config::{IpNetwork, ServerLimits};
 use crate::connection_limit::{
     ClientLimits, ClientNetwork, ClientPermit, ConnectionLimit, SheddableEntry,
 };
@@ -35,16 +35,16 @@ pub(crate) const SILENT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct ListenerContext {
     pub(crate) handler: Arc<RequestHandler>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ServerLimits,
     pub(crate) tls: Option<Arc<ServerTls>>,
     /// Requests that an HTTP/2 connection may have open.
     pub(crate) streams: u32,
-    pub(crate) trusted: Vec<Network>,
+    pub(crate) trusted: Vec<IpNetwork>,
     /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
     pub(crate) permits: ConnectionLimit,
     pub(crate) clients: ClientLimits,
     /// Log lines about clients that take back their requests.
-    pub(crate) abuse: Seldom,
+    pub(crate) abuse: LogThrottle,
 }
 
 /// A connection that was accepted.
@@ -77,7 +77,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     // The one that was accepted and waits for a place; further ones wait in the kernel's queue.
     let mut next: Option<AcceptedConnection> = None;
-    let failures = Seldom::default();
+    let failures = LogThrottle::default();
     loop {
         // Each branch may be dropped: an accepted connection is in `next` by then, and a place that was
         // not handed over is free.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hapax::{Clock, SystemClock, Timestamp};
 use hapax_operators::Undecided;
 
-use crate::store::{Calls, Opened};
+use crate::store::{Calls, OpenStore};
 use counts::ByRoute;
 pub(crate) use counts::{Counts, ReconcileAnswer, Seen, Would};
 
@@ -62,7 +62,7 @@ pub(crate) struct Metrics {
 /// What is true at the moment, beside what was counted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gauges {
-    pub(crate) engine: hapax::Stats,
+    pub(crate) engine: hapax::EngineStats,
     pub(crate) requests: usize,
     pub(crate) store_up: bool,
     pub(crate) undecided: Undecided,
@@ -119,14 +119,14 @@ impl Metrics {
     }
 
     /// All of it as text, with what is counted of the store.
-    pub(crate) fn render(&self, gauges: Gauges, store: &Opened) -> String {
+    pub(crate) fn render(&self, gauges: Gauges, store: &OpenStore) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = self.write(&mut text, gauges).and_then(|()| self.write_store(&mut text, store));
         text
     }
 
-    fn write_store(&self, out: &mut String, store: &Opened) -> fmt::Result {
+    fn write_store(&self, out: &mut String, store: &OpenStore) -> fmt::Result {
         self.calls.write(out)?;
         for (name, help, value) in store.counts() {
             let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -288,7 +288,7 @@ impl<const N: usize> Histogram<N> {
 mod tests {
     use hapax_http::classify::OutcomeClass;
     use hapax_http::problem::Code;
-    use hapax_http::server::{Event, Observer, Recorded};
+    use hapax_http::server::{Observer, RecordStatus, RequestEvent};
 
     use super::*;
 
@@ -303,18 +303,18 @@ mod tests {
         let took = Duration::from_millis(30);
         seen.observe(
             "",
-            Event::Executed {
+            RequestEvent::Executed {
                 class: OutcomeClass::Unknown,
-                recorded: Recorded::Pending,
+                recorded: RecordStatus::Pending,
                 attempt: 2,
                 took,
             },
         );
-        seen.observe("", Event::Rejected(Code::KeyReused));
-        seen.observe("", Event::Replayed { expires_in: Some(Duration::from_secs(60)) });
+        seen.observe("", RequestEvent::Rejected(Code::KeyReused));
+        seen.observe("", RequestEvent::Replayed { expires_in: Some(Duration::from_secs(60)) });
         metrics.authorised(Authorised::Denied, Duration::from_millis(7));
         metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));
-        let opened = Opened::new(Arc::new(hapax::MemoryStore::default()), None);
+        let opened = OpenStore::new(Arc::new(hapax::MemoryStore::default()), None);
         let gauges = Gauges { requests: 3, store_up: true, ..Gauges::default() };
         let text = metrics.render(gauges, &opened);
         for line in [

@@ -32,7 +32,8 @@ use hapax::{InFlight, OnUnknown};
 use hapax_http::classify::ClassifiedResponse;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    Event, IdempotencyLayer, IdempotencyService, KeyRule, Observer, RouteOptions, RoutePolicy,
+    IdempotencyLayer, IdempotencyService, KeyRule, Observer, RequestEvent, RouteOptions,
+    RoutePolicy,
 };
 use hapax_http::{Body, BoxError};
 use http::header::CONTENT_LENGTH;
@@ -414,17 +415,17 @@ struct Counting {
 }
 
 impl Observer for Counting {
-    fn observe(&self, _: &str, event: Event) {
+    fn observe(&self, _: &str, event: RequestEvent) {
         let would = match event {
-            Event::Executed { .. } => Would::Execute,
-            Event::Replayed { .. } => Would::Replay,
-            Event::Rejected(Code::InFlight) if self.waits => Would::Wait,
-            Event::Rejected(Code::OutcomeUnknown) if self.asks => Would::Ask,
+            RequestEvent::Executed { .. } => Would::Execute,
+            RequestEvent::Replayed { .. } => Would::Replay,
+            RequestEvent::Rejected(Code::InFlight) if self.waits => Would::Wait,
+            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => Would::Ask,
             // Of the engine for what is observed, which is full.
-            Event::Rejected(Code::StoreUnavailable) => Would::Unmeasured,
+            RequestEvent::Rejected(Code::StoreUnavailable) => Would::Unmeasured,
             // Of an execution that was counted.
-            Event::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
-            Event::Rejected(code) => return self.counts.would_reject(code),
+            RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
+            RequestEvent::Rejected(code) => return self.counts.would_reject(code),
             _ => return,
         };
         self.counts.would(would);

@@ -28,7 +28,7 @@ use http_body::Body as _;
 use tower_service::Service;
 
 use crate::metrics::Counts;
-use crate::upstream::{Failure, Fault, Upstream};
+use crate::upstream::{Fault, Upstream, UpstreamError};
 
 /// A request extension: who sent it, and over what.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ impl Proxy {
                 *response.version_mut() = Version::HTTP_11;
                 response
             }
-            Err(failure @ Failure::Upload(fault)) => {
+            Err(failure @ UpstreamError::Upload(fault)) => {
                 tracing::debug!(%method, path = uri.path(), %fault, "a request did not come whole");
                 self.problem(error_format, &failure)
             }
@@ -125,14 +125,14 @@ impl Proxy {
         }
     }
 
-    fn problem(&self, error_format: ErrorFormat, failure: &Failure) -> Response<Body> {
+    fn problem(&self, error_format: ErrorFormat, failure: &UpstreamError) -> Response<Body> {
         let (code, class) = match failure {
-            Failure::Busy => (Code::Overloaded, OutcomeClass::Retryable),
-            Failure::Unreachable(_) => (Code::UpstreamUnreachable, OutcomeClass::Retryable),
-            Failure::Broken(_) => (Code::UpstreamBroken, OutcomeClass::Unknown),
-            Failure::Timeout => (Code::UpstreamTimeout, OutcomeClass::Unknown),
-            Failure::Upload(Fault::Slow) => (Code::RequestTimeout, OutcomeClass::Unknown),
-            Failure::Upload(Fault::Broken) => (Code::MalformedRequest, OutcomeClass::Unknown),
+            UpstreamError::Busy => (Code::Overloaded, OutcomeClass::Retryable),
+            UpstreamError::Unreachable(_) => (Code::UpstreamUnreachable, OutcomeClass::Retryable),
+            UpstreamError::Broken(_) => (Code::UpstreamBroken, OutcomeClass::Unknown),
+            UpstreamError::Timeout => (Code::UpstreamTimeout, OutcomeClass::Unknown),
+            UpstreamError::Upload(Fault::Slow) => (Code::RequestTimeout, OutcomeClass::Unknown),
+            UpstreamError::Upload(Fault::Broken) => (Code::MalformedRequest, OutcomeClass::Unknown),
         };
         self.counts.rejected(code);
         let mut problem = Problem::new(code, failure.to_string());

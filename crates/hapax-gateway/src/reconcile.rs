@@ -13,7 +13,7 @@ use hapax_http::header::{
     operation_id,
 };
 use hapax_http::server::{Reconcile, ReconcileRequest, Reconciled};
-use hapax_http::stored::bodiless;
+use hapax_http::stored_response::bodiless;
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 use crate::config::ANSWER;
 use crate::metrics::{Counts, ReconcileAnswer};
 use crate::proxy::headers::X_FORWARDED_HOST;
-use crate::upstream::{Dialling, Failure, Origin, Upstream};
+use crate::upstream::{Dialling, Origin, Upstream, UpstreamError};
 pub(crate) use probe::{finding, warn_of};
 
 /// Value of `Idempotency-Outcome` by which a 404 says that the operation did not happen. A 404
@@ -56,7 +56,7 @@ enum ReconcileReply {
     Other(StatusCode),
     /// A response that cannot be kept.
     Unusable(&'static str),
-    Failed(Failure),
+    Failed(UpstreamError),
     Silent,
 }
 
@@ -84,10 +84,12 @@ impl ReconcileReply {
             }
             Self::Other(status) => format!("answered {}", status.as_u16()),
             Self::Unusable(why) => (*why).to_owned(),
-            Self::Failed(Failure::Unreachable(error)) => format!("could not be reached: {error}"),
-            Self::Failed(Failure::Broken(error)) => format!("broke off: {error}"),
-            Self::Failed(Failure::Busy) => "has too many questions under way".to_owned(),
-            Self::Failed(Failure::Timeout | Failure::Upload(_)) | Self::Silent => {
+            Self::Failed(UpstreamError::Unreachable(error)) => {
+                format!("could not be reached: {error}")
+            }
+            Self::Failed(UpstreamError::Broken(error)) => format!("broke off: {error}"),
+            Self::Failed(UpstreamError::Busy) => "has too many questions under way".to_owned(),
+            Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::Silent => {
                 format!("gave no answer within {ANSWER:?}")
             }
         }

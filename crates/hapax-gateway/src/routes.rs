@@ -24,7 +24,7 @@ use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
 use http::{HeaderName, Method, Uri};
 
-use crate::config::{Callers, ConfigError, Handling, PolicyConfig, RouteConfig};
+use crate::config::{ConfigError, PolicyConfig, RouteConfig, RouteMode, ScopeConfig};
 use tree::{PatternError, Tree};
 
 /// The routes of a configuration, by their paths.
@@ -60,7 +60,7 @@ impl Table {
             added.map_err(|reason| route.error(index, ConfigError::RoutePath { reason }))?;
         }
         let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
-        let rest = Grip::of(Handling::Protect, policy);
+        let rest = Grip::of(RouteMode::Protect, policy);
         let last = |route: &RouteConfig| route.path.rsplit('/').next().map(str::to_owned);
         let dotted = routes.iter().map(|route| last(route).is_some_and(|it| it.contains('.')));
         let dotted = dotted.collect();
@@ -151,7 +151,7 @@ struct Grip {
 /// its outcome. Under another caller's scope it would get that caller's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct OfRecord {
-    scope: Option<Callers>,
+    scope: Option<ScopeConfig>,
     missing: MissingScope,
     key_header: HeaderName,
     grammar: Grammar,
@@ -162,8 +162,8 @@ struct OfRecord {
 }
 
 impl Grip {
-    fn of(handling: Handling, policy: &PolicyConfig) -> Self {
-        let methods = if handling == Handling::Protect { &policy.methods[..] } else { &[] };
+    fn of(handling: RouteMode, policy: &PolicyConfig) -> Self {
+        let methods = if handling == RouteMode::Protect { &policy.methods[..] } else { &[] };
         Self {
             methods: methods.to_vec(),
             needs_key: policy.key == KeyRule::Required,
@@ -357,9 +357,9 @@ mod tests {
     #[test]
     fn nor_is_a_stricter_policy_for_all_evaded_by_a_route() {
         let mut open = RouteConfig::new("/health", lax());
-        open.handling = Handling::Pass;
+        open.handling = RouteMode::Pass;
         let mut observed = RouteConfig::new("/observed", needs_key());
-        observed.handling = Handling::Observe;
+        observed.handling = RouteMode::Observe;
         let optional = RouteConfig::new("/optional", lax());
         let table = Table::new(&needs_key(), &[open, observed, optional]).unwrap();
         for (index, name) in ["health", "observed", "optional"].iter().enumerate() {
@@ -391,10 +391,10 @@ mod tests {
     #[test]
     fn none_is_stricter_where_the_caller_is_another() {
         let of = |name: &'static str| PolicyConfig {
-            scope: Some(Callers::Headers(vec![http::HeaderName::from_static(name)])),
+            scope: Some(ScopeConfig::Headers(vec![http::HeaderName::from_static(name)])),
             ..lax()
         };
-        let shared = PolicyConfig { scope: Some(Callers::Everyone), ..lax() };
+        let shared = PolicyConfig { scope: Some(ScopeConfig::Everyone), ..lax() };
         for policy in [of("x-a"), shared] {
             let table = table(&policy, &[("/payments", of("x-merchant"))]);
             for path in ["/payments", "/payments/", "/x/../payments/7"] {
@@ -411,7 +411,7 @@ mod tests {
     fn a_route_with_a_dot_in_its_name_is_what_it_says() {
         let of = PolicyConfig { profile: Profile::StripeV1, ..lax() };
         let mut open = RouteConfig::new("/hooks/bank.json", lax());
-        open.handling = Handling::Pass;
+        open.handling = RouteMode::Pass;
         let calls = RouteConfig::new("/accounts/{sid}/calls.json", of.clone());
         let table = Table::new(&needs_key(), &[open, calls]).unwrap();
         for (path, route) in [
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_stricter() {
         let lax = lax();
-        let grip = |policy: &PolicyConfig| Grip::of(Handling::Protect, policy);
+        let grip = |policy: &PolicyConfig| Grip::of(RouteMode::Protect, policy);
         let closed = PolicyConfig { store_outage: StoreOutage::Open, ..lax.clone() };
         let few =
             PolicyConfig { max_in_flight_per_scope: std::num::NonZeroU32::new(1), ..lax.clone() };

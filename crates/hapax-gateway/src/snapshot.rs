@@ -12,7 +12,7 @@ use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::{
     IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
 };
-use hapax_http::stored::Cookies;
+use hapax_http::stored_response::Cookies;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method};
 use tokio::sync::Semaphore;
@@ -21,8 +21,8 @@ use tower_layer::Layer;
 
 use crate::auth::Auth;
 use crate::config::{
-    Callers, Config, ConfigError, ForwardAuth, Handling, PolicyConfig, ResolvedConfig,
-    ResolvedPolicy,
+    Config, ConfigError, ForwardAuth, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode,
+    ScopeConfig,
 };
 use crate::metrics::{Counts, Metrics, Seen};
 use crate::observe::{self, Observed};
@@ -208,7 +208,7 @@ impl SharedResources {
             upstream: &upstream,
             reconcile_clients: Vec::new(),
         };
-        let rest = builder.route("", Handling::Protect, &config.policy, &resolved.policy)?;
+        let rest = builder.route("", RouteMode::Protect, &config.policy, &resolved.policy)?;
         let mut callers = vec![resolved.policy.callers.headers().to_vec()];
         let mut routes = Vec::with_capacity(config.routes.len());
         for (index, (config, resolved)) in config.routes.iter().zip(&resolved.routes).enumerate() {
@@ -244,7 +244,7 @@ impl SnapshotBuilder<'_> {
     fn route(
         &mut self,
         name: &str,
-        handling: Handling,
+        handling: RouteMode,
         config: &PolicyConfig,
         resolved: &ResolvedPolicy,
     ) -> Result<Arc<Route>, ConfigError> {
@@ -256,14 +256,14 @@ impl SnapshotBuilder<'_> {
             counts: Arc::clone(&counts),
         };
         let scope = match &resolved.callers {
-            Callers::Everyone => ScopeSource::shared(),
-            Callers::Headers(names) => {
+            ScopeConfig::Everyone => ScopeSource::shared(),
+            ScopeConfig::Headers(names) => {
                 ScopeSource::headers(names.iter().cloned(), resolved.missing)
             }
         };
         let service = match handling {
-            Handling::Pass => RouteService::Passed(proxy),
-            Handling::Protect => {
+            RouteMode::Pass => RouteService::Passed(proxy),
+            RouteMode::Protect => {
                 let reconciler = resolved
                     .reconcile
                     .clone()
@@ -286,7 +286,7 @@ impl SnapshotBuilder<'_> {
                 let methods = config.methods.clone();
                 RouteService::Protected { layered: layer.layer(proxy), policy, methods }
             }
-            Handling::Observe => {
+            RouteMode::Observe => {
                 let options = observe::options(options(name, config, resolved));
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let waits = config.in_flight != InFlight::Reject;
@@ -302,7 +302,7 @@ impl SnapshotBuilder<'_> {
             }
         };
         // What is observed is the upstream's own answer.
-        let cors = resolved.cors.clone().filter(|_| handling != Handling::Observe);
+        let cors = resolved.cors.clone().filter(|_| handling != RouteMode::Observe);
         let scope = resolved.callers.headers().to_vec();
         let key_header = config.key_header.clone();
         let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);

@@ -2,7 +2,7 @@
 
 mod doctor;
 mod identity;
-mod late;
+mod lazy_cache;
 mod measured;
 mod url;
 mod wait;
@@ -23,17 +23,17 @@ use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
 use crate::budget::StoreMemoryPlan;
 pub use doctor::{Finding, Severity};
-use identity::Remembered;
-use late::LateCache;
+use identity::IdentityFile;
+use lazy_cache::LazyCache;
 pub(crate) use measured::{Calls, Measured};
-pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, Written};
+pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
 
 /// Requests that may wait for a store. Their bytes are the tighter limit where they are large.
 const QUEUED_REQUESTS: usize = 4096;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
-pub struct Opening {
+pub struct StoreOpener {
     /// Where it is.
     pub store: StoreUrl,
     /// What is kept in front of it.
@@ -58,7 +58,7 @@ pub struct Opening {
 
 /// A store that is open.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenStore {
     /// The store.
     pub store: Arc<dyn Inspect>,
     /// The secret that names its records: the engine needs the same.
@@ -66,11 +66,11 @@ pub struct Opened {
     /// Who tells when a record was written elsewhere.
     pub notify: Option<Arc<dyn Notify>>,
     kind: Kind,
-    cache: Option<Tiers>,
+    cache: Option<CacheStats>,
     /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
     replies: Option<usize>,
     /// The line with the identity of the store, if there is one.
-    remembered: Option<Remembered>,
+    remembered: Option<IdentityFile>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,9 +83,9 @@ enum Kind {
 
 /// What a cache did.
 #[derive(Clone)]
-struct Tiers(Arc<dyn Fn() -> TieredStats + Send + Sync>);
+struct CacheStats(Arc<dyn Fn() -> TieredStats + Send + Sync>);
 
-impl fmt::Debug for Tiers {
+impl fmt::Debug for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0().fmt(f)
     }
@@ -153,7 +153,7 @@ impl StoreOpenError {
     }
 }
 
-impl Opening {
+impl StoreOpener {
     /// The store at `store`, with 64 MiB, and servers that may be silent for 2 s.
     #[must_use]
     pub const fn new(store: StoreUrl) -> Self {
@@ -173,9 +173,9 @@ impl Opening {
     ///
     /// # Errors
     /// [`StoreOpenError`].
-    pub async fn open(&self) -> Result<Opened, StoreOpenError> {
+    pub async fn open(&self) -> Result<OpenStore, StoreOpenError> {
         let opened = self.open_store().await?;
-        let opened = Opened { remembered: self.remembered(opened.secret.as_ref()), ..opened };
+        let opened = OpenStore { remembered: self.remembered(opened.secret.as_ref()), ..opened };
         // Before the first claim: a store that is emptied after it is known to be another one. What only
         // looks at a store does not decide which one a gateway used.
         if self.make && !opened.is_replaced() {
@@ -184,8 +184,8 @@ impl Opening {
         Ok(opened)
     }
 
-    fn remembered(&self, secret: Option<&Secret>) -> Option<Remembered> {
-        Remembered::of(&self.store, self.secret_file.as_deref(), secret)
+    fn remembered(&self, secret: Option<&Secret>) -> Option<IdentityFile> {
+        IdentityFile::of(&self.store, self.secret_file.as_deref(), secret)
     }
 
     /// The identity that the store is remembered to have.
@@ -193,7 +193,7 @@ impl Opening {
         self.remembered(ring.map(KeyRing::naming))?.read()
     }
 
-    async fn open_store(&self) -> Result<Opened, StoreOpenError> {
+    async fn open_store(&self) -> Result<OpenStore, StoreOpenError> {
         let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
         let memory = self.memory_plan().store;
         match &self.store {
@@ -332,17 +332,19 @@ impl Opening {
         secret: Option<Secret>,
         ring: Option<KeyRing>,
         kind: Kind,
-    ) -> Result<Opened, StoreOpenError> {
+    ) -> Result<OpenStore, StoreOpenError> {
         let shares = self.memory_plan();
         let replies = (shares.replies > 0).then_some(shares.replies);
         let cache: Arc<dyn Cache> = match &self.cache {
-            None => return Ok(Opened { notify, kind, replies, ..Opened::new(store, secret) }),
+            None => {
+                return Ok(OpenStore { notify, kind, replies, ..OpenStore::new(store, secret) });
+            }
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
                 let options = self.redis(url, shares.cache, None);
                 // One that cannot be read will not be reached later either.
                 options.check().map_err(|error| server(url, error))?;
-                Arc::new(LateCache::new(url, options))
+                Arc::new(LazyCache::new(url, options))
             }
         };
         // Others may have their cache on the same server, and a store at the same URL, or nearly:
@@ -361,12 +363,12 @@ impl Opening {
         }
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
-        let cache = Some(Tiers(Arc::new(move || counts.stats())));
-        Ok(Opened { notify, kind, cache, replies, ..Opened::new(tiered, secret) })
+        let cache = Some(CacheStats(Arc::new(move || counts.stats())));
+        Ok(OpenStore { notify, kind, cache, replies, ..OpenStore::new(tiered, secret) })
     }
 }
 
-impl Opened {
+impl OpenStore {
     /// Any store, such as one that a test made.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
@@ -484,7 +486,7 @@ impl Opened {
                 ]
             }
         };
-        if let Some(Tiers(stats)) = &self.cache {
+        if let Some(CacheStats(stats)) = &self.cache {
             let stats = stats();
             counts.extend([
                 ("cache_hits_total", "Replays answered by the cache.", stats.hits),

@@ -25,9 +25,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
 
 /// A number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Size(pub usize);
+pub struct ByteSize(pub usize);
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = UnitError;
 
     /// Reads a whole number and its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
@@ -45,7 +45,7 @@ impl FromStr for Size {
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {
@@ -88,10 +88,10 @@ mod tests {
     #[test]
     fn sizes_are_written_as_they_are_read() {
         for text in ["0B", "512B", "64KiB", "1MiB", "3GiB"] {
-            assert_eq!(text.parse::<Size>().map(|size| size.to_string()), Ok(text.into()));
+            assert_eq!(text.parse::<ByteSize>().map(|size| size.to_string()), Ok(text.into()));
         }
         for bad in ["", "1", "1MB", "1 MiB", "99999999999999999999B", "99999999999GiB"] {
-            assert_eq!(bad.parse::<Size>(), Err(UnitError::Size), "{bad}");
+            assert_eq!(bad.parse::<ByteSize>(), Err(UnitError::Size), "{bad}");
         }
     }
 }

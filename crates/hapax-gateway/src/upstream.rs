@@ -83,7 +83,7 @@ struct Inner {
 
 /// Why there is no response.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum UpstreamError {
     /// Too many requests are under way already. Nothing was sent.
     Busy,
     /// Nothing was sent.
@@ -96,7 +96,7 @@ pub(crate) enum Failure {
     Upload(Fault),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Busy => "Too many requests to the upstream are under way. Nothing was sent.",
@@ -113,7 +113,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl Error for Failure {
+impl Error for UpstreamError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Unreachable(source) | Self::Broken(source) => Some(&**source),
@@ -181,12 +181,18 @@ impl Upstream {
     /// Where the request asks to switch protocols and the response does, it has
     /// [`Switched`] among its extensions. Dropping the future ends the connection; what was sent stays
     /// sent.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+    pub(crate) async fn send(
+        &self,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, UpstreamError> {
         self.send_for(request, true).await
     }
 
     /// Like [`send`](Self::send), for a response that is only passed on, on any connection.
-    pub(crate) async fn pass(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
+    pub(crate) async fn pass(
+        &self,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, UpstreamError> {
         self.send_for(request, false).await
     }
 
@@ -194,9 +200,9 @@ impl Upstream {
         &self,
         request: Request<Body>,
         counts: bool,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<Body>, UpstreamError> {
         let Ok(place) = Arc::clone(&self.inner.permits).try_acquire_owned() else {
-            return Err(Failure::Busy);
+            return Err(UpstreamError::Busy);
         };
         let switch = request.headers().contains_key(UPGRADE);
         let asked = Asked { switch, head: request.method() == Method::HEAD, counts };
@@ -212,8 +218,8 @@ impl Upstream {
         };
         match (answered, upload.fault()) {
             (Ok((wire, response)), _) => receive(self, wire, response, place, asked).await,
-            (Err(Failure::Broken(_) | Failure::Unreachable(_)), Some(fault)) => {
-                Err(Failure::Upload(fault))
+            (Err(UpstreamError::Broken(_) | UpstreamError::Unreachable(_)), Some(fault)) => {
+                Err(UpstreamError::Upload(fault))
             }
             (Err(failure), _) => Err(failure),
         }
@@ -222,13 +228,13 @@ impl Upstream {
     async fn send_fresh(
         &self,
         request: Request<Body>,
-    ) -> Result<(Wire, Response<Incoming>), Failure> {
+    ) -> Result<(Wire, Response<Incoming>), UpstreamError> {
         let Inner { origin, dialling, cut: ending, .. } = &*self.inner;
         let wire = tokio::select! {
             wire = dialling.dial(origin, self.timeout) => wire,
             () = cut(ending.subscribe()) => Err(ENDING.into()),
         };
-        let wire = wire.map_err(Failure::Unreachable)?;
+        let wire = wire.map_err(UpstreamError::Unreachable)?;
         self.send_on(wire, request).await.map_err(|unanswered| unanswered.failure)
     }
 
@@ -257,7 +263,7 @@ impl Upstream {
                 }
             }
         };
-        let (failure, reason): (fn(BoxError) -> Failure, _) = match sent {
+        let (failure, reason): (fn(BoxError) -> UpstreamError, _) = match sent {
             Sent::Answered(Ok(response)) => return Ok((wire, response)),
             Sent::Answered(Err(mut error)) => {
                 let again = error.take_message();
@@ -267,20 +273,20 @@ impl Upstream {
                 wire.end().await;
                 let unsent = meter.written() == before;
                 return Err(if unsent {
-                    let failure = Failure::Unreachable(error);
+                    let failure = UpstreamError::Unreachable(error);
                     Unanswered { failure, again: again.map(Box::new) }
                 } else if refused {
-                    Unanswered { failure: Failure::Unreachable(error), again: None }
+                    Unanswered { failure: UpstreamError::Unreachable(error), again: None }
                 } else {
-                    Unanswered { failure: Failure::Broken(error), again: None }
+                    Unanswered { failure: UpstreamError::Broken(error), again: None }
                 });
             }
-            Sent::Cut => (Failure::Broken, ENDING),
-            Sent::Silent => (|_| Failure::Timeout, "no answer in time"),
+            Sent::Cut => (UpstreamError::Broken, ENDING),
+            Sent::Silent => (|_| UpstreamError::Timeout, "no answer in time"),
         };
         wire.end().await;
         let failure = if meter.written() == before {
-            Failure::Unreachable(reason.into())
+            UpstreamError::Unreachable(reason.into())
         } else {
             failure(reason.into())
         };
@@ -295,7 +301,7 @@ enum Sent<R> {
 }
 
 struct Unanswered {
-    failure: Failure,
+    failure: UpstreamError,
     /// The request, if it may be tried again.
     again: Option<Box<Request<Body>>>,
 }

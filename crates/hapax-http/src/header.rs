@@ -16,7 +16,7 @@ use http::header::{
 use sfv::BareItemFromInput;
 use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
 
-use crate::stored::hop_by_hop;
+use crate::stored_response::hop_by_hop;
 
 /// Request: the key, unless a route names another header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -54,16 +54,16 @@ pub fn date(moment: Timestamp) -> HeaderValue {
 
 /// Removes every `Idempotency-*` header: those of a handler are for this layer only.
 pub fn strip(headers: &mut HeaderMap) {
-    *headers = retain(headers, |name, _| !is_ours(name));
+    *headers = retain(headers, |name, _| !is_protocol_header(name));
 }
 
 /// Whether a header is an `Idempotency-*` one.
-pub(crate) fn is_ours(name: &HeaderName) -> bool {
+pub(crate) fn is_protocol_header(name: &HeaderName) -> bool {
     name.as_str().starts_with("idempotency-")
 }
 
 /// Whether a header is for whoever executes a request. A client's own would be taken for ours.
-pub(crate) fn is_told(name: &HeaderName) -> bool {
+pub(crate) fn is_sent_upstream(name: &HeaderName) -> bool {
     [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID].contains(name)
 }
 

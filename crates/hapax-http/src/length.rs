@@ -10,28 +10,28 @@ use http_body::SizeHint;
 
 /// The lengths that a message announces: in `Content-Length`, and by its body.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Announced([Option<u64>; 2]);
+pub(crate) struct DeclaredLength([Option<u64>; 2]);
 
 /// A message contradicts itself about its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the body is not as long as its message says")]
-pub(crate) struct Contradicted;
+pub(crate) struct LengthMismatch;
 
-impl Announced {
+impl DeclaredLength {
     /// Of a message with these headers, the hint taken before anything is read.
     ///
     /// # Errors
-    /// [`Contradicted`] if there is a `Content-Length` that is none (RFC 9110, 8.6), or several.
-    pub(crate) fn new(headers: &HeaderMap, hint: &SizeHint) -> Result<Self, Contradicted> {
+    /// [`LengthMismatch`] if there is a `Content-Length` that is none (RFC 9110, 8.6), or several.
+    pub(crate) fn new(headers: &HeaderMap, hint: &SizeHint) -> Result<Self, LengthMismatch> {
         let mut length = None;
         let lines = headers.get_all(CONTENT_LENGTH).iter();
         for text in lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')) {
             let text = text.trim_ascii();
             let digits = text.iter().all(u8::is_ascii_digit);
             let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-            let number = number.filter(|_| digits).ok_or(Contradicted)?;
+            let number = number.filter(|_| digits).ok_or(LengthMismatch)?;
             if length.is_some_and(|length| length != number) {
-                return Err(Contradicted);
+                return Err(LengthMismatch);
             }
             length = Some(number);
         }
@@ -39,17 +39,17 @@ impl Announced {
     }
 
     /// # Errors
-    /// [`Contradicted`] if `read` bytes are more than were announced.
-    pub(crate) fn check_so_far(self, read: usize) -> Result<(), Contradicted> {
+    /// [`LengthMismatch`] if `read` bytes are more than were announced.
+    pub(crate) fn check_so_far(self, read: usize) -> Result<(), LengthMismatch> {
         let more = self.0.iter().flatten().any(|length| read as u64 > *length);
-        if more { Err(Contradicted) } else { Ok(()) }
+        if more { Err(LengthMismatch) } else { Ok(()) }
     }
 
     /// # Errors
-    /// [`Contradicted`] if a body that ended with `read` bytes is not what was announced.
-    pub(crate) fn check_end(self, read: usize) -> Result<(), Contradicted> {
+    /// [`LengthMismatch`] if a body that ended with `read` bytes is not what was announced.
+    pub(crate) fn check_end(self, read: usize) -> Result<(), LengthMismatch> {
         let other = self.0.iter().flatten().any(|length| read as u64 != *length);
-        if other { Err(Contradicted) } else { Ok(()) }
+        if other { Err(LengthMismatch) } else { Ok(()) }
     }
 }
 
@@ -72,13 +72,16 @@ mod tests {
 
     use super::*;
 
-    fn announced(lines: &[&'static str], hint: Option<u64>) -> Result<Announced, Contradicted> {
+    fn announced(
+        lines: &[&'static str],
+        hint: Option<u64>,
+    ) -> Result<DeclaredLength, LengthMismatch> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(CONTENT_LENGTH, HeaderValue::from_static(line));
         }
         let hint = hint.map_or_else(SizeHint::new, SizeHint::with_exact);
-        Announced::new(&headers, &hint)
+        DeclaredLength::new(&headers, &hint)
     }
 
     #[test]
@@ -86,13 +89,13 @@ mod tests {
         for (lines, hint) in [(&["4"][..], None), (&["4", "4"], None), (&["4, 4"], Some(4))] {
             let announced = announced(lines, hint).unwrap();
             assert_eq!(announced.check_so_far(4), Ok(()));
-            assert_eq!(announced.check_so_far(5), Err(Contradicted));
+            assert_eq!(announced.check_so_far(5), Err(LengthMismatch));
             assert_eq!(announced.check_so_far(3), Ok(()));
-            assert_eq!(announced.check_end(3), Err(Contradicted));
+            assert_eq!(announced.check_end(3), Err(LengthMismatch));
             assert_eq!(announced.check_end(4), Ok(()));
         }
         assert_eq!(announced(&[], None).unwrap().check_end(7), Ok(()));
-        assert_eq!(announced(&["4"], Some(5)).unwrap().check_end(4), Err(Contradicted));
+        assert_eq!(announced(&["4"], Some(5)).unwrap().check_end(4), Err(LengthMismatch));
     }
 
     #[test]

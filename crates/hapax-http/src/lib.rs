@@ -7,7 +7,7 @@
 //! - [`fingerprint`]: whether a retry is the same request.
 //! - [`classify`]: what a response means for its key.
 //! - [`statuses`]: what a route says of statuses.
-//! - [`stored`]: responses as outcomes.
+//! - [`stored_response`]: responses as outcomes.
 
 #[cfg(feature = "axum")]
 pub mod axum;
@@ -17,11 +17,11 @@ pub mod error_format;
 pub mod fingerprint;
 pub mod header;
 mod length;
-pub mod problem;
 #[doc(hidden)]
-pub mod seldom;
+pub mod log_throttle;
+pub mod problem;
 pub mod server;
 pub mod statuses;
-pub mod stored;
+pub mod stored_response;
 
 pub use body::{Body, BoxError};

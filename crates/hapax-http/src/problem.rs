@@ -327,6 +327,6 @@ pub struct BadDocsUrl;
 /// When a copy of a request in flight should come again: what remains of the lease, but no later
 /// than the first has been running for. So it doubles while the first runs on, and ends with it.
 #[must_use]
-pub fn come_again(elapsed: Duration, remaining: Duration) -> Duration {
+pub fn retry_after(elapsed: Duration, remaining: Duration) -> Duration {
     elapsed.min(remaining).max(Duration::from_secs(1))
 }

@@ -20,7 +20,7 @@ use hapax::{
     SystemEntropy,
 };
 use hapax_http::classify::is_grpc;
-use hapax_http::stored::{Stored, Whole, bodiless, hop_by_hop};
+use hapax_http::stored_response::{FullResponse, StoredResponse, bodiless, hop_by_hop};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -488,7 +488,7 @@ fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
         return Err(OperatorError::Invalid("a response of status 204, 205 or 304 has no body"));
     }
     let grpc = is_grpc(&map);
-    let whole = Whole { status, headers: map, body, trailers: None };
+    let whole = FullResponse { status, headers: map, body, trailers: None };
     let whole = if grpc { whole.for_grpc() } else { whole };
-    Ok(Resolution::Happened(Stored::Whole(whole).outcome()))
+    Ok(Resolution::Happened(StoredResponse::Whole(whole).outcome()))
 }

@@ -5,8 +5,8 @@
 //! ```
 
 use hapax_postgres_data::{
-    Append, DataError, EventLog, Ids, InsertOrFetch, Inserted, LayoutError, Recorded, Table,
-    Update, VersionedRows,
+    AppendResult, DataError, EventLog, IdScope, InsertOrFetch, Inserted, LayoutError, StoredEvent,
+    TableName, UpdateResult, VersionedRows,
 };
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};
@@ -45,11 +45,11 @@ const PAGE: u32 = 500;
 
 impl Accounts {
     pub(crate) fn new() -> Result<Self, LayoutError> {
-        let balances = Table::new("balances");
+        let balances = TableName::new("balances");
         Ok(Self {
-            events: EventLog::on_table(Table::new("account_events"))
+            events: EventLog::on_table(TableName::new("account_events"))
                 .stream("account")
-                .id("command", Ids::UniqueInStream)
+                .id("command", IdScope::UniqueInStream)
                 .field("cents")
                 .build()?,
             balances: VersionedRows::in_table(balances.clone())
@@ -72,7 +72,7 @@ impl Accounts {
         loop {
             let (mut version, mut cents) = (0, 0);
             while let page @ [_, ..] = &self.page(client, account, version).await?[..] {
-                for Recorded { position, event } in page {
+                for StoredEvent { position, event } in page {
                     if event.command == command.command && event.cents == command.cents {
                         return Ok(format!("done before, as {account}-{position}"));
                     }
@@ -84,11 +84,12 @@ impl Accounts {
             }
             let events = std::slice::from_ref(command);
             match self.events.append(client, account, version, events).await? {
-                Append::Appended { positions } | Append::AlreadyAppended { positions } => {
+                AppendResult::Appended { positions }
+                | AppendResult::AlreadyAppended { positions } => {
                     return Ok(format!("done, as {account}-{}", positions.start));
                 }
                 // Somebody else was quicker: what was decided was about another balance.
-                Append::Conflict { .. } => {}
+                AppendResult::Conflict { .. } => {}
                 other => return Ok(format!("refused: {other:?}")),
             }
         }
@@ -107,12 +108,12 @@ impl Accounts {
             if page.is_empty() {
                 return Ok(balance.cents);
             }
-            for Recorded { event, .. } in page {
+            for StoredEvent { event, .. } in page {
                 balance.cents += event.cents;
                 match self.balances.update::<_, Balance>(client, version, &balance).await? {
-                    Update::Updated { version: next } => version = next,
+                    UpdateResult::Updated { version: next } => version = next,
                     // Another process is at it: on from what it has made.
-                    Update::Conflict { .. } | Update::NotFound => break,
+                    UpdateResult::Conflict { .. } | UpdateResult::NotFound => break,
                 }
             }
         }
@@ -123,7 +124,7 @@ impl Accounts {
         client: &Client,
         account: &str,
         after: u64,
-    ) -> Result<Vec<Recorded<Moved>>, DataError> {
+    ) -> Result<Vec<StoredEvent<Moved>>, DataError> {
         self.events.read(client, account, after, PAGE).await
     }
 }

@@ -4,7 +4,7 @@
 //! cargo run -p hapax-postgres-data --example orders -- postgres://postgres@127.0.0.1/postgres
 //! ```
 
-use hapax_postgres_data::{BoxError, Column, InsertOrFetch, Inserted, LayoutError, Table};
+use hapax_postgres_data::{Column, DriverError, InsertOrFetch, Inserted, LayoutError, TableName};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};
 
@@ -34,7 +34,7 @@ pub(crate) struct Placed {
 
 /// The table, as this service uses it.
 pub(crate) fn orders() -> Result<InsertOrFetch, LayoutError> {
-    InsertOrFetch::into_table(Table::in_schema("public", "orders"))
+    InsertOrFetch::into_table(TableName::in_schema("public", "orders"))
         .key("customer")
         .key("cart")
         .field(Column::new("total").read_as_text())
@@ -48,7 +48,7 @@ pub(crate) async fn place(
     client: &mut Client,
     orders: &InsertOrFetch,
     order: &Order<'_>,
-) -> Result<String, BoxError> {
+) -> Result<String, DriverError> {
     let transaction = client.transaction().await?;
     let placed: Inserted<Placed> = orders.insert(&transaction, order).await?;
     Ok(match placed {
@@ -69,7 +69,7 @@ pub(crate) async fn place(
 }
 
 #[tokio::main]
-async fn main() -> Result<(), BoxError> {
+async fn main() -> Result<(), DriverError> {
     let url = std::env::args().nth(1).ok_or("which database? postgres://…")?;
     let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await?;
     tokio::spawn(connection);

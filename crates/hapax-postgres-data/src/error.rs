@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// A driver's error.
-pub type BoxError = Box<dyn Error + Send + Sync>;
+pub type DriverError = Box<dyn Error + Send + Sync>;
 
 /// What the server said, by its code.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub struct ServerError {
     pub constraint: Option<String>,
     /// The driver's error.
     #[source]
-    pub source: BoxError,
+    pub source: DriverError,
 }
 
 /// Why there is no outcome.
@@ -41,7 +41,7 @@ pub enum DataError {
         #[source]
         problem: ItemError,
     },
-    /// More than [`Limits::items`](crate::Limits::items) items; nothing was sent.
+    /// More than [`BatchLimits::items`](crate::BatchLimits::items) items; nothing was sent.
     #[error("{items} items in a call, and {most} are allowed")]
     TooMany {
         /// How many.
@@ -49,7 +49,7 @@ pub enum DataError {
         /// How many may be.
         most: usize,
     },
-    /// More than [`Limits::bytes`](crate::Limits::bytes); nothing was sent.
+    /// More than [`BatchLimits::bytes`](crate::BatchLimits::bytes); nothing was sent.
     #[error("{bytes} bytes in a call, and {most} are allowed")]
     TooLarge {
         /// How many.
@@ -99,7 +99,7 @@ pub enum DataError {
     /// without being in the way, outcomes tell of the past: see [the crate](crate#isolation).)
     #[error("the transaction has to be run again: {0}")]
     Again(#[source] ServerError),
-    /// Others were in the way in every one of [`Limits::rounds`](crate::Limits::rounds) rounds: rows
+    /// Others were in the way in every one of [`BatchLimits::rounds`](crate::BatchLimits::rounds) rounds: rows
     /// deleted as fast as they were met; or what is in the way cannot be seen here, as by a policy of
     /// row level security or a trigger that drops rows.
     #[error("no outcome in {rounds} rounds")]
@@ -113,7 +113,7 @@ pub enum DataError {
     /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
     /// have happened, or may yet: ask again.
     #[error("the connection to the database is lost")]
-    Lost(#[source] BoxError),
+    Lost(#[source] DriverError),
     /// A row cannot be read as what it is to be read as.
     #[error("a row cannot be read: {0}")]
     Row(#[source] serde_json::Error),
@@ -172,11 +172,11 @@ impl ItemError {
 
 /// Why a statement has no rows to show.
 #[derive(Debug)]
-pub enum Failure {
+pub enum StatementError {
     /// The server said that it did not happen, and the connection is good.
     Refused(ServerError),
     /// Nobody knows.
-    Lost(BoxError),
+    Lost(DriverError),
 }
 
 /// In the transaction an earlier statement failed: nothing can be asked any more.
@@ -184,7 +184,7 @@ const IN_FAILED_TRANSACTION: &str = "25P02";
 const UNIQUE_VIOLATION: &str = "23505";
 const NO_SUCH_CONSTRAINT: &str = "42P10";
 
-impl Failure {
+impl StatementError {
     /// By code and severity alone; texts are translated. A server, or a pooler between, that ends
     /// the connection (FATAL, PANIC; 08, 57P) does not say what became of the statement; 40003 says
     /// that nobody knows.
@@ -237,21 +237,21 @@ impl DataError {
 /// fails (25P02), and the race is what there is to tell: so nobody has to know whether there is a
 /// transaction.
 #[derive(Debug, Default)]
-pub(crate) struct Races(Option<DataError>);
+pub(crate) struct LostRaces(Option<DataError>);
 
-impl Races {
+impl LostRaces {
     /// Remembers a failure that asking again may mend.
     ///
     /// # Errors
     /// With any other.
-    pub(crate) fn lost(&mut self, failure: Failure) -> Result<(), DataError> {
+    pub(crate) fn lost(&mut self, failure: StatementError) -> Result<(), DataError> {
         self.lost_by(failure, None)
     }
 
     /// The same of a statement that was about one item.
     pub(crate) fn lost_by(
         &mut self,
-        failure: Failure,
+        failure: StatementError,
         about: Option<usize>,
     ) -> Result<(), DataError> {
         if failure.is(IN_FAILED_TRANSACTION)
@@ -303,7 +303,7 @@ mod tests {
         let refused = |code: &str, is_error| {
             let (code, message, source) = (code.into(), String::new(), "it".into());
             let server = ServerError { code, message, constraint: None, source };
-            matches!(Failure::of(server, is_error), Failure::Refused(_))
+            matches!(StatementError::of(server, is_error), StatementError::Refused(_))
         };
         for code in ["40001", "57014", "53100"] {
             assert!(refused(code, true) && !refused(code, false), "{code}");

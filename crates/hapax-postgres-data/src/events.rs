@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use self::decide::{Found, decide};
 use self::statements::Statements;
-use crate::error::{DataError, ItemError, Races};
+use crate::error::{DataError, ItemError, LostRaces};
 use crate::executor::{Executor, Rows};
 use crate::items::{Shape, array, number, row, text};
-use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
+use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::verified::Verified;
 
 /// What became of an append. Positions are within the stream, from 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Append {
+pub enum AppendResult {
     /// They were appended, by this call, at these positions.
     Appended {
         /// From the first to before the end.
@@ -60,7 +60,7 @@ pub enum Append {
         field: String,
     },
     /// The id of one is taken in another stream, where ids are [unique in the
-    /// table](Ids::UniqueInTable). Nothing was appended.
+    /// table](IdScope::UniqueInTable). Nothing was appended.
     SameIdInOtherStream {
         /// Which of the call's events, from 0; the first.
         index: usize,
@@ -73,9 +73,9 @@ pub enum Append {
 
 /// Where an event's id is unique.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Ids {
+pub enum IdScope {
     /// In the table: a unique constraint on the id. The same id in another stream is
-    /// [`Append::SameIdInOtherStream`].
+    /// [`AppendResult::SameIdInOtherStream`].
     #[default]
     UniqueInTable,
     /// In its stream: a unique constraint on stream and id. The same id in another stream is
@@ -85,7 +85,7 @@ pub enum Ids {
 
 /// An event that is there.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Recorded<E> {
+pub struct StoredEvent<E> {
     /// Its position in the stream.
     pub position: u64,
     /// Its id and fields.
@@ -96,7 +96,7 @@ pub struct Recorded<E> {
 /// writers say which version they have seen.
 ///
 /// The table needs a unique constraint on stream and sequence, in this order for the index to be of
-/// use, and one for [`Ids`]. An event is any
+/// use, and one for [`IdScope`]. An event is any
 /// serde value with a field for the id and each field of the layout; stream and sequence are
 /// given by the call. The id is the writer's: made once, and sent again with every retry. Stream
 /// and sequence together, `{stream}-{sequence}`, name an event as well.
@@ -108,12 +108,12 @@ pub struct Recorded<E> {
 ///    rest follows only if the first was inserted.
 /// 2. If nothing was inserted, a second statement looks why, in one view of the table.
 /// 3. If it finds no reason any more, as when the version that was missing was committed in
-///    between: again from 1, in at most [`Limits::rounds`] rounds.
+///    between: again from 1, in at most [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
-/// - Of any number of writers that expect one version, exactly one is told [`Append::Appended`], and
+/// - Of any number of writers that expect one version, exactly one is told [`AppendResult::Appended`], and
 ///   all of its events are there or none.
-/// - The same append again, as after a lost reply, is [`Append::AlreadyAppended`] at the same
+/// - The same append again, as after a lost reply, is [`AppendResult::AlreadyAppended`] at the same
 ///   positions, also when it expects the version that it has made, and also when others came after.
 /// - Fields are compared by the server, by what their types hold equal (see [`Column`]): a body in
 ///   `jsonb` as JSON, one in `bytea` or `text` byte by byte. Nothing is hashed.
@@ -130,7 +130,7 @@ pub struct Recorded<E> {
 ///   Nothing was appended; in a transaction, that goes on.
 /// - No unique constraint of the table is deferrable. `BEFORE INSERT` triggers change no column of
 ///   the layout: with another field, the same append again would be
-///   [`SameIdDifferentBody`](Append::SameIdDifferentBody).
+///   [`SameIdDifferentBody`](AppendResult::SameIdDifferentBody).
 /// - Streams only grow. Who removes events keeps the last one of each stream, or its versions begin
 ///   anew.
 #[derive(Debug)]
@@ -144,27 +144,27 @@ pub struct EventLog {
 /// Collects the columns of an [`EventLog`].
 #[derive(Clone, Debug)]
 pub struct EventLogBuilder {
-    table: Table,
+    table: TableName,
     stream: Column,
     sequence: Column,
     id: Column,
-    ids: Ids,
+    ids: IdScope,
     fields: Vec<Column>,
-    limits: Limits,
+    limits: BatchLimits,
 }
 
 impl EventLog {
     /// Begins with the table; its columns are `stream`, `sequence` and `id` unless others are named.
     #[must_use]
-    pub fn on_table(table: Table) -> EventLogBuilder {
+    pub fn on_table(table: TableName) -> EventLogBuilder {
         EventLogBuilder {
             table,
             stream: "stream".into(),
             sequence: "sequence".into(),
             id: "id".into(),
-            ids: Ids::default(),
+            ids: IdScope::default(),
             fields: Vec::new(),
-            limits: Limits::default(),
+            limits: BatchLimits::default(),
         }
     }
 
@@ -206,7 +206,7 @@ impl EventLog {
         stream: &str,
         expected: u64,
         events: &[T],
-    ) -> Result<Append, DataError> {
+    ) -> Result<AppendResult, DataError> {
         let texts = self.shape.items(events)?;
         if i64::try_from(expected.saturating_add(events.len() as u64)).is_err() {
             return Err(ItemError::Position.at(0));
@@ -215,17 +215,17 @@ impl EventLog {
         if events.is_empty() {
             let current = self.version(executor, stream).await?;
             return Ok(decide(expected, current, &[])
-                .unwrap_or(Append::Appended { positions: expected + 1..expected + 1 }));
+                .unwrap_or(AppendResult::Appended { positions: expected + 1..expected + 1 }));
         }
         let (given, head) = (array(texts.iter().map(String::as_str)), self.head(stream));
         let version = expected.to_string();
         let end = expected + events.len() as u64;
-        let mut races = Races::default();
+        let mut races = LostRaces::default();
         let mut append = &self.statements.append;
         for _ in 0..self.shape.limits.rounds {
             match executor.query(append, &[&given, &head, &version]).await {
                 Ok(rows) if rows.is_empty() => {}
-                Ok(_) => return Ok(Append::Appended { positions: expected + 1..end + 1 }),
+                Ok(_) => return Ok(AppendResult::Appended { positions: expected + 1..end + 1 }),
                 Err(failure) => races.lost(failure)?,
             }
             match executor.query(&self.statements.look, &[&given, &head]).await {
@@ -254,7 +254,7 @@ impl EventLog {
     ) -> Result<u64, DataError> {
         let head = self.head(stream);
         let rows = executor.query(&self.statements.version, &[&head]).await;
-        let rows = rows.map_err(crate::error::Failure::into_error)?;
+        let rows = rows.map_err(crate::error::StatementError::into_error)?;
         rows.first().and_then(|row| number(row, 0)).ok_or(DataError::OtherRows)
     }
 
@@ -268,16 +268,16 @@ impl EventLog {
         stream: &str,
         after: u64,
         most: u32,
-    ) -> Result<Vec<Recorded<E>>, DataError> {
+    ) -> Result<Vec<StoredEvent<E>>, DataError> {
         // Past the end is past the end.
         let after = after.min(i64::MAX.unsigned_abs()).to_string();
         let page = [&self.head(stream)[..], &after, &most.to_string()];
         let rows = executor.query(&self.statements.read, &page).await;
         let recorded = |there: &Vec<Option<String>>| {
             let position = number(there, 0).ok_or(DataError::OtherRows)?;
-            Ok(Recorded { position, event: row(text(there, 1))? })
+            Ok(StoredEvent { position, event: row(text(there, 1))? })
         };
-        rows.map_err(crate::error::Failure::into_error)?.iter().map(recorded).collect()
+        rows.map_err(crate::error::StatementError::into_error)?.iter().map(recorded).collect()
     }
 
     fn head(&self, stream: &str) -> String {
@@ -324,7 +324,7 @@ impl EventLogBuilder {
 
     /// The column of the event's id, and where it is unique.
     #[must_use]
-    pub fn id(mut self, column: impl Into<Column>, ids: Ids) -> Self {
+    pub fn id(mut self, column: impl Into<Column>, ids: IdScope) -> Self {
         (self.id, self.ids) = (column.into(), ids);
         self
     }
@@ -340,7 +340,7 @@ impl EventLogBuilder {
 
     /// How much a call may ask for.
     #[must_use]
-    pub const fn limits(mut self, limits: Limits) -> Self {
+    pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }

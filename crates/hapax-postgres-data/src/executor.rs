@@ -14,7 +14,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Transaction};
 
 use self::private::Query;
-use crate::error::{Failure, ServerError};
+use crate::error::{ServerError, StatementError};
 
 /// A connection or a transaction.
 ///
@@ -53,7 +53,8 @@ impl<P> Pooled<P> {
 }
 
 pub(crate) type Rows = Vec<Vec<Option<String>>>;
-pub(crate) type Answering<'a> = Pin<Box<dyn Future<Output = Result<Rows, Failure>> + Send + 'a>>;
+pub(crate) type Answering<'a> =
+    Pin<Box<dyn Future<Output = Result<Rows, StatementError>> + Send + 'a>>;
 
 pub(crate) mod private {
     use super::Answering;
@@ -105,8 +106,8 @@ impl<P> Deref for Pooled<P> {
     }
 }
 
-fn failure(error: Error) -> Failure {
-    let Some(db) = error.as_db_error() else { return Failure::Lost(error.into()) };
+fn failure(error: Error) -> StatementError {
+    let Some(db) = error.as_db_error() else { return StatementError::Lost(error.into()) };
     let is_error = matches!(db.parsed_severity(), Some(Severity::Error));
     let server = ServerError {
         code: db.code().code().to_owned(),
@@ -114,5 +115,5 @@ fn failure(error: Error) -> Failure {
         constraint: db.constraint().map(str::to_owned),
         source: error.into(),
     };
-    Failure::of(server, is_error)
+    StatementError::of(server, is_error)
 }

@@ -3,10 +3,10 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{DataError, Races};
+use crate::error::{DataError, LostRaces};
 use crate::executor::{Executor, Rows};
 use crate::items::{Shape, array, number, row, text};
-use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
+use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;
 use crate::verified::{Check, Verified};
 
@@ -51,7 +51,7 @@ impl<R> Inserted<R> {
 /// 3. Where nothing is there either: 1 and 2 for the first of these alone, so that another
 ///    unique constraint that is in the way is named, with its item.
 /// 4. For the others, whose rows were deleted in between: again from 1, in at most
-///    [`Limits::rounds`] rounds.
+///    [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
 /// - Of any number of calls with one key, exactly one is told [`Inserted::Created`], as long as its
@@ -99,19 +99,19 @@ pub struct InsertOrFetch {
 /// Collects the columns of an [`InsertOrFetch`].
 #[derive(Clone, Debug)]
 pub struct InsertOrFetchBuilder {
-    table: Table,
+    table: TableName,
     key: Vec<Column>,
     fields: Vec<Column>,
     read: Vec<Column>,
-    limits: Limits,
+    limits: BatchLimits,
 }
 
 impl InsertOrFetch {
     /// Begins with the table.
     #[must_use]
-    pub fn into_table(table: Table) -> InsertOrFetchBuilder {
+    pub fn into_table(table: TableName) -> InsertOrFetchBuilder {
         let (key, fields, read) = Default::default();
-        InsertOrFetchBuilder { table, key, fields, read, limits: Limits::default() }
+        InsertOrFetchBuilder { table, key, fields, read, limits: BatchLimits::default() }
     }
 
     /// The statements, each under a name: `insert`, for the items that are in question; `fetch`, for
@@ -167,7 +167,7 @@ impl InsertOrFetch {
     {
         let mut pending = Pending::new(self.shape.items(items)?);
         self.verified.once(&mut executor).await?;
-        let mut races = Races::default();
+        let mut races = LostRaces::default();
         for _ in 0..self.shape.limits.rounds {
             // All of them; then the first that is left, alone, since an error names no item.
             for (insert, most) in [(&self.insert, usize::MAX), (&self.insist, 1)] {
@@ -316,7 +316,7 @@ impl InsertOrFetchBuilder {
 
     /// How much a call may ask for.
     #[must_use]
-    pub const fn limits(mut self, limits: Limits) -> Self {
+    pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }
@@ -356,7 +356,13 @@ impl InsertOrFetchBuilder {
 /// Answers with the number and the row of each item that was inserted.
 ///
 /// What can be seen is not tried, so that copies wake no trigger and take no number of a sequence.
-fn insert(table: &Table, key: &[Column], all: &[Column], read: &[Column], target: &str) -> String {
+fn insert(
+    table: &TableName,
+    key: &[Column],
+    all: &[Column],
+    read: &[Column],
+    target: &str,
+) -> String {
     // One order for all layouts of a table, however they list its key.
     let mut key = key.to_vec();
     key.sort_by(|one, other| one.name.cmp(&other.name));
@@ -386,7 +392,7 @@ FROM created AS t LEFT JOIN firsts AS f ON {same}"
 
 /// Answers with the number of each item whose key is there, in which field it differs first, and
 /// the row.
-fn fetch(table: &Table, key: &[Column], fields: &[Column], read: &[Column]) -> String {
+fn fetch(table: &TableName, key: &[Column], fields: &[Column], read: &[Column]) -> String {
     let given = sql::given(table);
     let differs = sql::first_difference("t", "(g.item)", fields);
     let row = sql::json("t", read);

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::error::{DataError, ItemError};
-use crate::layout::{Column, Limits};
+use crate::layout::{BatchLimits, Column};
 
 /// Fields as serde wrote them: no number goes through an `f64`.
 pub(crate) type Fields = BTreeMap<String, Box<RawValue>>;
@@ -19,7 +19,7 @@ pub(crate) struct Shape {
     pub(crate) columns: Vec<Column>,
     /// How many of them are the key.
     pub(crate) key: usize,
-    pub(crate) limits: Limits,
+    pub(crate) limits: BatchLimits,
 }
 
 impl Shape {
@@ -116,7 +116,7 @@ mod tests {
 
     fn problem(item: &Value) -> String {
         let columns = vec!["k".into(), "a".into()];
-        let shape = Shape { columns, key: 1, limits: Limits::default() };
+        let shape = Shape { columns, key: 1, limits: BatchLimits::default() };
         shape.item(item).unwrap_or_else(|problem| problem.to_string())
     }
 
@@ -138,7 +138,7 @@ mod tests {
             a: &'a RawValue,
         }
         let columns = vec!["k".into(), "a".into()];
-        let shape = Shape { columns, key: 1, limits: Limits::default() };
+        let shape = Shape { columns, key: 1, limits: BatchLimits::default() };
         let a: &RawValue = serde_json::from_str("{\"b\":1.00000000000000000001}").unwrap();
         let item = shape.item(&Item { k: u128::MAX, a }).unwrap();
         assert_eq!(item, format!("{{\"a\":{a},\"k\":{}}}", u128::MAX));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_call_has_limits() {
-        let limits = Limits { items: 2, bytes: 20, ..Limits::default() };
+        let limits = BatchLimits { items: 2, bytes: 20, ..BatchLimits::default() };
         let shape = Shape { columns: vec!["k".into()], key: 1, limits };
         let item = json!({"k": "abc"});
         assert!(shape.items(&[&item]).is_ok());

@@ -8,12 +8,12 @@ use std::fmt;
 /// Names are taken as they are, with case and every character, and quoted: `Orders` is not
 /// `orders`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Table {
+pub struct TableName {
     schema: Option<String>,
     name: String,
 }
 
-impl Table {
+impl TableName {
     /// A table that is found along the connection's `search_path`.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
@@ -32,7 +32,7 @@ impl Table {
 }
 
 /// As SQL writes it, quoted.
-impl fmt::Display for Table {
+impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(schema) = &self.schema {
             write!(f, "{}.", quoted(schema))?;
@@ -127,7 +127,7 @@ pub enum LayoutError {
 
 /// How much is asked of the server at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct BatchLimits {
     /// Items of a call; 1,000 by default.
     pub items: usize,
     /// Bytes of a call's items as JSON; 8 MiB by default.
@@ -137,13 +137,13 @@ pub struct Limits {
     pub rounds: u32,
 }
 
-impl Default for Limits {
+impl Default for BatchLimits {
     fn default() -> Self {
         Self { items: 1_000, bytes: 8 << 20, rounds: 8 }
     }
 }
 
-impl Limits {
+impl BatchLimits {
     pub(crate) const fn check(&self) -> Result<(), LayoutError> {
         match self {
             Self { items: 0, .. } => Err(LayoutError::Zero("items")),
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_end_its_quotes() {
-        let table = Table::in_schema("a\".\"b", "c\"; DROP TABLE d; --");
+        let table = TableName::in_schema("a\".\"b", "c\"; DROP TABLE d; --");
         assert_eq!(table.to_string(), "\"a\"\".\"\"b\".\"c\"\"; DROP TABLE d; --\"");
         assert_eq!(Column::new("x\"y").of("t"), "t.\"x\"\"y\"");
     }
@@ -192,11 +192,14 @@ mod tests {
     #[test]
     fn names_that_the_server_would_cut_or_refuse_are_refused() {
         for name in ["", "a\0b", &"é".repeat(32)] {
-            assert_eq!(Table::new(name).check(), Err(LayoutError::Name(name.into())));
-            assert_eq!(Table::in_schema(name, "a").check(), Err(LayoutError::Name(name.into())));
+            assert_eq!(TableName::new(name).check(), Err(LayoutError::Name(name.into())));
+            assert_eq!(
+                TableName::in_schema(name, "a").check(),
+                Err(LayoutError::Name(name.into()))
+            );
             assert!(check_columns(&[Column::new(name)]).is_err());
         }
-        assert_eq!(Table::in_schema(" ", "\\").check(), Ok(()));
+        assert_eq!(TableName::in_schema(" ", "\\").check(), Ok(()));
         assert_eq!(check_columns(&["a".into(), "A".into()]), Ok(()));
         let twice = check_columns(&["a".into(), "b".into(), "a".into()]);
         assert_eq!(twice, Err(LayoutError::Twice("a".into())));
@@ -204,11 +207,11 @@ mod tests {
 
     #[test]
     fn limits_that_let_nothing_through_are_refused() {
-        let limits = Limits::default();
+        let limits = BatchLimits::default();
         assert_eq!(limits.check(), Ok(()));
-        assert!(Limits { items: 0, ..limits }.check().is_err());
-        assert!(Limits { bytes: 0, ..limits }.check().is_err());
-        assert_eq!(Limits { rounds: 1, ..limits }.check(), Err(LayoutError::OneRound));
-        assert_eq!(Limits { rounds: 2, ..limits }.check(), Ok(()));
+        assert!(BatchLimits { items: 0, ..limits }.check().is_err());
+        assert!(BatchLimits { bytes: 0, ..limits }.check().is_err());
+        assert_eq!(BatchLimits { rounds: 1, ..limits }.check(), Err(LayoutError::OneRound));
+        assert_eq!(BatchLimits { rounds: 2, ..limits }.check(), Ok(()));
     }
 }

@@ -9,8 +9,8 @@
 //! 2. [`EventLog`]: events in streams, appended at the version that their writer expects. Appended, or
 //!    appended before at the same positions, or a conflict.
 //! 3. [`VersionedRows`]: optimistic locking. Updated, not found, or a conflict with what is there.
-//!    [`Operations`]: the same under the id of an operation, which decides what became of a COMMIT
-//!    whose reply was lost, and [retries](Operations::retrying).
+//!    [`UpdateLog`]: the same under the id of an operation, which decides what became of a COMMIT
+//!    whose reply was lost, and [retries](UpdateLog::retrying).
 //!
 //! It is no object mapper and makes no tables. Of Hapax it needs no record and no store: it is for
 //! what is inside of a handler, or for services that have such keys anyway.
@@ -18,12 +18,12 @@
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! # let (mut client, _) = tokio_postgres::connect("", tokio_postgres::NoTls).await?;
-//! use hapax_postgres_data::{InsertOrFetch, Inserted, Table};
+//! use hapax_postgres_data::{InsertOrFetch, Inserted, TableName};
 //! use serde_json::{Value, json};
 //!
 //! // CREATE TABLE shop.orders (id bigserial PRIMARY KEY, customer text, cart bigint,
 //! //     amount numeric(12, 2), UNIQUE (customer, cart))
-//! let orders = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+//! let orders = InsertOrFetch::into_table(TableName::in_schema("shop", "orders"))
 //!     .key("customer")
 //!     .key("cart")
 //!     .field("amount")
@@ -80,8 +80,8 @@
 //! - Where that is in its way, it is told [`DataError::Again`]: begin a new one. A plain connection does
 //!   so by itself.
 //! - Where it is not, outcomes tell of that moment. An append or an update at the true version is a
-//!   [`Gap`](Append::Gap) or a [`Conflict`](Update::Conflict) with an earlier `current`, a row that was
-//!   inserted since is [`NotFound`](Update::NotFound), one that was deleted since
+//!   [`Gap`](AppendResult::Gap) or a [`Conflict`](UpdateResult::Conflict) with an earlier `current`, a row that was
+//!   inserted since is [`NotFound`](UpdateResult::NotFound), one that was deleted since
 //!   [exists](Inserted::Exists), and an operation that was applied since is a `Conflict`. So who gives up
 //!   at one of these does it in a new transaction.
 //! - What is told as created, appended, updated or applied is so, once the transaction commits.
@@ -95,7 +95,7 @@
 //! Nothing here sends a cancel request. A call that is dropped half-way leaves one statement
 //! that the server carries out, whole or not at all; the same call again finds it. It waits for locks as
 //! long as the connection's `lock_timeout` lets it. Where this crate
-//! takes connections itself, in [`Operations::retrying`], what commits runs on a task of its own. To
+//! takes connections itself, in [`UpdateLog::retrying`], what commits runs on a task of its own. To
 //! COMMIT their own transactions in a place that nobody drops is up to callers; the reply may be lost
 //! nonetheless, and then the same call in a new transaction tells what became of it.
 
@@ -111,11 +111,13 @@ mod sql;
 mod verified;
 mod versioned;
 
-pub use error::{BoxError, DataError, ItemError, ServerError};
-pub use events::{Append, EventLog, EventLogBuilder, Ids, Recorded};
+pub use error::{DataError, DriverError, ItemError, ServerError};
+pub use events::{AppendResult, EventLog, EventLogBuilder, IdScope, StoredEvent};
 pub use executor::{Executor, Pooled};
 pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
-pub use layout::{Column, LayoutError, Limits, Table};
-pub use operations::{Operation, Operations, OperationsBuilder, Retried, RetryError, UpdateId};
+pub use layout::{BatchLimits, Column, LayoutError, TableName};
+pub use operations::{
+    IdentifiedUpdate, Retried, RetryError, UpdateId, UpdateLog, UpdateLogBuilder,
+};
 pub use retry::Retry;
-pub use versioned::{Loaded, Update, VersionedRows, VersionedRowsBuilder};
+pub use versioned::{UpdateResult, VersionedRow, VersionedRows, VersionedRowsBuilder};

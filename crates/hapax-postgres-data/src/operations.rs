@@ -11,16 +11,16 @@ use serde_json::Value;
 pub use self::id::UpdateId;
 pub use self::retrying::{Retried, RetryError};
 use self::statements::Statements;
-use crate::error::{DataError, Races};
+use crate::error::{DataError, LostRaces};
 use crate::executor::{Executor, Rows};
 use crate::items::{number, row, text};
-use crate::layout::{Column, LayoutError, Table, check_columns};
+use crate::layout::{Column, LayoutError, TableName, check_columns};
 use crate::verified::{Check, Verified};
-use crate::versioned::{Loaded, VersionedRows, made, sent, version};
+use crate::versioned::{VersionedRow, VersionedRows, made, sent, version};
 
 /// What became of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Operation<R> {
+pub enum IdentifiedUpdate<R> {
     /// The row was updated, by this call.
     Applied {
         /// The version that it has now.
@@ -38,7 +38,7 @@ pub enum Operation<R> {
     /// written.
     Conflict {
         /// What is there.
-        current: Loaded<R>,
+        current: VersionedRow<R>,
     },
 }
 
@@ -68,17 +68,17 @@ pub enum Operation<R> {
 /// - The same id for another row, of this table or another, or for another
 ///   [request](UpdateId::for_request), is [`DataError::OperationReused`], and changes nothing.
 #[derive(Debug)]
-pub struct Operations {
+pub struct UpdateLog {
     rows: VersionedRows,
-    layout: OperationsBuilder,
+    layout: UpdateLogBuilder,
     statements: Statements,
     verified: Verified,
 }
 
-/// Collects the columns of [`Operations`].
+/// Collects the columns of [`UpdateLog`].
 #[derive(Clone, Debug)]
-pub struct OperationsBuilder {
-    table: Table,
+pub struct UpdateLogBuilder {
+    table: TableName,
     operation: Column,
     target: Column,
     version: Column,
@@ -89,16 +89,16 @@ pub struct OperationsBuilder {
 enum Seen<R> {
     Noted(u64),
     Nothing,
-    There(Loaded<R>),
+    There(VersionedRow<R>),
 }
 
-impl Operations {
+impl UpdateLog {
     /// Begins with the table of ids; its columns are `operation`, `target` and `version` unless
     /// others are named.
     #[must_use]
-    pub fn in_table(table: Table) -> OperationsBuilder {
+    pub fn in_table(table: TableName) -> UpdateLogBuilder {
         let [operation, target, version] = ["operation", "target", "version"].map(Column::from);
-        OperationsBuilder { table, operation, target, version }
+        UpdateLogBuilder { table, operation, target, version }
     }
 
     /// The rows, to load them or to update them without an id.
@@ -137,7 +137,7 @@ impl Operations {
         operation: impl Into<UpdateId>,
         expected: u64,
         item: &T,
-    ) -> Result<Operation<R>, DataError>
+    ) -> Result<IdentifiedUpdate<R>, DataError>
     where
         T: Serialize + Sync,
         R: DeserializeOwned + Send,
@@ -147,23 +147,25 @@ impl Operations {
             (self.rows.item(&fields)?, sent(expected)?, operation.into());
         let (id, asked) = (self.id(&operation), operation.request_fingerprint());
         self.verified.once(&mut executor).await?;
-        let mut races = Races::default();
+        let mut races = LostRaces::default();
         let rounds = self.rows.shape.limits.rounds;
         for _ in 0..rounds {
             match executor.query(&self.statements.update, &[&item, &version, &id, &asked]).await {
                 Ok(rows) => {
                     if let Some(version) = made(&rows)? {
-                        return Ok(Operation::Applied { version });
+                        return Ok(IdentifiedUpdate::Applied { version });
                     }
                 }
                 Err(failure) => races.lost(failure)?,
             }
             match executor.query(&self.statements.look, &[&item, &id, &asked]).await {
                 Ok(rows) => match seen(&rows, &operation)? {
-                    Seen::Noted(version) => return Ok(Operation::AlreadyApplied { version }),
-                    Seen::Nothing => return Ok(Operation::NotFound),
+                    Seen::Noted(version) => {
+                        return Ok(IdentifiedUpdate::AlreadyApplied { version });
+                    }
+                    Seen::Nothing => return Ok(IdentifiedUpdate::NotFound),
                     Seen::There(current) if current.version != expected => {
-                        return Ok(Operation::Conflict { current });
+                        return Ok(IdentifiedUpdate::Conflict { current });
                     }
                     Seen::There(_) => races.violation()?,
                 },
@@ -191,10 +193,10 @@ fn seen<R: DeserializeOwned>(rows: &Rows, operation: &UpdateId) -> Result<Seen<R
     if text(there, 3).is_none() {
         return Ok(Seen::Nothing);
     }
-    Ok(Seen::There(Loaded { version: version(there, 2)?, row: row(text(there, 3))? }))
+    Ok(Seen::There(VersionedRow { version: version(there, 2)?, row: row(text(there, 3))? }))
 }
 
-impl OperationsBuilder {
+impl UpdateLogBuilder {
     /// The column of the id.
     #[must_use]
     pub fn operation(mut self, column: impl Into<Column>) -> Self {
@@ -220,7 +222,7 @@ impl OperationsBuilder {
     ///
     /// # Errors
     /// [`LayoutError`], if names cannot be names, or one is there twice.
-    pub fn of(self, rows: VersionedRows) -> Result<Operations, LayoutError> {
+    pub fn of(self, rows: VersionedRows) -> Result<UpdateLog, LayoutError> {
         let Self { table, operation, target, version } = &self;
         table.check()?;
         check_columns([operation, target, version])?;
@@ -233,6 +235,6 @@ impl OperationsBuilder {
             Check::unique(table, [operation]),
         ];
         checks.extend(Check::no_json_as_text(of, rows.layout.columns()));
-        Ok(Operations { verified: Verified::new(checks), rows, statements, layout: self })
+        Ok(UpdateLog { verified: Verified::new(checks), rows, statements, layout: self })
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::{Entropy, SystemEntropy};
 
-/// Limits of [`Operations::retrying`](crate::Operations::retrying).
+/// Limits of [`UpdateLog::retrying`](crate::UpdateLog::retrying).
 ///
 /// Pauses have full jitter: before attempt n + 1 anything between nothing and `base` · 2ⁿ⁻¹, but no
 /// more than `longest`. So those who collided once spread, and the more the longer they collide.

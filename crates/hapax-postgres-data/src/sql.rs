@@ -3,10 +3,10 @@
 //! No value is ever part of a text, and every name in it is quoted. Callers' columns are only named
 //! with what they belong to in front of it, so that none of them can be taken for one of ours.
 
-use crate::layout::{Column, Table, quoted};
+use crate::layout::{Column, TableName, quoted};
 
 /// The items of parameter `$1`, each with its number from 1, as rows of the table's type.
-pub(crate) fn given(table: &Table) -> String {
+pub(crate) fn given(table: &TableName) -> String {
     format!(
         "given AS MATERIALIZED (
     SELECT e.n, json_populate_record(NULL::{table}, e.item) AS item
@@ -16,7 +16,7 @@ pub(crate) fn given(table: &Table) -> String {
 }
 
 /// A parameter that is one JSON object, as a row of the table's type.
-pub(crate) fn record(name: &str, table: &Table, parameter: u8) -> String {
+pub(crate) fn record(name: &str, table: &TableName, parameter: u8) -> String {
     format!(
         "{name} AS MATERIALIZED (
     SELECT json_populate_record(NULL::{table}, ${parameter}::json) AS item

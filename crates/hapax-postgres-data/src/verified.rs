@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::error::DataError;
 use crate::executor::Executor;
-use crate::layout::{Column, Table};
+use crate::layout::{Column, TableName};
 use crate::sql;
 
 /// What the server is asked once, before the first call.
@@ -42,7 +42,7 @@ impl Check {
     pub(crate) fn plan<'a>(
         statement: &str,
         parameters: impl IntoIterator<Item = &'a str>,
-        table: &Table,
+        table: &TableName,
         key: impl IntoIterator<Item = &'a Column>,
     ) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Check {
 
     /// That no two rows have the same `key`. Who may only update cannot plan an insert.
     pub(crate) fn unique<'a>(
-        table: &Table,
+        table: &TableName,
         key: impl IntoIterator<Item = &'a Column> + Clone,
     ) -> Self {
         let having = "bool_or(k.equal)";
@@ -65,7 +65,7 @@ impl Check {
     /// That what is unique by an index on exactly `key` is so by the columns as well. To plan an insert
     /// finds the index, whatever its collation.
     pub(crate) fn as_columns_do<'a>(
-        table: &Table,
+        table: &TableName,
         key: impl IntoIterator<Item = &'a Column> + Clone,
     ) -> Self {
         let exactly = "i.indnkeyatts = json_array_length($2::json)";
@@ -78,7 +78,7 @@ impl Check {
     }
 
     fn by_indexes<'a>(
-        table: &Table,
+        table: &TableName,
         key: impl IntoIterator<Item = &'a Column> + Clone,
         text: &str,
     ) -> Self {
@@ -92,7 +92,7 @@ impl Check {
 
     /// That none of the `written` columns that are read as text is JSON; nothing if there are none.
     pub(crate) fn no_json_as_text<'a>(
-        table: &Table,
+        table: &TableName,
         written: impl IntoIterator<Item = &'a Column>,
     ) -> Option<Self> {
         let mut texts = written.into_iter().filter(|column| column.read).peekable();

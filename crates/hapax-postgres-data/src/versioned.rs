@@ -3,16 +3,16 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{DataError, ItemError, Races};
+use crate::error::{DataError, ItemError, LostRaces};
 use crate::executor::{Executor, Rows};
 use crate::items::{Fields, Shape, number, row, text, written};
-use crate::layout::{Column, LayoutError, Limits, Table, check_columns};
+use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;
 use crate::verified::{Check, Verified};
 
 /// A row, and which version of it that is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Loaded<R> {
+pub struct VersionedRow<R> {
     /// Grows by one with every update.
     pub version: u64,
     /// Its key and fields.
@@ -21,7 +21,7 @@ pub struct Loaded<R> {
 
 /// What became of an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Update<R> {
+pub enum UpdateResult<R> {
     /// It was updated, by this call.
     Updated {
         /// The version that it has now.
@@ -32,7 +32,7 @@ pub enum Update<R> {
     /// It has another version than the expected one. Nothing was written.
     Conflict {
         /// What is there.
-        current: Loaded<R>,
+        current: VersionedRow<R>,
     },
 }
 
@@ -49,18 +49,18 @@ pub enum Update<R> {
 ///    holds the row, and then compares with what that has made of it.
 /// 2. Where nothing was updated, a second statement reads what is there. (The first one would see what
 ///    was there when it began.)
-/// 3. Where that is the expected version after all: again, in at most [`Limits::rounds`] rounds.
+/// 3. Where that is the expected version after all: again, in at most [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
-/// - Of any number of updates that expect one version, exactly one is told [`Update::Updated`].
+/// - Of any number of updates that expect one version, exactly one is told [`UpdateResult::Updated`].
 /// - The lost reply to an update, or to the COMMIT after it, leaves open whether it was this one
-///   that made the next version: [`Operations`](crate::Operations) can tell.
+///   that made the next version: [`UpdateLog`](crate::UpdateLog) can tell.
 ///
 /// # Isolation
 /// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
 /// that began before the row's last update was committed is told [`DataError::Again`] where it
 /// expects the version from before; where it expects what it cannot see, the
-/// [`Update::Conflict`] or [`Update::NotFound`] is about what it sees. Two transactions that update two rows in opposite order deadlock: update in the order of keys, or
+/// [`UpdateResult::Conflict`] or [`UpdateResult::NotFound`] is about what it sees. Two transactions that update two rows in opposite order deadlock: update in the order of keys, or
 /// begin again where the server says `Again`.
 #[derive(Debug)]
 pub struct VersionedRows {
@@ -74,23 +74,23 @@ pub struct VersionedRows {
 /// Collects the columns of [`VersionedRows`].
 #[derive(Clone, Debug)]
 pub struct VersionedRowsBuilder {
-    pub(crate) table: Table,
+    pub(crate) table: TableName,
     pub(crate) key: Vec<Column>,
     pub(crate) version: Column,
     pub(crate) fields: Vec<Column>,
-    limits: Limits,
+    limits: BatchLimits,
 }
 
 impl VersionedRows {
     /// Begins with the table; the version is in the column `version` unless another is named.
     #[must_use]
-    pub fn in_table(table: Table) -> VersionedRowsBuilder {
+    pub fn in_table(table: TableName) -> VersionedRowsBuilder {
         VersionedRowsBuilder {
             table,
             key: Vec::new(),
             version: "version".into(),
             fields: Vec::new(),
-            limits: Limits::default(),
+            limits: BatchLimits::default(),
         }
     }
 
@@ -121,14 +121,14 @@ impl VersionedRows {
         &self,
         mut executor: impl Executor,
         key: &K,
-    ) -> Result<Option<Loaded<R>>, DataError>
+    ) -> Result<Option<VersionedRow<R>>, DataError>
     where
         K: Serialize + Sync,
         R: DeserializeOwned + Send,
     {
         let key = self.item(&self.key(key)?)?;
         let rows = executor.query(&self.load, &[&key]).await;
-        loaded(&rows.map_err(crate::error::Failure::into_error)?)
+        loaded(&rows.map_err(crate::error::StatementError::into_error)?)
     }
 
     /// Updates the fields of the row with the item's key, if its version is `expected`.
@@ -140,7 +140,7 @@ impl VersionedRows {
         mut executor: impl Executor,
         expected: u64,
         item: &T,
-    ) -> Result<Update<R>, DataError>
+    ) -> Result<UpdateResult<R>, DataError>
     where
         T: Serialize + Sync,
         R: DeserializeOwned + Send,
@@ -148,21 +148,21 @@ impl VersionedRows {
         let item = self.item(&self.shape.fields(item).map_err(|problem| problem.at(0))?)?;
         let version = sent(expected)?;
         self.verified.once(&mut executor).await?;
-        let mut races = Races::default();
+        let mut races = LostRaces::default();
         for _ in 0..self.shape.limits.rounds {
             match executor.query(&self.update, &[&item, &version]).await {
                 Ok(rows) => {
                     if let Some(version) = made(&rows)? {
-                        return Ok(Update::Updated { version });
+                        return Ok(UpdateResult::Updated { version });
                     }
                 }
                 Err(failure) => races.lost(failure)?,
             }
             match executor.query(&self.load, &[&item]).await {
                 Ok(rows) => match loaded(&rows)? {
-                    None => return Ok(Update::NotFound),
+                    None => return Ok(UpdateResult::NotFound),
                     Some(current) if current.version != expected => {
-                        return Ok(Update::Conflict { current });
+                        return Ok(UpdateResult::Conflict { current });
                     }
                     Some(_) => races.violation()?,
                 },
@@ -206,9 +206,9 @@ pub(crate) fn made(rows: &Rows) -> Result<Option<u64>, DataError> {
     rows.first().map(|row| version(row, 0)).transpose()
 }
 
-fn loaded<R: DeserializeOwned>(rows: &Rows) -> Result<Option<Loaded<R>>, DataError> {
+fn loaded<R: DeserializeOwned>(rows: &Rows) -> Result<Option<VersionedRow<R>>, DataError> {
     let Some(there) = rows.first() else { return Ok(None) };
-    Ok(Some(Loaded { version: version(there, 0)?, row: row(text(there, 1))? }))
+    Ok(Some(VersionedRow { version: version(there, 0)?, row: row(text(there, 1))? }))
 }
 
 impl VersionedRowsBuilder {
@@ -233,9 +233,9 @@ impl VersionedRowsBuilder {
         self
     }
 
-    /// How much a call may ask for; [`Limits::items`] is without meaning.
+    /// How much a call may ask for; [`BatchLimits::items`] is without meaning.
     #[must_use]
-    pub const fn limits(mut self, limits: Limits) -> Self {
+    pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }

@@ -203,14 +203,14 @@ pub enum PostgresStoreError {
 
 /// What became of a transaction that did not get to its end.
 #[derive(Clone, Debug)]
-pub(crate) enum Failure {
+pub(crate) enum TransactionFailure {
     /// The server said that it did not happen.
     Refused(Box<DbError>),
     /// Nobody knows.
     Lost(PostgresStoreError),
 }
 
-impl Failure {
+impl TransactionFailure {
     /// By SQLSTATE and severity alone; texts are translated.
     pub(crate) fn of(error: Error) -> Self {
         let ends = |db: &DbError| {

@@ -45,7 +45,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Error, Row, Statement};
 
-use crate::error::{Failure, PostgresConnectError};
+use crate::error::{PostgresConnectError, TransactionFailure};
 use crate::hosts::Hosts;
 use crate::identity::{ExpectedIdentity, recognise};
 use crate::options::PostgresOptions;
@@ -295,7 +295,7 @@ impl PgConnection {
         setup: &ConnectionSetup,
         begin: &str,
         call: StatementCall<'_>,
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, TransactionFailure> {
         let doubts = setup.doubts.load(Ordering::SeqCst);
         let doubted = self.confirmed.load(Ordering::Relaxed) != doubts;
         let prolong = if doubted { &setup.confirm } else { &setup.confirm_once };
@@ -308,13 +308,13 @@ impl PgConnection {
             self.client.batch_execute("COMMIT"),
         );
         // The statement ran outside of a transaction: who knows what was kept.
-        began.map_err(Failure::of_session)?;
+        began.map_err(TransactionFailure::of_session)?;
         // Refused, and rolled back at COMMIT; or its answer lost.
-        let rows = rows.map_err(Failure::of)?;
+        let rows = rows.map_err(TransactionFailure::of)?;
         // The same. The answer to COMMIT does not tell: it is the same when it rolls back.
-        prolonged.map_err(Failure::of)?;
+        prolonged.map_err(TransactionFailure::of)?;
         // Refused at COMMIT, which rolled back; or lost then.
-        committed.map_err(Failure::of)?;
+        committed.map_err(TransactionFailure::of)?;
         self.confirmed.store(doubts, Ordering::Relaxed);
         Ok(rows)
     }

@@ -7,7 +7,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{timeout, timeout_at};
 use tokio_postgres::Row;
 
-use crate::error::{Failure, PostgresStoreError};
+use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::link::{Parameter, StatementCall};
 use crate::shared::Shared;
 use crate::sql::Verb;
@@ -40,7 +40,7 @@ pub(crate) enum Job {
 pub(crate) enum MaintenanceError {
     /// Nothing was sent.
     NotSent(PostgresStoreError),
-    Failed(Failure),
+    Failed(TransactionFailure),
 }
 
 impl Maintenance {
@@ -60,8 +60,9 @@ impl Maintenance {
             let _turn = turn;
             this.run_here(job).await
         });
-        task.await
-            .unwrap_or(Err(MaintenanceError::Failed(Failure::Lost(PostgresStoreError::Closed))))
+        task.await.unwrap_or(Err(MaintenanceError::Failed(TransactionFailure::Lost(
+            PostgresStoreError::Closed,
+        ))))
     }
 
     async fn run_here(&self, job: Job) -> Result<Vec<Row>, MaintenanceError> {
@@ -85,7 +86,7 @@ impl Maintenance {
         let failure = match timeout(shared.setup.answer, sent).await {
             Ok(Ok(rows)) => return Ok(rows),
             Ok(Err(failure)) => failure,
-            Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
+            Err(_) => TransactionFailure::Lost(PostgresStoreError::TimedOut),
         };
         if failure.ends_connection() {
             line.hang_up();

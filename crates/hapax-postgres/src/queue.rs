@@ -11,7 +11,7 @@ use crate::error::PostgresStoreError;
 
 /// What a queue holds at most.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
+pub(crate) struct QueueLimit {
     pub(crate) items: usize,
     pub(crate) bytes: usize,
 }
@@ -66,7 +66,7 @@ impl Ticket {
 /// Many put in; connections take out. What was put in before it is closed can be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    limit: Limit,
+    limit: QueueLimit,
     inner: Mutex<Inner<T>>,
     ready: Notify,
 }
@@ -81,7 +81,7 @@ struct Inner<T> {
 }
 
 impl<T: Item> Queue<T> {
-    pub(crate) fn new(limit: Limit) -> Self {
+    pub(crate) fn new(limit: QueueLimit) -> Self {
         let items = VecDeque::new();
         let inner = Inner { items, bytes: 0, busy: HashSet::new(), closed: false };
         Self { limit, inner: Mutex::new(inner), ready: Notify::new() }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hapax::{OperationId, StoreError};
 use tokio::time::timeout;
 
-use crate::error::{Failure, PostgresStoreError};
+use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::link::{PgConnection, StatementCall};
 use crate::record::ResultRow;
 use crate::shared::{LoadJob, Loaded, Shared};
@@ -61,7 +61,7 @@ async fn load(
             return true;
         }
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
+        Err(_) => TransactionFailure::Lost(PostgresStoreError::TimedOut),
     };
     let good = !failure.ends_connection();
     for job in jobs {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::link::ConnectionSetup;
 use crate::listen::WakeSender;
-use crate::queue::{Item, Limit, Queue, Ticket};
+use crate::queue::{Item, Queue, QueueLimit, Ticket};
 use crate::record::{RawSwapped, SealedRecord, Write};
 
 #[derive(Debug)]
@@ -62,11 +62,12 @@ pub(crate) struct Counters {
 }
 
 /// Waiting loads. Each is a key; nothing of size is held for them.
-const LOADS: Limit = Limit { items: 4096, bytes: usize::MAX };
+const LOADS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
 
 impl Shared {
     pub(crate) fn new(setup: ConnectionSetup, bell: Option<WakeSender>) -> Self {
-        let limit = Limit { items: setup.options.queue_items, bytes: setup.options.queue_bytes };
+        let limit =
+            QueueLimit { items: setup.options.queue_items, bytes: setup.options.queue_bytes };
         Self {
             lanes: (0..setup.options.lanes).map(|_| Queue::new(limit)).collect(),
             alone: Queue::new(limit),

@@ -18,7 +18,7 @@ use hapax::{OperationId, StoreError};
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Client, Error, IsolationLevel};
 
-use crate::error::{Failure, PostgresStoreError};
+use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::sql::{MARK, NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 
@@ -243,18 +243,18 @@ impl Transactions for PgTransactions {
             let committed = tx.batch_execute("COMMIT").await;
             let failure = match committed {
                 Ok(()) => return Ok(()),
-                Err(error) => Failure::of(error),
+                Err(error) => TransactionFailure::of(error),
             };
             Err(match failure {
-                Failure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
+                TransactionFailure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
                     self.store.shared.setup.unknown();
                     TxError::unknown(PostgresStoreError::Refused(db))
                 }
-                Failure::Refused(db) if lost_race(db.code().code()) => {
+                TransactionFailure::Refused(db) if lost_race(db.code().code()) => {
                     TxError::conflict(PostgresStoreError::Refused(db))
                 }
-                Failure::Refused(db) => TxError::failed(PostgresStoreError::Refused(db)),
-                Failure::Lost(error) => {
+                TransactionFailure::Refused(db) => TxError::failed(PostgresStoreError::Refused(db)),
+                TransactionFailure::Lost(error) => {
                     // Before anybody settles it by reading.
                     self.store.shared.setup.unknown();
                     TxError::unknown(error)

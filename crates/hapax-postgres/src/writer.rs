@@ -20,7 +20,7 @@ use hapax::{OperationId, StoreError};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 
-use crate::error::{Failure, PostgresStoreError};
+use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::identity::recognise;
 use crate::link::{ConnectionSetup, Parameter, PgConnection, StatementCall};
 use crate::queue::Queue;
@@ -167,10 +167,10 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
                 settle(shared, way, jobs, said);
                 return true;
             }
-            None => Failure::Lost(PostgresStoreError::Nonsense),
+            None => TransactionFailure::Lost(PostgresStoreError::Nonsense),
         },
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::Lost(PostgresStoreError::TimedOut),
+        Err(_) => TransactionFailure::Lost(PostgresStoreError::TimedOut),
     };
     let good = !failure.ends_connection();
     if failure.is_locked() && way == WriterMode::Alone {
@@ -262,8 +262,8 @@ fn settle(
     }
 }
 
-fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &Failure) {
-    let rolled_back = matches!(failure, Failure::Refused(_));
+fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &TransactionFailure) {
+    let rolled_back = matches!(failure, TransactionFailure::Refused(_));
     if rolled_back && jobs.len() > 1 {
         for job in jobs {
             job.ticket.wait_again();

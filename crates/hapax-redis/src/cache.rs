@@ -9,7 +9,7 @@ use hapax::OperationId;
 use redis::{Cmd, Value};
 
 use crate::admission::{Admission, RequestLimit};
-use crate::error::{Failure, RedisConnectError, RedisStoreError};
+use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 use crate::notify::Watchers;
@@ -84,8 +84,8 @@ impl RedisCache {
         let full = |_| RedisStoreError::QueueFull;
         let _inside = self.limit.enter(bytes, Admission::Any).map_err(full)?;
         self.link.send(command).await.map_err(|failure| match failure {
-            Failure::Nothing(error) | Failure::Unknown(error) => error,
-            Failure::Foreign => RedisStoreError::NoCell,
+            RequestFailure::Nothing(error) | RequestFailure::Unknown(error) => error,
+            RequestFailure::Foreign => RedisStoreError::NoCell,
         })
     }
 }

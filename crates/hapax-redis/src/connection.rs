@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::cluster::Cluster;
 #[cfg(feature = "cluster")]
 pub(crate) use crate::cluster::open as cluster;
-use crate::error::{Failure, RedisConnectError};
+use crate::error::{RedisConnectError, RequestFailure};
 use crate::options::RedisOptions;
 use crate::server_info::{ServerInfo, UnfitServer};
 use crate::url::RedisUrl;
@@ -307,7 +307,7 @@ impl Connection {
     }
 
     /// What an error of it says about the request.
-    pub(crate) fn classify(&self, error: RedisError) -> Failure {
+    pub(crate) fn classify(&self, error: RedisError) -> RequestFailure {
         match self {
             Self::Single(_) => crate::error::classify(error),
             #[cfg(feature = "cluster")]

@@ -115,7 +115,7 @@ pub enum RedisStoreError {
 
 /// A request that got no answer, by what that says about it.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum RequestFailure {
     /// It was not sent, or the server said that it did nothing.
     Nothing(RedisStoreError),
     /// It may have been done, or may yet be.
@@ -124,7 +124,7 @@ pub(crate) enum Failure {
     Foreign,
 }
 
-impl Failure {
+impl RequestFailure {
     /// Whether the server that was asked last does not know the script.
     pub(crate) fn is_unknown_script(&self) -> bool {
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
@@ -163,11 +163,11 @@ impl Failure {
 /// request a node is carrying out. So an error means that nothing was done only where it can be
 /// none but a node's answer to the request itself.
 #[cfg(feature = "cluster")]
-pub(crate) fn classify_of_cluster(error: RedisError) -> Failure {
+pub(crate) fn classify_of_cluster(error: RedisError) -> RequestFailure {
     let answered = crate::cluster::was_not_looked_at(&error)
         || error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
     match classify(error) {
-        Failure::Nothing(source) if !answered => Failure::Unknown(source),
+        RequestFailure::Nothing(source) if !answered => RequestFailure::Unknown(source),
         failure => failure,
     }
 }
@@ -178,7 +178,7 @@ pub(crate) fn classify_of_cluster(error: RedisError) -> Failure {
 /// written, because the only write is the last thing in the script that can fail. Only codes that
 /// servers and the script are known to send are read that way: a proxy in between may use any
 /// other for "I lost the server after I had sent it".
-pub(crate) fn classify(error: RedisError) -> Failure {
+pub(crate) fn classify(error: RedisError) -> RequestFailure {
     let nothing = match error.kind() {
         ErrorKind::Server(kind) => match kind {
             // Not asked of the right node, or of one that cannot serve: refused before it runs.
@@ -207,7 +207,7 @@ pub(crate) fn classify(error: RedisError) -> Failure {
         // An error whose code the client does not know. Of a script's, these are refusals:
         ErrorKind::Extension => match error.code() {
             // The key holds another type, or bytes that are no cell.
-            Some("HAPAX" | "WRONGTYPE") => return Failure::Foreign,
+            Some("HAPAX" | "WRONGTYPE") => return RequestFailure::Foreign,
             // The script's own, see swap.lua: its write was refused.
             Some("NOTWRITTEN" | "NOTREAD") => true,
             // No memory, no disk, too few replicas, another script at work, not logged in.
@@ -235,9 +235,9 @@ pub(crate) fn classify(error: RedisError) -> Failure {
         _ => false,
     };
     if nothing {
-        Failure::Nothing(RedisStoreError::Redis(error))
+        RequestFailure::Nothing(RedisStoreError::Redis(error))
     } else {
-        Failure::Unknown(RedisStoreError::Redis(error))
+        RequestFailure::Unknown(RedisStoreError::Redis(error))
     }
 }
 
@@ -274,7 +274,7 @@ pub(crate) fn breaks(error: &RedisError) -> bool {
 mod tests {
     use redis::{ErrorKind, RedisError};
 
-    use super::{Failure, classify, classify_of_cluster};
+    use super::{RequestFailure, classify, classify_of_cluster};
 
     fn said(line: &str) -> Option<RedisError> {
         let said = redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
@@ -291,14 +291,14 @@ mod tests {
         for error in errors {
             let text = error.to_string();
             let (one, of_cluster) = (classify(error.clone()), classify_of_cluster(error));
-            assert!(matches!(one, Failure::Nothing(_)), "{text}");
-            assert!(matches!(of_cluster, Failure::Unknown(_)), "{text}");
+            assert!(matches!(one, RequestFailure::Nothing(_)), "{text}");
+            assert!(matches!(of_cluster, RequestFailure::Unknown(_)), "{text}");
         }
         for answer in answers {
             let failure = said(answer).map(classify_of_cluster);
-            assert!(matches!(failure, Some(Failure::Nothing(_))), "{answer}");
+            assert!(matches!(failure, Some(RequestFailure::Nothing(_))), "{answer}");
         }
-        assert!(matches!(said("HAPAX x").map(classify_of_cluster), Some(Failure::Foreign)));
+        assert!(matches!(said("HAPAX x").map(classify_of_cluster), Some(RequestFailure::Foreign)));
         let unknown = said("NOSCRIPT x").map(classify_of_cluster);
         assert!(unknown.is_some_and(|failure| failure.is_unknown_script()));
     }

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::Connection;
-use crate::error::{Failure, RedisConnectError, RedisStoreError, breaks};
+use crate::error::{RedisConnectError, RedisStoreError, RequestFailure, breaks};
 use crate::reconnect::Reconnector;
 
 /// A caller's end.
@@ -119,7 +119,7 @@ impl ConnectionHandle {
 
     /// Sends a command and waits for its answer. Dropped before the answer, the command may still
     /// be carried out.
-    pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, Failure> {
+    pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
         let wire = self.wire().await?;
         wire.send(command, deadline, self.timeout).await
@@ -127,7 +127,7 @@ impl ConnectionHandle {
 
     /// The connection: at once while there is one, else when the attempt that is under way, or the
     /// next one, comes to an end.
-    pub(crate) async fn wire(&self) -> Result<Arc<LiveConnection>, Failure> {
+    pub(crate) async fn wire(&self) -> Result<Arc<LiveConnection>, RequestFailure> {
         if let LinkState::Up(wire) = &*self.state.borrow()
             && !wire.has_ended()
         {
@@ -136,7 +136,7 @@ impl ConnectionHandle {
         self.next_wire().await
     }
 
-    async fn next_wire(&self) -> Result<Arc<LiveConnection>, Failure> {
+    async fn next_wire(&self) -> Result<Arc<LiveConnection>, RequestFailure> {
         // Shorter than what callers wait for the whole: an error that says that nothing was sent
         // is worth more to them than their own time-out, after which anything may have happened.
         let limit = self.timeout * 3 / 4;
@@ -159,7 +159,7 @@ impl ConnectionHandle {
             }
         };
         let waited = timeout(limit, waiting).await;
-        waited.unwrap_or(Err(RedisStoreError::Connecting(limit))).map_err(Failure::Nothing)
+        waited.unwrap_or(Err(RedisStoreError::Connecting(limit))).map_err(RequestFailure::Nothing)
     }
 
     /// Whether it leads to one server, and not to a cluster.
@@ -199,7 +199,7 @@ impl LiveConnection {
         command: &Cmd,
         deadline: Instant,
         limit: Duration,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, RequestFailure> {
         let mut connection = self.connection.clone();
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = Waiting(&self.waiting);
@@ -207,7 +207,7 @@ impl LiveConnection {
         // written yet, else its answer is thrown away. Nobody is told which: it may be done.
         let answer = timeout_at(deadline, connection.query(command)).await;
         let Ok(answer) = answer else {
-            return Err(Failure::Unknown(RedisStoreError::TimedOut(limit)));
+            return Err(RequestFailure::Unknown(RedisStoreError::TimedOut(limit)));
         };
         answer.inspect(|_| self.has_answered()).map_err(|error| {
             if !breaks(&error) {

@@ -15,7 +15,7 @@ use redis::Value;
 use tokio::time::timeout;
 
 use crate::connection::{Connection, Node};
-use crate::error::{Failure, RedisStoreError, classify};
+use crate::error::{RedisStoreError, RequestFailure, classify};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 
@@ -43,7 +43,7 @@ pub(crate) async fn keys(
 ) -> Result<PageKeys, StoreError> {
     let limit = (limit.get() as usize).min(MOST);
     let mut lowest = Lowest { keys: BTreeSet::new(), after, room: limit + 1 };
-    let mut connection = link.wire().await.map_err(Failure::of_read)?.connection();
+    let mut connection = link.wire().await.map_err(RequestFailure::of_read)?.connection();
     for node in masters(link, &mut connection).await? {
         walk(link, &mut connection, node.as_ref(), names, &mut lowest).await?;
     }
@@ -76,9 +76,9 @@ async fn masters(
 ) -> Result<Vec<Option<Node>>, StoreError> {
     let masters = timeout(link.timeout(), connection.masters()).await;
     let masters = masters
-        .map_err(|_| Failure::Nothing(RedisStoreError::TimedOut(link.timeout())))
+        .map_err(|_| RequestFailure::Nothing(RedisStoreError::TimedOut(link.timeout())))
         .and_then(|masters| masters.map_err(classify))
-        .map_err(Failure::of_read)?;
+        .map_err(RequestFailure::of_read)?;
     masters.ok_or_else(|| StoreError::unavailable(RedisStoreError::Incomplete))
 }
 
@@ -113,9 +113,9 @@ async fn scan(
     scan.arg(cursor).arg("MATCH").arg(names.pattern()).arg("COUNT").arg(count);
     let step = timeout(link.timeout(), connection.query_on(node, &scan)).await;
     let step = step
-        .map_err(|_| Failure::Nothing(RedisStoreError::TimedOut(link.timeout())))
+        .map_err(|_| RequestFailure::Nothing(RedisStoreError::TimedOut(link.timeout())))
         .and_then(|step| step.map_err(classify))
-        .map_err(Failure::of_read)?;
+        .map_err(RequestFailure::of_read)?;
     let (next, keys) =
         parse(step).ok_or_else(|| StoreError::unavailable(RedisStoreError::Unreadable))?;
     Ok((next, keys.iter().filter_map(|name| names.key(name)).collect()))
@@ -139,7 +139,7 @@ pub(crate) async fn step(
         [high, low, cursor @ ..] => (u16::from_be_bytes([*high, *low]), cursor),
         _ => (0, START),
     };
-    let mut connection = link.wire().await.map_err(Failure::of_read)?.connection();
+    let mut connection = link.wire().await.map_err(RequestFailure::of_read)?.connection();
     let masters = masters(link, &mut connection).await?;
     let Some(node) = masters.get(usize::from(number)) else {
         return Ok(KeyStep { keys: Vec::new(), next: None });

@@ -17,7 +17,7 @@ use hapax::{
 use redis::Value;
 
 use crate::admission::{Admission, RequestLimit};
-use crate::error::{Failure, RedisConnectError, RedisStoreError};
+use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
 use crate::identity::{ExpectedIdentity, identity};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
@@ -176,8 +176,8 @@ impl RedisStore {
         let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
         for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
             match self.run(script, &[&nowhere], arguments).await {
-                Ok(_) | Err(Failure::Foreign) => {}
-                Err(Failure::Nothing(error) | Failure::Unknown(error)) => {
+                Ok(_) | Err(RequestFailure::Foreign) => {}
+                Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
                     return Err(self.refused(error));
                 }
             }
@@ -199,9 +199,9 @@ impl RedisStore {
         script: &Lua,
         keys: &[&str],
         arguments: &[&[u8]],
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, RequestFailure> {
         let by_name = self.link.send(&script.by_name(keys, arguments)).await;
-        if !by_name.as_ref().is_err_and(Failure::is_unknown_script) {
+        if !by_name.as_ref().is_err_and(RequestFailure::is_unknown_script) {
             return by_name;
         }
         self.link.send(&script.by_text(keys, arguments)).await
@@ -209,12 +209,12 @@ impl RedisStore {
 
     /// Compares the identity of the store with the one that is expected. Returns whether claims may go
     /// on. `leave` is left where there is none; with `confirm`, an operator confirms what is there.
-    async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, Failure> {
+    async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, RequestFailure> {
         let confirm: &[u8] = if confirm { b"1" } else { b"0" };
         let arguments = [leave.as_bytes(), confirm];
         match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
             Value::BulkString(found) => Ok(self.known.recognise(&String::from_utf8_lossy(&found))),
-            _ => Err(Failure::Nothing(RedisStoreError::Unreadable)),
+            _ => Err(RequestFailure::Nothing(RedisStoreError::Unreadable)),
         }
     }
 
@@ -224,8 +224,10 @@ impl RedisStore {
             false => String::new(),
         };
         match self.recognise(&new, false).await {
-            Ok(_) | Err(Failure::Foreign) => Ok(()),
-            Err(Failure::Nothing(error) | Failure::Unknown(error)) => Err(self.refused(error)),
+            Ok(_) | Err(RequestFailure::Foreign) => Ok(()),
+            Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
+                Err(self.refused(error))
+            }
         }
     }
 
@@ -258,7 +260,7 @@ impl RedisStore {
     /// [`StoreError`]; it is not confirmed, or nobody knows.
     pub async fn confirm(&self) -> Result<(), StoreError> {
         let confirmed = self.recognise(&self.new_identity(), true).await;
-        confirmed.map_err(Failure::of_write)?;
+        confirmed.map_err(RequestFailure::of_write)?;
         Ok(())
     }
 
@@ -296,7 +298,7 @@ impl RedisStore {
         ];
         let answer = match known {
             Some(known) => match self.swap_known(&name, &arguments, (write_id, known)).await {
-                Err(Failure::Nothing(RedisStoreError::Replaced)) if !strict => {
+                Err(RequestFailure::Nothing(RedisStoreError::Replaced)) if !strict => {
                     self.run(&self.swap, &[&name], &arguments).await
                 }
                 answer => answer,
@@ -304,12 +306,12 @@ impl RedisStore {
             // Of a cluster it was compared when the store was opened.
             None if strict && self.known.is_replaced() => match self.recognise("", false).await {
                 Ok(true) => self.run(&self.swap, &[&name], &arguments).await,
-                Ok(false) => Err(Failure::Nothing(RedisStoreError::Replaced)),
+                Ok(false) => Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
                 Err(error) => Err(error.did_nothing()),
             },
             None => self.run(&self.swap, &[&name], &arguments).await,
         };
-        let answer = answer.map_err(Failure::of_write)?;
+        let answer = answer.map_err(RequestFailure::of_write)?;
         record::swapped((&key, write_id), answer, &self.sealer).map_err(|answer| match answer {
             ReplyError::Damaged(error) => error,
             ReplyError::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
@@ -322,7 +324,7 @@ impl RedisStore {
         name: &str,
         arguments: &[&[u8]],
         (write_id, known): (WriteId, String),
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, RequestFailure> {
         let (place, mut known) = (self.names.identity(), known);
         loop {
             let arguments = [arguments, &[known.as_bytes()]].concat();
@@ -331,10 +333,10 @@ impl RedisStore {
                 return Ok(answer);
             }
             // Nothing was written. Anew, if it was confirmed meanwhile.
-            let accepted = self.recognise("", false).await.map_err(Failure::did_nothing)?;
+            let accepted = self.recognise("", false).await.map_err(RequestFailure::did_nothing)?;
             match self.known.expected() {
                 Some(confirmed) if accepted && confirmed != known => known = confirmed,
-                _ => return Err(Failure::Nothing(RedisStoreError::Replaced)),
+                _ => return Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
             }
         }
     }
@@ -343,7 +345,7 @@ impl RedisStore {
         let _inside = self.limit.enter(0, Admission::Any)?;
         let name = self.names.name(key);
         let answer = self.run(&self.load, &[&name], &[]).await;
-        let answer = answer.map_err(Failure::of_read)?;
+        let answer = answer.map_err(RequestFailure::of_read)?;
         record::loaded((key, &name), answer, &self.sealer).map_err(ReplyError::into_read_error)
     }
 
@@ -353,7 +355,7 @@ impl RedisStore {
         let _inside = self.limit.enter(0, Admission::Any)?;
         let mut get = redis::cmd("GET");
         get.arg(self.names.name(key));
-        let answer = self.link.send(&get).await.map_err(Failure::of_read)?;
+        let answer = self.link.send(&get).await.map_err(RequestFailure::of_read)?;
         record::got(key, &answer, &self.sealer).map_err(ReplyError::into_read_error)
     }
 }

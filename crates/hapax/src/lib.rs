@@ -112,8 +112,8 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{
-    Claim, ClaimError, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle, Limits,
-    OperationRequest, Reconciliation, Stats,
+    Claim, ClaimError, EngineLimits, EngineStats, FinishError, Idempotency, IdempotencyBuilder,
+    Lease, LeaseHandle, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

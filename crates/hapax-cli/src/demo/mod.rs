@@ -31,7 +31,7 @@ use hapax::{Entropy as _, EntropyError, SystemEntropy};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 use plan::Plan;
 use process::StartError;
 use progress::Progress;
@@ -97,7 +97,7 @@ pub(crate) async fn run(args: DemoArgs) -> ExitCode {
         }
         None => interruptible(args).await,
     };
-    done.unwrap_or_else(|error| Failure::unavailable(error).report(false))
+    done.unwrap_or_else(|error| CliError::unavailable(error).report(false))
 }
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
@@ -138,7 +138,7 @@ async fn whole(
     }
     drop(out);
     for failing in &failings {
-        Failure::no(failing).report(false);
+        CliError::no(failing).report(false);
     }
     let code = if failings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if args.keep {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
 use hapax_gateway::{
-    Callers, Config, Cors, CorsHeaders, ForwardAuth, Handling, Limits, Origins, PolicyConfig,
-    RouteConfig, Size, Written,
+    ByteSize, Config, Cors, CorsHeaders, ForwardAuth, Origins, PolicyConfig, RouteConfig,
+    RouteMode, ScopeConfig, ServerLimits, UrlText,
 };
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
@@ -35,9 +35,9 @@ impl GatewayFields {
         config.admin_token_file = self.admin_token_file;
         config.audit_file = self.audit_file;
         config.access_log = self.access_log;
-        let store = self.store.map(Written::read).transpose();
+        let store = self.store.map(UrlText::read).transpose();
         set(&mut config.store, store.map_err(|error| format!("--store: {error}"))?);
-        let cache = self.cache.map(Written::read).transpose();
+        let cache = self.cache.map(UrlText::read).transpose();
         config.cache = cache.map_err(|error| format!("--cache: {error}"))?;
         config.secret_file = self.secret_file;
         let scope = headers("--auth-scope", self.auth_scope)?.unwrap_or_default();
@@ -63,7 +63,7 @@ impl GatewayFields {
         set(&mut config.store_wait, self.store_wait.map(|time| time.0));
         set(&mut config.drain_timeout, self.drain_timeout.map(|time| time.0));
         set(&mut config.drain_delay, self.drain_delay.map(|time| time.0));
-        let Limits { connections, connections_per_peer, memory, head_timeout, stall } =
+        let ServerLimits { connections, connections_per_peer, memory, head_timeout, stall } =
             &mut config.limits;
         // More than there can be of them is refused as too much memory.
         let said = self.max_connections.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
@@ -101,7 +101,7 @@ impl GatewayFields {
             auth_timeout: auth.map(|auth| Time(auth.timeout)),
             auth_scope: auth.map(|auth| or_none(&auth.scope)),
             auth_copy: auth.map(|auth| or_none(&auth.copy)),
-            max_memory: Some(Size(config.limits.memory)),
+            max_memory: Some(ByteSize(config.limits.memory)),
             max_connections: u32::try_from(config.limits.connections).ok(),
             max_connections_per_peer: u32::try_from(config.limits.per_peer()).ok(),
             max_waiters: Some(config.max_waiters),
@@ -228,8 +228,8 @@ impl PolicyFields {
             }),
             methods: Some(policy.methods.iter().cloned().map(Verb).collect()),
             scope: policy.scope.as_ref().map(|callers| match callers {
-                Callers::Headers(names) => header(names),
-                Callers::Everyone => header(&[NONE]),
+                ScopeConfig::Headers(names) => header(names),
+                ScopeConfig::Everyone => header(&[NONE]),
             }),
             scope_missing: policy.scope_missing.map(|missing| match missing {
                 MissingScope::Reject => Missing::Reject,
@@ -263,8 +263,8 @@ impl PolicyFields {
             }),
             stream: Some(policy.stream),
             expires: Some(policy.expires),
-            max_request_body: Some(Size(policy.max_request_body)),
-            max_response_body: Some(Size(policy.max_response_body)),
+            max_request_body: Some(ByteSize(policy.max_request_body)),
+            max_response_body: Some(ByteSize(policy.max_response_body)),
             upstream_timeout: Some(Time(policy.upstream_timeout)),
             max_in_flight_per_scope: Some(policy.max_in_flight_per_scope.map_or(0, Into::into)),
             docs_url: Some(Docs(policy.docs_url.clone())),
@@ -299,9 +299,9 @@ impl RouteFields {
                      not protected"
                     .into());
             }
-            (Some(false), _) => Handling::Pass,
-            (_, Some(true)) => Handling::Observe,
-            _ => Handling::Protect,
+            (Some(false), _) => RouteMode::Pass,
+            (_, Some(true)) => RouteMode::Observe,
+            _ => RouteMode::Protect,
         };
         Ok(RouteConfig { path, name, handling, policy: own.or(policy.clone()).policy()? })
     }
@@ -310,11 +310,11 @@ impl RouteFields {
 /// Stands alone, for one scope or for no header.
 const NONE: HeaderName = HeaderName::from_static("none");
 
-fn callers(names: Vec<HeaderName>) -> Result<Callers, String> {
+fn callers(names: Vec<HeaderName>) -> Result<ScopeConfig, String> {
     match &names[..] {
-        [only] if *only == NONE => Ok(Callers::Everyone),
+        [only] if *only == NONE => Ok(ScopeConfig::Everyone),
         names if names.contains(&NONE) => Err("--scope: `none` stands alone".into()),
-        _ => Ok(Callers::Headers(names)),
+        _ => Ok(ScopeConfig::Headers(names)),
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use hapax_gateway::{Handling, Matched, PolicyConfig};
+use hapax_gateway::{PolicyConfig, RouteMatch, RouteMode};
 use hapax_http::server::KeyRule;
 use http::Method;
 
 use super::fields::PolicyFields;
 use super::load::{Loaded, said, section};
-use crate::exit::Failure;
+use crate::exit::CliError;
 
 /// A request that `--check` is about.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub(super) struct Request {
 impl Request {
     /// Reads the values of `--check`; `None` where there are none. Values are not repeated: they may
     /// be a URL with a secret.
-    pub(super) fn read(values: &[String]) -> Result<Option<Self>, Failure> {
-        let usage = |what: &str| Failure::usage(format!("--check: {what}"));
+    pub(super) fn read(values: &[String]) -> Result<Option<Self>, CliError> {
+        let usage = |what: &str| CliError::usage(format!("--check: {what}"));
         let (method, path) = match values {
             [] => return Ok(None),
             [method, path] => (method, path),
@@ -40,23 +40,23 @@ impl Request {
 
 impl Loaded {
     /// The route that a request falls under, and what holds for it there.
-    pub(super) fn shown_for(&self, request: &Request) -> Result<String, Failure> {
+    pub(super) fn shown_for(&self, request: &Request) -> Result<String, CliError> {
         let Request { method, path } = request;
-        let matched = self.config.route_of(method, path).map_err(Failure::usage)?;
+        let matched = self.config.route_of(method, path).map_err(CliError::usage)?;
         let mut text = format!("# {method} {path}\n");
         let (place, handling, policy) = match matched {
-            Matched::Rejected(reason) => {
+            RouteMatch::Rejected(reason) => {
                 writeln!(text, "# rejected with 400 malformed-request: {reason}")
-                    .map_err(Failure::unavailable)?;
+                    .map_err(CliError::unavailable)?;
                 return Ok(text);
             }
-            Matched::NoRoute => ("no route".to_owned(), Handling::Protect, &self.config.policy),
-            Matched::Route(route) => {
+            RouteMatch::NoRoute => ("no route".to_owned(), RouteMode::Protect, &self.config.policy),
+            RouteMatch::Route(route) => {
                 (format!("route {} ({})", route.path, route.name()), route.handling, &route.policy)
             }
         };
         let effect = effect(method, handling, policy);
-        write!(text, "# {place}\n# {effect}\n\n").map_err(Failure::unavailable)?;
+        write!(text, "# {place}\n# {effect}\n\n").map_err(CliError::unavailable)?;
         text.push_str(&section("[policy]", &said(&PolicyFields::of(policy)))?);
         text.push_str(self.callers_by_default(policy));
         Ok(text)
@@ -64,16 +64,16 @@ impl Loaded {
 }
 
 /// What becomes of the request.
-fn effect(method: &Method, handling: Handling, policy: &PolicyConfig) -> String {
+fn effect(method: &Method, handling: RouteMode, policy: &PolicyConfig) -> String {
     match handling {
-        Handling::Pass => "not protected: `protect = false`".to_owned(),
-        Handling::Observe => "not protected: `observe = true` only counts".to_owned(),
-        Handling::Protect if !policy.methods.contains(method) => {
+        RouteMode::Pass => "not protected: `protect = false`".to_owned(),
+        RouteMode::Observe => "not protected: `observe = true` only counts".to_owned(),
+        RouteMode::Protect if !policy.methods.contains(method) => {
             format!("not protected: {method} is not among the methods")
         }
-        Handling::Protect if policy.key == KeyRule::Required => {
+        RouteMode::Protect if policy.key == KeyRule::Required => {
             "protected: without a key it is rejected".to_owned()
         }
-        Handling::Protect => "protected with a key; without one it passes through".to_owned(),
+        RouteMode::Protect => "protected with a key; without one it passes through".to_owned(),
     }
 }

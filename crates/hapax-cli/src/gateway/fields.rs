@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use hapax_gateway::{CacheUrl, Size, StoreUrl, Written};
+use hapax_gateway::{ByteSize, CacheUrl, StoreUrl, UrlText};
 use hapax_http::classify::Profile;
 use serde::{Deserialize, Serialize};
 
@@ -56,13 +56,13 @@ pub(super) struct GatewayFields {
     /// memory: (forgotten at the end) [default: file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
-    pub(super) store: Option<Written<StoreUrl>>,
+    pub(super) store: Option<UrlText<StoreUrl>>,
 
     /// What answers replays in front of the store: memory:, redis://HOST or rediss://HOST. What an
     /// operator releases may be replayed from it for another minute
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
-    pub(super) cache: Option<Written<CacheUrl>>,
+    pub(super) cache: Option<UrlText<CacheUrl>>,
 
     /// The secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of them
     /// [default: made beside a file: store; for others there are none]
@@ -98,7 +98,7 @@ pub(super) struct GatewayFields {
     /// for the program, and the rest for the store, outcomes held back, and bodies [default: 512MiB]
     #[arg(long, env = "HAPAX_MAX_MEMORY", value_name = "SIZE")]
     #[serde(with = "text")]
-    pub(super) max_memory: Option<Size>,
+    pub(super) max_memory: Option<ByteSize>,
 
     /// Connections of clients; each request under way on an HTTP/2 connection after its first counts
     /// as one more. When all are taken, the oldest connection that has sent nothing is closed for a
@@ -400,12 +400,12 @@ pub(super) struct PolicyFields {
     /// The largest body of a request with a key [default: 1MiB]
     #[arg(long, env = "HAPAX_MAX_REQUEST_BODY", value_name = "SIZE")]
     #[serde(with = "text")]
-    pub(super) max_request_body: Option<Size>,
+    pub(super) max_request_body: Option<ByteSize>,
 
     /// The largest body of a response that is kept [default: 1MiB]
     #[arg(long, env = "HAPAX_MAX_RESPONSE_BODY", value_name = "SIZE")]
     #[serde(with = "text")]
-    pub(super) max_response_body: Option<Size>,
+    pub(super) max_response_body: Option<ByteSize>,
 
     /// How long the upstream may be silent; after that the outcome is unknown [default: 60s]
     #[arg(long, env = "HAPAX_UPSTREAM_TIMEOUT", value_name = "DUR")]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hapax_gateway::{
     CacheUrl, Config, ConfigError, PolicyConfig, ReloadError, StartError, StoreOpenError, StoreUrl,
-    StoreUrlError, TlsError, Transport, UpstreamTls, Written,
+    StoreUrlError, TlsError, Transport, UpstreamTls, UrlText,
 };
 use serde::Serialize;
 use toml::Table;
@@ -14,7 +14,7 @@ use toml::Table;
 use super::args::GatewayArgs;
 use super::fields::{GatewayFields, PolicyFields};
 use super::file::{File, RouteFields, Section};
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::logging::LogFormat;
 
 /// What was said, all in all.
@@ -40,7 +40,7 @@ impl GatewayArgs {
     /// Reads the file, if there is one, and puts everything together.
     ///
     /// Every way in which it cannot be is one line that says where.
-    pub(super) fn load(&self) -> Result<Loaded, Failure> {
+    pub(super) fn load(&self) -> Result<Loaded, CliError> {
         let file = self.config.as_deref().map(read).transpose()?;
         let (of_file, policy, routes) = match &file {
             Some((_, file)) => (file.gateway.clone(), file.policy.clone(), file.routes.clone()),
@@ -60,7 +60,7 @@ impl GatewayArgs {
 
 impl Loaded {
     /// Why a gateway does not take it, and where that was said.
-    pub(super) fn refused(&self, error: &ReloadError) -> Failure {
+    pub(super) fn refused(&self, error: &ReloadError) -> CliError {
         let reason = match error {
             ReloadError::Config(error) => error.clone().into(),
             other => Reason::Said(other.to_string()),
@@ -69,7 +69,7 @@ impl Loaded {
         match (&self.said.file, error) {
             // What a restart is needed for may be that it is said no more.
             (Some((name, _)), ReloadError::Restart(_)) if self.said.line_of(&reason).is_none() => {
-                Failure::usage(format!("{name}: {failure}"))
+                CliError::usage(format!("{name}: {failure}"))
             }
             _ => failure,
         }
@@ -77,7 +77,7 @@ impl Loaded {
 
     /// Why no gateway can be started with it. Configuration, and an address that cannot be listened on,
     /// is 64; a store that cannot be had is 69.
-    pub(super) fn failed(&self, error: &StartError) -> Failure {
+    pub(super) fn failed(&self, error: &StartError) -> CliError {
         let (flag, what) = match error {
             StartError::Config(error) => return self.said.failure(&error.clone().into()),
             StartError::Tls(error) => (self.flag_of(error), error.to_string()),
@@ -91,7 +91,7 @@ impl Loaded {
                 (None, error.to_string())
             }
             StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
-            other => return Failure::unavailable(other),
+            other => return CliError::unavailable(other),
         };
         let what = flag.map_or(what.clone(), |flag| format!("{flag}: {what}"));
         self.said.failure(&Reason::Said(what))
@@ -132,7 +132,7 @@ impl Loaded {
                 "# By default scope = [\"authorization\"] and scope_missing = \"reject\".\n"
             }
             (None, Some(_)) => "# By default scope = [\"authorization\"].\n",
-            (Some(hapax_gateway::Callers::Headers(_)), None) => {
+            (Some(hapax_gateway::ScopeConfig::Headers(_)), None) => {
                 "# By default scope_missing = \"reject\".\n"
             }
             (Some(_), _) => "",
@@ -140,7 +140,7 @@ impl Loaded {
     }
 
     /// All that holds, as a file, without what is secret.
-    pub(super) fn shown(&self) -> Result<String, Failure> {
+    pub(super) fn shown(&self) -> Result<String, CliError> {
         let mut gateway = GatewayFields::of(&self.config);
         gateway.log_format = Some(self.log_format);
         gateway.log_level = Some(self.log_level.clone());
@@ -159,9 +159,11 @@ impl Loaded {
                 all.insert("name".into(), name.clone().into());
             }
             match route.handling {
-                hapax_gateway::Handling::Protect => {}
-                hapax_gateway::Handling::Pass => drop(all.insert("protect".into(), false.into())),
-                hapax_gateway::Handling::Observe => drop(all.insert("observe".into(), true.into())),
+                hapax_gateway::RouteMode::Protect => {}
+                hapax_gateway::RouteMode::Pass => drop(all.insert("protect".into(), false.into())),
+                hapax_gateway::RouteMode::Observe => {
+                    drop(all.insert("observe".into(), true.into()))
+                }
             }
             all.extend(own);
             text.push('\n');
@@ -172,11 +174,11 @@ impl Loaded {
 }
 
 /// The file at `path`, and how it is called.
-fn read(path: &Path) -> Result<(String, File), Failure> {
+fn read(path: &Path) -> Result<(String, File), CliError> {
     let name = path.display().to_string();
     let file = File::read(path).map_err(|wrong| {
         let line = wrong.line.map_or(String::new(), |line| format!(":{line}"));
-        Failure::usage(format!("{name}{line}: {}", wrong.what))
+        CliError::usage(format!("{name}{line}: {}", wrong.what))
     })?;
     Ok((name, file))
 }
@@ -195,7 +197,7 @@ pub(crate) struct OfFile {
 impl OfFile {
     /// Of the file at `path`, for what was not said. Where it was `said` which store it is, a file that
     /// cannot be read is warned of: who looks into a store in an emergency may have no other.
-    pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, Failure> {
+    pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, CliError> {
         match Self::read(path) {
             Err(failure) if said => {
                 eprintln!("hapax: warning: {failure}; going on without");
@@ -206,17 +208,17 @@ impl OfFile {
     }
 
     /// Of the file at `path`; nothing where there is none.
-    fn read(path: Option<&Path>) -> Result<Self, Failure> {
+    fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
         let failed = |field: &str, error: StoreUrlError| {
             let line = file.line(Section::Gateway, field).unwrap_or_default();
-            Failure::usage(format!("{name}:{line}: --{field}: {error}"))
+            CliError::usage(format!("{name}:{line}: --{field}: {error}"))
         };
         let GatewayFields {
             store, cache, secret_file, admin, admin_token_file, audit_file, ..
         } = file.gateway.clone();
-        let store = store.map(Written::read).transpose();
-        let cache = cache.map(Written::read).transpose();
+        let store = store.map(UrlText::read).transpose();
+        let cache = cache.map(UrlText::read).transpose();
         Ok(Self {
             store: store.map_err(|error| failed("store", error))?,
             cache: cache.map_err(|error| failed("cache", error))?,
@@ -230,13 +232,13 @@ impl OfFile {
 
 /// Returns the configuration in the file at `path`, for its reconcile URLs. The upstream, which may be
 /// said elsewhere, does not matter to them.
-pub(crate) fn to_probe(path: &Path) -> Result<Config, Failure> {
+pub(crate) fn to_probe(path: &Path) -> Result<Config, CliError> {
     let (name, file) = read(path)?;
     let mut gateway = file.gateway.clone();
     gateway.upstream = "http://127.0.0.1:1".parse().ok();
     let failed = |reason: Reason| {
         let (Reason::Said(what) | Reason::Route(_, what)) = reason;
-        Failure::usage(format!("{name}: {what}"))
+        CliError::usage(format!("{name}: {what}"))
     };
     config(gateway, &file.policy, file.routes).map_err(failed)
 }
@@ -276,9 +278,9 @@ fn config(
 
 impl Said {
     /// One line: the file and its line, where it was said there.
-    fn failure(&self, reason: &Reason) -> Failure {
+    fn failure(&self, reason: &Reason) -> CliError {
         let (Reason::Said(what) | Reason::Route(_, what)) = reason;
-        Failure::usage(match (&self.file, self.line_of(reason)) {
+        CliError::usage(match (&self.file, self.line_of(reason)) {
             (Some((name, _)), Some(line)) => format!("{name}:{line}: {what}"),
             _ => what.clone(),
         })
@@ -314,10 +316,10 @@ pub(super) fn said(fields: &impl Serialize) -> Table {
     Table::try_from(fields).unwrap_or_default()
 }
 
-pub(super) fn section(title: &str, fields: &Table) -> Result<String, Failure> {
+pub(super) fn section(title: &str, fields: &Table) -> Result<String, CliError> {
     let mut text = format!("{title}\n");
     for (field, value) in fields {
-        writeln!(text, "{field} = {value}").map_err(Failure::unavailable)?;
+        writeln!(text, "{field} = {value}").map_err(CliError::unavailable)?;
     }
     Ok(text)
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use hapax_gateway::{ListenTls, Network, NotANetwork, Protocol, Transport, UpstreamTls};
+use hapax_gateway::{IpNetwork, ListenTls, NetworkError, Transport, UpstreamProtocol, UpstreamTls};
 use serde::{Deserialize, Serialize};
 
 use super::build::set;
@@ -31,9 +31,9 @@ impl GatewayFields {
         set(&mut transport.streams, self.max_streams);
         set(&mut transport.trusted, self.trust_forwarded.as_deref().map(networks).transpose()?);
         let protocol = self.upstream_protocol.map(|protocol| match protocol {
-            Spoken::Auto => Protocol::Auto,
-            Spoken::Http1 => Protocol::Http1,
-            Spoken::Http2 => Protocol::Http2,
+            Spoken::Auto => UpstreamProtocol::Auto,
+            Spoken::Http1 => UpstreamProtocol::Http1,
+            Spoken::Http2 => UpstreamProtocol::Http2,
         });
         set(&mut transport.upstream_protocol, protocol);
         set(&mut transport.connect_timeout, self.connect_timeout.map(|time| time.0));
@@ -47,7 +47,7 @@ impl GatewayFields {
         let (tls, client) = (transport.tls.as_ref(), transport.upstream_tls.client.as_ref());
         let trusted = match &transport.trusted[..] {
             [] => vec![Trusted::Nobody],
-            all if all == Network::loopback() => vec![Trusted::Loopback],
+            all if all == IpNetwork::loopback() => vec![Trusted::Loopback],
             all => all.iter().copied().map(Trusted::Network).collect(),
         };
         Self {
@@ -57,9 +57,9 @@ impl GatewayFields {
             max_streams: Some(transport.streams),
             trust_forwarded: Some(trusted),
             upstream_protocol: Some(match transport.upstream_protocol {
-                Protocol::Auto => Spoken::Auto,
-                Protocol::Http1 => Spoken::Http1,
-                Protocol::Http2 => Spoken::Http2,
+                UpstreamProtocol::Auto => Spoken::Auto,
+                UpstreamProtocol::Http1 => Spoken::Http1,
+                UpstreamProtocol::Http2 => Spoken::Http2,
             }),
             upstream_ca: transport.upstream_tls.ca.clone(),
             upstream_cert: client.map(|(certificate, _)| certificate.clone()),
@@ -86,13 +86,13 @@ pub(super) enum Spoken {
 pub(super) enum Trusted {
     Nobody,
     Loopback,
-    Network(Network),
+    Network(IpNetwork),
 }
 
 impl FromStr for Trusted {
-    type Err = NotANetwork;
+    type Err = NetworkError;
 
-    fn from_str(text: &str) -> Result<Self, NotANetwork> {
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
         match text.trim() {
             "none" => Ok(Self::Nobody),
             "loopback" => Ok(Self::Loopback),
@@ -112,13 +112,13 @@ impl Display for Trusted {
 }
 
 /// `none` alone is nobody.
-fn networks(trusted: &[Trusted]) -> Result<Vec<Network>, String> {
+fn networks(trusted: &[Trusted]) -> Result<Vec<IpNetwork>, String> {
     if trusted.len() > 1 && trusted.contains(&Trusted::Nobody) {
         return Err("--trust-forwarded: `none` stands alone".into());
     }
     let networks = trusted.iter().flat_map(|one| match one {
         Trusted::Nobody => Vec::new(),
-        Trusted::Loopback => Network::loopback(),
+        Trusted::Loopback => IpNetwork::loopback(),
         Trusted::Network(network) => vec![*network],
     });
     Ok(networks.collect())

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use hapax::{Key, OperationId};
-use hapax_gateway::{StoreUrl, Written};
+use hapax_gateway::{StoreUrl, UrlText};
 use hapax_operators::{AdminToken, StateView};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
-use crate::exit::{Failure, of};
+use crate::exit::{CliError, of};
 use crate::gateway::OfFile;
 
 /// What a store holds: see, release and resolve keys
@@ -119,7 +119,7 @@ pub(crate) struct StoreSelector {
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
-    store: Option<Written<StoreUrl>>,
+    store: Option<UrlText<StoreUrl>>,
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
@@ -148,7 +148,7 @@ pub(super) struct StoreLocation {
 }
 
 impl StoreLocation {
-    pub(super) fn token(&self) -> Result<Option<AdminToken>, Failure> {
+    pub(super) fn token(&self) -> Result<Option<AdminToken>, CliError> {
         token(&self.store, self.admin_token_file.as_deref())
     }
 }
@@ -156,10 +156,13 @@ impl StoreLocation {
 /// Reads the token of a gateway: of the file that was named, else of the one beside the store, else of
 /// the one in the working directory. Where neither is there, the gateway is asked without, and its
 /// answer says what is missing.
-pub(super) fn token(store: &StoreUrl, named: Option<&Path>) -> Result<Option<AdminToken>, Failure> {
+pub(super) fn token(
+    store: &StoreUrl,
+    named: Option<&Path>,
+) -> Result<Option<AdminToken>, CliError> {
     let read = |path: &Path| {
         let failed =
-            |error| Failure::usage(format!("--admin-token-file: {}: {error}", path.display()));
+            |error| CliError::usage(format!("--admin-token-file: {}: {error}", path.display()));
         AdminToken::read(path).map(Some).map_err(failed)
     };
     if let Some(path) = named {
@@ -171,8 +174,8 @@ pub(super) fn token(store: &StoreUrl, named: Option<&Path>) -> Result<Option<Adm
 
 impl StoreSelector {
     /// What was said, with what the gateway's file says of the rest.
-    pub(super) fn place(&self) -> Result<StoreLocation, Failure> {
-        let store = self.store.clone().map(Written::read).transpose().map_err(of("--store"))?;
+    pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
+        let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
         let said = store.is_some() || self.admin.is_some();
         let file = OfFile::for_the_rest(self.config.as_deref(), said)?;
         let store = store.or(file.store);
@@ -272,17 +275,17 @@ pub(super) enum ScopeText {
 }
 
 impl RecordSelector {
-    pub(super) fn parse(&self) -> Result<RecordName, Failure> {
+    pub(super) fn parse(&self) -> Result<RecordName, CliError> {
         if let Some(id) = &self.id {
             return super::id(id).map(RecordName::Id);
         }
-        let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
+        let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(CliError::usage)?;
         let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
         let scope = match (&self.scope[..], named) {
             ([], _) => ScopeText::Nobody,
             (_, Ok(named)) => ScopeText::Headers(named),
             ([value], Err(_)) => ScopeText::Value(value.clone()),
-            (_, Err(error)) => return Err(Failure::usage(format!("--scope: {error}"))),
+            (_, Err(error)) => return Err(CliError::usage(format!("--scope: {error}"))),
         };
         Ok(RecordName::Key(key, scope))
     }
@@ -290,8 +293,8 @@ impl RecordSelector {
 
 impl ScopeText {
     /// As headers, a value alone being that of `Authorization`.
-    pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, Failure> {
-        let bad = || Failure::usage("--scope: not a header's name or value");
+    pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
+        let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
         match self {
             Self::Nobody => Ok(Vec::new()),

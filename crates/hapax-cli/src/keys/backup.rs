@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::args::StoreSelector;
 use super::gateway::Remote;
-use crate::exit::Failure;
+use crate::exit::CliError;
 
 /// How long a gateway may take to copy a whole store.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -57,11 +57,11 @@ struct Written {
     records: u64,
 }
 
-pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let place = args.at.place()?;
     let to = std::path::absolute(&args.to)
-        .map_err(|error| Failure::usage(format!("{}: {error}", args.to.display())))?;
+        .map_err(|error| CliError::usage(format!("{}: {error}", args.to.display())))?;
     // A file that was removed under a gateway is there until that ends.
     let removed = match &place.store {
         StoreUrl::File(path) if !path.exists() => {
@@ -77,17 +77,19 @@ pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, Failure> {
                 through(&Remote::new(admin, place.token()?), &to).await?
             }
             Err(error @ OpenError::InUse { admin: None, .. }) => {
-                return Err(Failure::unavailable(format!(
+                return Err(CliError::unavailable(format!(
                     "{error}, which has no admin address: stop it, or start it with --admin"
                 )));
             }
             Err(error) => return Err(misnamed_or_unavailable(&error)),
         },
         (StoreUrl::Memory, None) => {
-            return Err(Failure::usage("a `memory:` store has no file, and ends with its gateway"));
+            return Err(CliError::usage(
+                "a `memory:` store has no file, and ends with its gateway",
+            ));
         }
         (_, None) => {
-            return Err(Failure::usage(
+            return Err(CliError::usage(
                 "`hapax backup` copies `file:` stores; back up this one with its server's tools",
             ));
         }
@@ -99,10 +101,10 @@ pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn through(gateway: &Remote, to: &Path) -> Result<u64, Failure> {
+async fn through(gateway: &Remote, to: &Path) -> Result<u64, CliError> {
     let Some(to) = to.to_str() else {
         let reason = "is not UTF-8, and cannot be sent to the gateway: name another file";
-        return Err(Failure::usage(format!("{} {reason}", to.display())));
+        return Err(CliError::usage(format!("{} {reason}", to.display())));
     };
     let body = json!({ "path": to });
     let written = gateway.ask_within(TIMEOUT, Method::POST, "/api/backup", Some(body)).await;
@@ -111,11 +113,11 @@ async fn through(gateway: &Remote, to: &Path) -> Result<u64, Failure> {
 }
 
 /// Makes a store of a backup. Blocks on the disk.
-pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, Failure> {
+pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let RestoreArgs { from, to, accept_forgetting, secret_file } = args;
     if !accept_forgetting {
-        return Err(Failure::usage(
+        return Err(CliError::usage(
             "a restore forgets what was done after the backup: those keys look unused, and retries \
              execute again. If that is acceptable, say --accept-forgetting",
         ));
@@ -127,17 +129,17 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, Failure> {
     });
     let restored = hapax_embedded::restore(from, to, &SecretSource::File(secret.clone()));
     let restored = restored.map_err(|error| match error {
-        OpenError::OtherSecret => Failure::usage(format!(
+        OpenError::OtherSecret => CliError::usage(format!(
             "{} is not the secret under which {} was written: name that one by --secret-file",
             secret.display(),
             from.display()
         )),
-        OpenError::SecretMissing { .. } => Failure::usage(format!(
+        OpenError::SecretMissing { .. } => CliError::usage(format!(
             "there is no secret at {}: put the secret of the store there, or name it by \
              --secret-file",
             secret.display()
         )),
-        error @ OpenError::SecretUnreadable { .. } => Failure::usage(error),
+        error @ OpenError::SecretUnreadable { .. } => CliError::usage(error),
         error => misnamed_or_unavailable(&error),
     })?;
     let (to, secret) = (to.display(), secret.display());
@@ -150,15 +152,15 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn misnamed_or_unavailable(error: &OpenError) -> Failure {
+fn misnamed_or_unavailable(error: &OpenError) -> CliError {
     use ErrorKind::{AlreadyExists, IsADirectory, NotFound};
     match error {
         OpenError::Io { source, .. }
             if matches!(source.kind(), AlreadyExists | IsADirectory | NotFound) =>
         {
-            Failure::usage(error)
+            CliError::usage(error)
         }
-        _ => Failure::unavailable(error),
+        _ => CliError::unavailable(error),
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::args::{RecordName, ScopeText};
 use super::render;
-use crate::exit::Failure;
+use crate::exit::CliError;
 
 /// How long an answer may take, and how large it may be.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,18 +40,18 @@ struct Confirmed {
 
 /// What it did not do.
 pub(super) struct RemoteError {
-    failure: Failure,
+    failure: CliError,
     /// Why, as the API names it; empty if the API did not say.
     code: String,
 }
 
-impl From<Failure> for RemoteError {
-    fn from(failure: Failure) -> Self {
+impl From<CliError> for RemoteError {
+    fn from(failure: CliError) -> Self {
         Self { failure, code: String::new() }
     }
 }
 
-impl From<RemoteError> for Failure {
+impl From<RemoteError> for CliError {
     fn from(refused: RemoteError) -> Self {
         refused.failure
     }
@@ -76,7 +76,7 @@ impl Remote {
         Self { address, token }
     }
 
-    pub(super) async fn list(&self, list: ListQuery) -> Result<RecordList, Failure> {
+    pub(super) async fn list(&self, list: ListQuery) -> Result<RecordList, CliError> {
         let mut path = format!("/api/keys?limit={}", list.limit.unwrap_or(100));
         if let Some(state) = list.state {
             // The names of states need no escaping.
@@ -92,14 +92,14 @@ impl Remote {
         Ok(self.ask(Method::GET, &path, None).await?)
     }
 
-    pub(super) async fn caller_hash(&self, value: String) -> Result<String, Failure> {
+    pub(super) async fn caller_hash(&self, value: String) -> Result<String, CliError> {
         let value = json!({ "value": value });
         let hashed = self.ask(Method::POST, "/api/callers/hash", Some(value)).await;
         let Hashed { hash } = hashed?;
         Ok(hash)
     }
 
-    pub(super) async fn look(&self, named: RecordName) -> Result<RecordView, Failure> {
+    pub(super) async fn look(&self, named: RecordName) -> Result<RecordView, CliError> {
         let found = match named {
             RecordName::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
             RecordName::Key(key, scope) => {
@@ -119,7 +119,7 @@ impl Remote {
         &self,
         id: &str,
         decision: &Decision,
-    ) -> Result<RecordBefore, Failure> {
+    ) -> Result<RecordBefore, CliError> {
         let path = format!("/api/keys/{id}/resolve");
         let decided = self.ask(Method::POST, &path, Some(json!(decision))).await;
         let DecisionReply { was } = decided.map_err(|RemoteError { failure, code }| {
@@ -129,7 +129,7 @@ impl Remote {
     }
 
     /// Makes the gateway accept its store. Returns whether that had been emptied or replaced.
-    pub(super) async fn confirm(&self, reason: &str, who: &str) -> Result<bool, Failure> {
+    pub(super) async fn confirm(&self, reason: &str, who: &str) -> Result<bool, CliError> {
         let body = json!({ "confirm": true, "reason": reason, "who": who });
         let confirmed = self.ask(Method::POST, "/api/store/confirm", Some(body)).await;
         let Confirmed { replaced } = confirmed?;
@@ -137,7 +137,7 @@ impl Remote {
     }
 
     /// Returns whether the gateway's store was emptied or replaced, and no operator confirmed it.
-    pub(super) async fn is_replaced(&self) -> Result<bool, Failure> {
+    pub(super) async fn is_replaced(&self) -> Result<bool, CliError> {
         let Confirmed { replaced } = self.ask(Method::GET, "/api/store", None).await?;
         Ok(replaced)
     }
@@ -161,7 +161,7 @@ impl Remote {
     ) -> Result<T, RemoteError> {
         let asked = timeout(limit, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
-            Failure::unavailable(format!("the gateway at {}: {error}", self.address))
+            CliError::unavailable(format!("the gateway at {}: {error}", self.address))
         };
         let (status, answer) =
             asked.map_err(|_| failed(&"no answer in time"))?.map_err(|error| failed(&error))?;
@@ -176,14 +176,14 @@ impl Remote {
                     Some(_) => "a different one",
                     None => "none",
                 };
-                Failure::usage(format!(
+                CliError::usage(format!(
                     "the gateway at {} expects its admin token, found {found}: name its file by \
                      --admin-token-file",
                     self.address
                 ))
             }
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::no(reason),
-            StatusCode::BAD_REQUEST => Failure::usage(reason),
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => CliError::no(reason),
+            StatusCode::BAD_REQUEST => CliError::usage(reason),
             _ => failed(&format!("{status}: {reason}")),
         };
         let code = said["code"].as_str().unwrap_or_default().to_owned();

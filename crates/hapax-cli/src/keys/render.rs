@@ -10,10 +10,10 @@ use hapax_operators::{
 };
 use serde::Serialize;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 
-pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::unavailable)?;
+pub(super) fn json(value: &impl Serialize) -> Result<String, CliError> {
+    let text = serde_json::to_string_pretty(value).map_err(CliError::unavailable)?;
     Ok(text + "\n")
 }
 

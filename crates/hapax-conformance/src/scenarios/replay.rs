@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_http::stored::Cookies;
+use hapax_http::stored_response::Cookies;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET_COOKIE,
     TRANSFER_ENCODING,

@@ -16,14 +16,14 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use crate::store::Opened;
+use crate::store::OpenStore;
 
 /// The line of the index: method, path, purpose.
 pub(super) const INDEX: (&str, &str, &str) =
     ("POST", "/api/backup", r#"{"path": "/…"}: writes a copy of a file: store to a new file"#);
 
 /// Returns the route. Its caller guards it with the token.
-pub(super) fn routes(opened: &Opened) -> Router {
+pub(super) fn routes(opened: &OpenStore) -> Router {
     let backups = Backups { store: opened.file(), permits: Arc::new(Semaphore::new(1)) };
     Router::new().route("/api/backup", post(backup)).with_state(backups)
 }

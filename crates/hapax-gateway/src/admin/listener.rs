@@ -15,7 +15,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
-use hapax_http::seldom::Seldom;
+use hapax_http::log_throttle::LogThrottle;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -63,7 +63,7 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
     let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
     // The one that was accepted and waits for a place.
     let mut next = None;
-    let failures = Seldom::default();
+    let failures = LogThrottle::default();
     loop {
         // Each branch may be dropped: an accepted connection is in `next` by then.
         tokio::select! {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_http::stored::hop_by_hop;
+use hapax_http::stored_response::hop_by_hop;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
 

@@ -7,7 +7,7 @@ use hapax_http::server::RouteError;
 use hapax_http::statuses::StatusOverlap;
 use http::HeaderName;
 
-use crate::units::Size;
+use crate::units::ByteSize;
 
 /// Why a configuration is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum ConfigError {
     #[error(
         "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
     )]
-    Memory { memory: Size, connections: usize, needed: Size },
+    Memory { memory: ByteSize, connections: usize, needed: ByteSize },
     #[error(
         "--store-outage open contradicts --on-unknown {0}: a request that runs without a record could \
          run twice. Leave --store-outage closed, or say --on-unknown reexecute"

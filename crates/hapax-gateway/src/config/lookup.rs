@@ -7,7 +7,7 @@ use crate::routes::Table;
 
 /// What holds for a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Matched<'a> {
+pub enum RouteMatch<'a> {
     /// The request falls under this route.
     Route(&'a RouteConfig),
     /// The request falls under no route: [`Config::policy`] holds.
@@ -21,26 +21,26 @@ impl Config {
     /// a query.
     ///
     /// ```
-    /// use hapax_gateway::{Config, Matched, RouteConfig};
+    /// use hapax_gateway::{Config, RouteMatch, RouteConfig};
     /// use http::Method;
     /// let mut config = Config::new("http://127.0.0.1:3000".parse()?);
     /// config.routes.push(RouteConfig::new("/payments/{*rest}", config.policy.clone()));
     /// let found = config.route_of(&Method::POST, "/%70ayments/7")?;
-    /// assert_eq!(found, Matched::Route(&config.routes[0]));
-    /// assert_eq!(config.route_of(&Method::POST, "/orders")?, Matched::NoRoute);
+    /// assert_eq!(found, RouteMatch::Route(&config.routes[0]));
+    /// assert_eq!(config.route_of(&Method::POST, "/orders")?, RouteMatch::NoRoute);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// [`ConfigError`] if the routes cannot be.
-    pub fn route_of(&self, method: &Method, path: &str) -> Result<Matched<'_>, ConfigError> {
+    pub fn route_of(&self, method: &Method, path: &str) -> Result<RouteMatch<'_>, ConfigError> {
         let table = Table::new(&self.policy, &self.routes)?;
         Ok(match table.route(path, method) {
             Ok(found) => {
                 let route = found.and_then(|index| self.routes.get(index));
-                route.map_or(Matched::NoRoute, Matched::Route)
+                route.map_or(RouteMatch::NoRoute, RouteMatch::Route)
             }
-            Err(reason) => Matched::Rejected(reason),
+            Err(reason) => RouteMatch::Rejected(reason),
         })
     }
 }

@@ -11,7 +11,7 @@ use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, may_have_key};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
-use hapax_http::stored::hop_by_hop;
+use hapax_http::stored_response::hop_by_hop;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, Uri};
 use tower_http::cors::CorsLayer;
@@ -33,7 +33,7 @@ pub struct PolicyConfig {
     pub methods: Vec<Method>,
     /// The headers that name the caller. Default: `authorization`, or those of
     /// [`ForwardAuth::scope`](super::ForwardAuth::scope).
-    pub scope: Option<Callers>,
+    pub scope: Option<ScopeConfig>,
     /// Handling of a request in which a scope header is missing or empty. Default:
     /// [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
@@ -118,7 +118,7 @@ impl Default for PolicyConfig {
 /// What follows from a [`PolicyConfig`].
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedPolicy {
-    pub(crate) callers: Callers,
+    pub(crate) callers: ScopeConfig,
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
     pub(crate) policy: Policy,
@@ -159,7 +159,7 @@ impl PolicyConfig {
         {
             return Err(ConfigError::KeyHeader(key.clone()));
         }
-        if callers == Callers::Everyone && self.max_in_flight_per_scope.is_some() {
+        if callers == ScopeConfig::Everyone && self.max_in_flight_per_scope.is_some() {
             return Err(ConfigError::OneCaller);
         }
         if self.upstream_timeout.is_zero() {
@@ -215,16 +215,19 @@ impl PolicyConfig {
     }
 
     /// Who the caller is, and what a request without those headers gets.
-    pub(crate) fn callers(&self, config: &Config) -> Result<(Callers, MissingScope), ConfigError> {
+    pub(crate) fn callers(
+        &self,
+        config: &Config,
+    ) -> Result<(ScopeConfig, MissingScope), ConfigError> {
         if let Some(auth) = config.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
             // They are in the request by then, from the answer.
-            return Ok((Callers::Headers(auth.scope.clone()), MissingScope::Reject));
+            return Ok((ScopeConfig::Headers(auth.scope.clone()), MissingScope::Reject));
         }
         let missing = self.scope_missing.unwrap_or(MissingScope::Reject);
         let Some(scope) = &self.scope else {
-            return Ok((Callers::Headers(vec![http::header::AUTHORIZATION]), missing));
+            return Ok((ScopeConfig::Headers(vec![http::header::AUTHORIZATION]), missing));
         };
-        if let Callers::Headers(names) = scope {
+        if let ScopeConfig::Headers(names) = scope {
             if names.is_empty() {
                 return Err(ConfigError::NoScopeHeaders);
             }
@@ -266,14 +269,14 @@ fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
 
 /// Who the caller is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Callers {
+pub enum ScopeConfig {
     /// The values of these headers, together.
     Headers(Vec<HeaderName>),
     /// Everyone is the same caller.
     Everyone,
 }
 
-impl Callers {
+impl ScopeConfig {
     /// The headers that name the caller.
     #[must_use]
     pub fn headers(&self) -> &[HeaderName] {

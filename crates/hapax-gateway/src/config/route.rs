@@ -11,14 +11,14 @@ pub struct RouteConfig {
     /// What metrics call it. Default: its path.
     pub name: Option<String>,
     /// What is done with its requests. Default: they are protected.
-    pub handling: Handling,
+    pub handling: RouteMode,
     /// What holds there; all of it, not only what differs.
     pub policy: PolicyConfig,
 }
 
 /// What is done with the requests of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Handling {
+pub enum RouteMode {
     /// They are protected.
     #[default]
     Protect,
@@ -36,7 +36,7 @@ impl RouteConfig {
     /// A protected route on which `policy` holds.
     #[must_use]
     pub fn new(path: impl Into<String>, policy: PolicyConfig) -> Self {
-        Self { path: path.into(), name: None, handling: Handling::default(), policy }
+        Self { path: path.into(), name: None, handling: RouteMode::default(), policy }
     }
 
     /// What metrics call it.
@@ -50,7 +50,7 @@ impl RouteConfig {
             return Err(ConfigError::RouteName);
         }
         let caller_is_asked_for = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
-        if self.handling == Handling::Observe && caller_is_asked_for {
+        if self.handling == RouteMode::Observe && caller_is_asked_for {
             return Err(ConfigError::ObserveAuth);
         }
         self.policy.resolve(config)

@@ -15,13 +15,13 @@ pub struct Transport {
     pub tls: Option<ListenTls>,
     /// Requests that one HTTP/2 connection of a client may have open, at least 1. Default 100.
     ///
-    /// A connection gets as many while at least half of [`Limits::connections`](crate::Limits) are
+    /// A connection gets as many while at least half of [`ServerLimits::connections`](crate::ServerLimits) are
     /// free; beyond that it gets four, which is what one connection's memory is enough for.
     pub streams: u32,
     /// Whose `Forwarded` and `X-Forwarded-*` headers are believed. Default: loopback.
-    pub trusted: Vec<Network>,
-    /// What the upstream is spoken to in. Default: [`Protocol::Auto`].
-    pub upstream_protocol: Protocol,
+    pub trusted: Vec<IpNetwork>,
+    /// What the upstream is spoken to in. Default: [`UpstreamProtocol::Auto`].
+    pub upstream_protocol: UpstreamProtocol,
     /// What is believed of servers behind `https` URLs, and shown to them.
     pub upstream_tls: UpstreamTls,
     /// How long a connection to the upstream, with its handshakes, may take to be made. Nothing is
@@ -48,8 +48,8 @@ impl Default for Transport {
         Self {
             tls: None,
             streams: 100,
-            trusted: Network::loopback(),
-            upstream_protocol: Protocol::Auto,
+            trusted: IpNetwork::loopback(),
+            upstream_protocol: UpstreamProtocol::Auto,
             upstream_tls: UpstreamTls::default(),
             connect_timeout: Duration::from_secs(5),
             upstream_idle: Duration::from_secs(1),
@@ -94,7 +94,7 @@ pub struct UpstreamTls {
 
 /// What an upstream is spoken to in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Protocol {
+pub enum UpstreamProtocol {
     /// Behind `https` whichever of HTTP/2 and HTTP/1.1 it chooses (ALPN); else HTTP/1.1.
     #[default]
     Auto,
@@ -106,9 +106,9 @@ pub enum Protocol {
 
 /// Addresses of a network: `10.0.0.0/8`, `fd00::/8`, or a single `192.0.2.1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Network(IpNet);
+pub struct IpNetwork(IpNet);
 
-impl Network {
+impl IpNetwork {
     /// The addresses of the machine itself.
     #[must_use]
     pub fn loopback() -> Vec<Self> {
@@ -124,18 +124,18 @@ impl Network {
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for IpNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl FromStr for Network {
-    type Err = NotANetwork;
+impl FromStr for IpNetwork {
+    type Err = NetworkError;
 
-    fn from_str(text: &str) -> Result<Self, NotANetwork> {
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
         let single = || text.parse().map(|ip: IpAddr| IpNet::from(ip.to_canonical()));
-        let network = text.parse().or_else(|_| single()).map_err(|_| NotANetwork)?;
+        let network = text.parse().or_else(|_| single()).map_err(|_| NetworkError)?;
         Ok(Self(network))
     }
 }
@@ -143,7 +143,7 @@ impl FromStr for Network {
 /// No address, and no network either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an IP address or a network like 10.0.0.0/8")]
-pub struct NotANetwork;
+pub struct NetworkError;
 
 /// Why transports are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -163,15 +163,15 @@ mod tests {
     #[test]
     fn networks_hold_what_they_say() {
         let holds = |network: &str, ip: &str| {
-            network.parse::<Network>().unwrap().contains(ip.parse().unwrap())
+            network.parse::<IpNetwork>().unwrap().contains(ip.parse().unwrap())
         };
         assert!(holds("10.0.0.0/8", "10.255.0.1") && holds("10.0.0.0/8", "::ffff:10.1.2.3"));
         assert!(holds("192.0.2.1", "192.0.2.1") && holds("fd00::/8", "fd12::1"));
         assert!(!holds("10.0.0.0/8", "11.0.0.1") && !holds("192.0.2.1", "192.0.2.2"));
         for text in ["", "10.0.0.0/33", "example.com", "10.0.0", "::/129"] {
-            assert_eq!(text.parse::<Network>(), Err(NotANetwork), "{text}");
+            assert_eq!(text.parse::<IpNetwork>(), Err(NetworkError), "{text}");
         }
-        let loopback = Network::loopback();
+        let loopback = IpNetwork::loopback();
         for ip in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert!(loopback.iter().any(|network| network.contains(ip.parse().unwrap())), "{ip}");
         }

@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 
 use crate::budget::MaxBodies;
 use crate::config::{
-    Callers, Config, ConfigError, Handling, ListenTls, PolicyConfig, Transport, UpstreamTls,
+    Config, ConfigError, ListenTls, PolicyConfig, RouteMode, ScopeConfig, Transport, UpstreamTls,
 };
 use crate::reconcile;
 use crate::routes::Table;
@@ -223,12 +223,13 @@ impl<'a> ChangedRoutes<'a> {
         let (mut open, mut anew) = (BTreeSet::new(), BTreeSet::new());
         for path in std::iter::once(None).chain(named) {
             let (was, is) = (held(before, &was, path), held(after, &is, path));
-            let protects = |held: &(Handling, &PolicyConfig), method: &Method| {
-                held.0 == Handling::Protect && held.1.methods.contains(method)
+            let protects = |held: &(RouteMode, &PolicyConfig), method: &Method| {
+                held.0 == RouteMode::Protect && held.1.methods.contains(method)
             };
             if was.1.methods.iter().any(|it| protects(&was, it) && !protects(&is, it)) {
                 open.insert(path.unwrap_or("(any other)"));
-            } else if was.0 == Handling::Protect && callers(before, was.1) != callers(after, is.1) {
+            } else if was.0 == RouteMode::Protect && callers(before, was.1) != callers(after, is.1)
+            {
                 anew.insert(path.unwrap_or("(any other)"));
             }
         }
@@ -237,19 +238,23 @@ impl<'a> ChangedRoutes<'a> {
 }
 
 /// What holds for paths like this; `None` for those without a route.
-fn held<'a>(config: &'a Config, table: &Table, path: Option<&str>) -> (Handling, &'a PolicyConfig) {
+fn held<'a>(
+    config: &'a Config,
+    table: &Table,
+    path: Option<&str>,
+) -> (RouteMode, &'a PolicyConfig) {
     let route = path.and_then(|path| config.routes.get(table.find_pattern(path)?));
-    route.map_or((Handling::Protect, &config.policy), |route| (route.handling, &route.policy))
+    route.map_or((RouteMode::Protect, &config.policy), |route| (route.handling, &route.policy))
 }
 
 /// Who counts as the caller, whether that was said or is the default.
-fn callers(config: &Config, policy: &PolicyConfig) -> Option<Callers> {
+fn callers(config: &Config, policy: &PolicyConfig) -> Option<ScopeConfig> {
     policy.callers(config).ok().map(|(callers, _)| callers)
 }
 
 /// Logs the policy of every protected route, and warns of what holds and may surprise.
 pub(super) fn warn(config: &Config) {
-    let routes = config.routes.iter().filter(|route| route.handling == Handling::Protect);
+    let routes = config.routes.iter().filter(|route| route.handling == RouteMode::Protect);
     let routes = routes.map(|route| (route.path.as_str(), &route.policy));
     for (route, policy) in routes.chain([("(any other)", &config.policy)]) {
         let in_flight = match policy.in_flight {
@@ -272,9 +277,9 @@ pub(super) fn warn(config: &Config) {
     for route in &config.routes {
         let path = &route.path;
         match route.handling {
-            Handling::Protect => {}
-            Handling::Pass => tracing::warn!(path, "requests of this route are not protected"),
-            Handling::Observe => {
+            RouteMode::Protect => {}
+            RouteMode::Pass => tracing::warn!(path, "requests of this route are not protected"),
+            RouteMode::Observe => {
                 tracing::warn!(path, "requests of this route are observed, not protected");
             }
         }
@@ -297,7 +302,7 @@ mod tests {
 
     fn of(name: &'static str) -> PolicyConfig {
         let names = vec![HeaderName::from_static(name)];
-        PolicyConfig { scope: Some(Callers::Headers(names)), ..PolicyConfig::default() }
+        PolicyConfig { scope: Some(ScopeConfig::Headers(names)), ..PolicyConfig::default() }
     }
 
     #[test]
@@ -329,7 +334,7 @@ mod tests {
         let patch = PolicyConfig { methods: vec![Method::PATCH], ..policy.clone() };
         let all = config(policy.clone(), &[("/p", policy.clone())]);
         let mut passes = all.clone();
-        passes.routes[0].handling = Handling::Pass;
+        passes.routes[0].handling = RouteMode::Pass;
         for (before, after, open) in [
             (&all, &config(policy.clone(), &[("/p", patch.clone())]), &["/p"][..]),
             (&all, &passes, &["/p"]),

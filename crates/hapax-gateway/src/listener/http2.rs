@@ -33,7 +33,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::ListenerContext;
 use super::io::Io;
-use crate::config::Limits;
+use crate::config::ServerLimits;
 use crate::connection_limit::ClientPermit;
 use crate::guard::WriteTimeoutIo;
 use crate::guard::http2::MAX_LIST;
@@ -48,7 +48,7 @@ const LEAN: u32 = 4;
 /// What a client may send of one body before it is read, and of all with one place, in bytes; and how
 /// much more of all it may with further places.
 const WINDOW: u32 = 65_535;
-const MORE_WINDOW: u32 = 2 * Limits::PER_CONNECTION as u32;
+const MORE_WINDOW: u32 = 2 * ServerLimits::PER_CONNECTION as u32;
 
 /// The pieces that answers are given to h2 in, and how much of one may wait there, in bytes.
 const PIECE: usize = 16 * 1024;
@@ -159,7 +159,7 @@ struct ConnectionBudget {
 impl ConnectionBudget {
     fn new(context: &ListenerContext, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
         let more = context.streams.saturating_sub(LEAN) as usize;
-        let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(Limits::PER_CONNECTION);
+        let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(ServerLimits::PER_CONNECTION);
         let half_free = context.permits.free() >= context.permits.all() / 2;
         let permits = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
         let more = permits.and_then(|permits| {

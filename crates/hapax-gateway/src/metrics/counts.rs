@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hapax_http::classify::OutcomeClass;
 use hapax_http::problem::Code;
-use hapax_http::server::{Event, Observer, Recorded};
+use hapax_http::server::{Observer, RecordStatus, RequestEvent};
 
 use super::{Histogram, Metrics, TOOK_MS, add, head, millis};
 
@@ -21,8 +21,11 @@ const MOST_ROUTES: usize = 1_000;
 
 const CLASSES: [OutcomeClass; 3] =
     [OutcomeClass::Final, OutcomeClass::Retryable, OutcomeClass::Unknown];
-const RECORDED: [(Recorded, &str); 3] =
-    [(Recorded::Stored, "stored"), (Recorded::Pending, "pending"), (Recorded::Lost, "lost")];
+const RECORDED: [(RecordStatus, &str); 3] = [
+    (RecordStatus::Stored, "stored"),
+    (RecordStatus::Pending, "pending"),
+    (RecordStatus::Lost, "lost"),
+];
 
 /// Counts of one route.
 #[derive(Debug, Default)]
@@ -286,10 +289,10 @@ pub(crate) struct Seen {
 }
 
 impl Observer for Seen {
-    fn observe(&self, _: &str, event: Event) {
+    fn observe(&self, _: &str, event: RequestEvent) {
         let counts = &self.counts;
         match event {
-            Event::Executed { class, recorded, attempt, took } => {
+            RequestEvent::Executed { class, recorded, attempt, took } => {
                 let row = CLASSES.iter().position(|it| *it == class).unwrap_or_default();
                 let column = RECORDED.iter().position(|(it, _)| *it == recorded);
                 add(&counts.executed[row][column.unwrap_or_default()]);
@@ -298,17 +301,17 @@ impl Observer for Seen {
                 }
                 counts.took.observe(&TOOK_MS, millis(took));
             }
-            Event::Replayed { expires_in } => {
+            RequestEvent::Replayed { expires_in } => {
                 add(&counts.replayed);
                 if let Some(left) = expires_in {
                     self.metrics.replayed(self.retention, left);
                 }
             }
-            Event::Rejected(code) => counts.rejected(code),
-            Event::Unprotected => add(&counts.unprotected),
-            Event::NotRetained => add(&counts.not_retained),
-            Event::InvalidOverride => add(&counts.invalid_override),
-            Event::ReconcileStarted => add(&counts.asked),
+            RequestEvent::Rejected(code) => counts.rejected(code),
+            RequestEvent::Unprotected => add(&counts.unprotected),
+            RequestEvent::NotRetained => add(&counts.not_retained),
+            RequestEvent::InvalidOverride => add(&counts.invalid_override),
+            RequestEvent::ReconcileStarted => add(&counts.asked),
             // A later layer may tell of more.
             _ => {}
         }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::Peer;
 use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_http::stored::{hop_by_hop, named_by_connection};
+use hapax_http::stored_response::{hop_by_hop, named_by_connection};
 use http::header::{
     CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName,
     HeaderValue, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, VIA,

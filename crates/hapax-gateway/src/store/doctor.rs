@@ -12,7 +12,7 @@ use hapax_embedded::{EmbeddedStore, OpenError};
 use hapax_operators::{AdminToken, is_open_to_others};
 
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
-use super::{Opened, Opening, StoreOpenError, read_ring, server};
+use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 
 /// How much of a promise is at stake.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
@@ -90,7 +90,7 @@ const TOO_LITTLE: u64 = 64 << 20;
 const SALVAGE: &str = "stop the gateway, write what is whole to a new file with `hapax doctor \
                        --salvage OLD NEW`, and keep the old one";
 
-impl Opening {
+impl StoreOpener {
     /// Looks at the store without changing what is in it; at a server also where it would not be
     /// opened.
     ///
@@ -392,7 +392,7 @@ const SAMPLE: u32 = 10_000;
 
 /// Returns whether the secrets open what is in the store: an operator may have replaced one in the
 /// ring that records were sealed under.
-async fn unreadable(opened: &Opened) -> Finding {
+async fn unreadable(opened: &OpenStore) -> Finding {
     let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
     let page = match page {
         Ok(page) => page,

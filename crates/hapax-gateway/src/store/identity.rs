@@ -20,14 +20,14 @@ const OTHER_SECRET: &str = "another secret";
 
 /// The line of one store.
 #[derive(Clone, Debug)]
-pub(super) struct Remembered {
+pub(super) struct IdentityFile {
     /// Where it is, or else is.
     paths: [PathBuf; 2],
     store: String,
     secret: String,
 }
 
-impl Remembered {
+impl IdentityFile {
     /// The line of `store`; `None` for a store in memory, which forgets by itself, and for a server
     /// without a secret.
     pub(super) fn of(
@@ -143,7 +143,7 @@ mod tests {
         let of = |store: &str, secret: Option<u8>| {
             let secret = secret.map(|byte| Secret::new([byte; 32]));
             let store: StoreUrl = store.parse().unwrap();
-            Remembered::of(&store, Some(&secret_file), secret.as_ref())
+            IdentityFile::of(&store, Some(&secret_file), secret.as_ref())
         };
         assert!(of("memory:", None).is_none());
         let lines = [

@@ -189,9 +189,9 @@ impl FromStr for CacheUrl {
 /// What was written where a store or a cache is to be named. Whatever it is, it is never shown: it
 /// may hold a password, also where it cannot be read.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Written<T>(Result<T, StoreUrlError>);
+pub struct UrlText<T>(Result<T, StoreUrlError>);
 
-impl<T> Written<T> {
+impl<T> UrlText<T> {
     /// What it names.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl<T> Written<T> {
     }
 }
 
-impl<T: FromStr<Err = StoreUrlError>> FromStr for Written<T> {
+impl<T: FromStr<Err = StoreUrlError>> FromStr for UrlText<T> {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -209,13 +209,13 @@ impl<T: FromStr<Err = StoreUrlError>> FromStr for Written<T> {
     }
 }
 
-impl<T> From<T> for Written<T> {
+impl<T> From<T> for UrlText<T> {
     fn from(named: T) -> Self {
         Self(Ok(named))
     }
 }
 
-impl<T: fmt::Display> fmt::Display for Written<T> {
+impl<T: fmt::Display> fmt::Display for UrlText<T> {
     /// What it names, without what is secret in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -225,7 +225,7 @@ impl<T: fmt::Display> fmt::Display for Written<T> {
     }
 }
 
-impl<T> fmt::Debug for Written<T> {
+impl<T> fmt::Debug for UrlText<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Written(..)")
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Opened, Opening, StoreOpenError, seconds};
+use super::{OpenStore, StoreOpenError, StoreOpener, seconds};
 
 /// Pauses between attempts: they double from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -14,7 +14,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// Time between two log lines of one wait.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-impl Opening {
+impl StoreOpener {
     /// Opens the store. While its server is unreachable or starting up, tries again, for `wait` at most;
     /// a refusal is returned at once. Log lines name `listen`, where clients wait meanwhile.
     ///
@@ -26,7 +26,7 @@ impl Opening {
         &self,
         wait: Duration,
         listen: SocketAddr,
-    ) -> Result<Opened, StoreOpenError> {
+    ) -> Result<OpenStore, StoreOpenError> {
         let begun = Instant::now();
         let mut logged: Option<Instant> = None;
         let mut pause = FIRST_PAUSE;

@@ -12,7 +12,7 @@ use tokio_rustls::TlsConnector;
 
 use super::socket::Socket;
 use super::wire::Wire;
-use crate::config::Protocol;
+use crate::config::UpstreamProtocol;
 use crate::tls::ClientTls;
 use hapax_http::BoxError;
 
@@ -39,7 +39,7 @@ impl Origin {
 /// How connections are made, and for how long they are kept.
 #[derive(Clone, Debug)]
 pub(crate) struct Dialling {
-    pub(crate) protocol: Protocol,
+    pub(crate) protocol: UpstreamProtocol,
     /// There wherever any server is behind TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
     /// How long it may take.
@@ -53,7 +53,7 @@ pub(crate) struct Dialling {
 impl Dialling {
     /// In HTTP/1.1, whatever others are spoken to in.
     pub(crate) fn http1(&self) -> Self {
-        Self { protocol: Protocol::Http1, ..self.clone() }
+        Self { protocol: UpstreamProtocol::Http1, ..self.clone() }
     }
 
     /// A connection that is ready for a request. Nothing of one is sent.
@@ -70,8 +70,8 @@ impl Dialling {
 
     async fn plain(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
         Ok(match self.protocol {
-            Protocol::Http2 => Wire::http2(stream, to).await?,
-            Protocol::Auto | Protocol::Http1 => {
+            UpstreamProtocol::Http2 => Wire::http2(stream, to).await?,
+            UpstreamProtocol::Auto | UpstreamProtocol::Http1 => {
                 let ear = stream.ear();
                 Wire::http1(stream, Some(ear)).await?
             }
@@ -82,9 +82,9 @@ impl Dialling {
         let tls = self.tls.as_ref().ok_or("there are no certificates to believe in")?;
         let mut config = (*tls.now()).clone();
         let offered: &[&[u8]] = match self.protocol {
-            Protocol::Auto => &[b"h2", b"http/1.1"],
-            Protocol::Http1 => &[b"http/1.1"],
-            Protocol::Http2 => &[b"h2"],
+            UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
+            UpstreamProtocol::Http1 => &[b"http/1.1"],
+            UpstreamProtocol::Http2 => &[b"h2"],
         };
         config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
         let name = ServerName::try_from(to.host().to_owned())?;
@@ -92,7 +92,7 @@ impl Dialling {
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let chosen = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(match self.protocol {
-            Protocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
+            UpstreamProtocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
             _ if chosen => Wire::http2(stream, to).await?,
             _ => Wire::http1(stream, Some(ear)).await?,
         })

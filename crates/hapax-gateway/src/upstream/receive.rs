@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::wire::Wire;
-use super::{ENDING, Failure, Inner, MAX_FIELDS, Upstream, cut};
+use super::{ENDING, Inner, MAX_FIELDS, Upstream, UpstreamError, cut};
 
 /// How long a connection may go nowhere once its response is over or given up: a server that
 /// answered early, and neither reads the rest of the request nor closes.
@@ -42,14 +42,14 @@ pub(super) async fn receive(
     mut response: Response<Incoming>,
     place: OwnedSemaphorePermit,
     asked: Asked,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, UpstreamError> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         if !asked.switch {
-            return Err(Failure::Broken("the upstream switched protocols unasked".into()));
+            return Err(UpstreamError::Broken("the upstream switched protocols unasked".into()));
         }
         // The wire stays until its driver has given the connection up.
         let io = hyper::upgrade::on(&mut response).await;
-        let io = io.map_err(|error| Failure::Broken(error.into()))?;
+        let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
         let tunnel = Tunnel { io, idle_timeout: *timeout, _place: place };
         let mut response = response.map(|_| Body::empty());
         response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
@@ -61,7 +61,7 @@ pub(super) async fn receive(
     if let Some(why) = unreadable(&parts.headers, is_bare) {
         // The place is free when the connection takes up nothing any more.
         wire.end().await;
-        return Err(Failure::Broken(why.into()));
+        return Err(UpstreamError::Broken(why.into()));
     }
     let http2 = parts.version == Version::HTTP_2;
     let length = body.size_hint().exact().filter(|_| !is_bare);
@@ -213,22 +213,22 @@ impl http_body::Body for Receiving {
                     this.left = this.left.map(|left| left.saturating_sub(came));
                     Some(Ok(frame))
                 }
-                Some(Err(error)) => Some(Err(Failure::Broken(error.into()).into())),
+                Some(Err(error)) => Some(Err(UpstreamError::Broken(error.into()).into())),
                 None if this.is_cut_short() => {
-                    let error = Failure::Broken("the answer ended before its end".into());
+                    let error = UpstreamError::Broken("the answer ended before its end".into());
                     Some(Err(error.into()))
                 }
                 None => None,
             });
         }
         if this.cut.as_mut().poll(cx).is_ready() {
-            let error = Failure::Broken(ENDING.into());
+            let error = UpstreamError::Broken(ENDING.into());
             return Poll::Ready(Some(Err(error.into())));
         }
         let idle_timeout = this.idle_timeout;
         let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
         if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(Failure::Timeout.into())));
+            return Poll::Ready(Some(Err(UpstreamError::Timeout.into())));
         }
         Poll::Pending
     }

@@ -10,13 +10,13 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::Protocol;
+use crate::config::UpstreamProtocol;
 
 fn at(
     listener: &TcpListener,
     timeout: Duration,
     concurrent: usize,
-    protocol: Protocol,
+    protocol: UpstreamProtocol,
 ) -> Upstream {
     let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
     let origin = Origin { secure: false, authority };
@@ -70,7 +70,7 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upstream = at(&listener, Duration::from_secs(5), 10, Protocol::Http1);
+    let upstream = at(&listener, Duration::from_secs(5), 10, UpstreamProtocol::Http1);
     let mut wire = Wire::http1(io, None).await.unwrap();
     assert!(wire.reusable(std::future::ready(())).await);
     upstream.inner.pool.put(wire);
@@ -106,7 +106,7 @@ async fn a_kept_connection_that_is_gone_is_replaced() {
 async fn a_connection_that_took_nothing_leaves_nothing_unknown() {
     let (upstream, _listener) = with_kept(Breaking { takes: 0 }).await;
     let failure = upstream.send(request()).await.unwrap_err();
-    assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
 }
 
 #[tokio::test]
@@ -116,21 +116,21 @@ async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
         failure = upstream.send(request()) => failure.unwrap_err(),
         _ = listener.accept() => panic!("it was sent again"),
     };
-    assert!(matches!(failure, Failure::Broken(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
 }
 
 #[tokio::test]
 async fn too_many_at_once_are_refused() {
     let (upstream, _listener) = with_kept(Breaking { takes: 9999 }).await;
     let permits = upstream.inner.permits.clone().acquire_many_owned(10).await.unwrap();
-    assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+    assert!(matches!(upstream.send(request()).await, Err(UpstreamError::Busy)));
     drop(permits);
 }
 
 /// An upstream that answers before it has read the request, and then neither reads nor closes.
 async fn early(answer: &'static [u8]) -> (Upstream, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upstream = at(&listener, Duration::from_secs(60), 1, Protocol::Http1);
+    let upstream = at(&listener, Duration::from_secs(60), 1, UpstreamProtocol::Http1);
     let serving = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.read_exact(&mut [0; 1]).await.unwrap();
@@ -156,7 +156,7 @@ async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
     let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
     let (upstream, serving) = early(answer).await;
     let response = upstream.send(large()).await.unwrap();
-    assert!(matches!(upstream.send(request()).await, Err(Failure::Busy)));
+    assert!(matches!(upstream.send(request()).await, Err(UpstreamError::Busy)));
     let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
     assert_eq!(body.to_bytes(), "no");
     is_free(&upstream).await;
@@ -184,9 +184,9 @@ async fn refusing(
         h2::server::SendResponse<Bytes>,
         &mut h2::server::Connection<tokio::net::TcpStream, Bytes>,
     ),
-) -> Failure {
+) -> UpstreamError {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http2);
+    let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
     let serving = async {
         let (stream, _) = listener.accept().await.unwrap();
         let mut connection = h2::server::handshake(stream).await.unwrap();
@@ -201,19 +201,19 @@ async fn refusing(
 #[tokio::test]
 async fn what_an_http2_server_refuses_was_not_done() {
     let failure = refusing(|mut respond, _| respond.send_reset(h2::Reason::REFUSED_STREAM)).await;
-    assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
 }
 
 #[tokio::test]
 async fn what_it_resets_otherwise_may_have_been() {
     let failure = refusing(|mut respond, _| respond.send_reset(h2::Reason::CANCEL)).await;
-    assert!(matches!(failure, Failure::Broken(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
     // It names the request as one that it looked at.
     let abrupt = |_, connection: &mut h2::server::Connection<_, _>| {
         connection.abrupt_shutdown(h2::Reason::INTERNAL_ERROR);
     };
     let failure = refusing(abrupt).await;
-    assert!(matches!(failure, Failure::Broken(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
 }
 
 /// A frame of HTTP/2 by hand.
@@ -226,7 +226,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn what_a_leaving_http2_server_did_not_look_at_was_not_done() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http2);
+    let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
     let serving = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(&frame(4, 0, &[])).await.unwrap();
@@ -241,7 +241,7 @@ async fn what_a_leaving_http2_server_did_not_look_at_was_not_done() {
     };
     let (failure, ()) = tokio::join!(upstream.send(request()), serving);
     let failure = failure.unwrap_err();
-    assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+    assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
 }
 
 fn contains_headers(bytes: &[u8]) -> bool {
@@ -260,7 +260,7 @@ fn contains_headers(bytes: &[u8]) -> bool {
 async fn who_does_not_speak_http2_is_sent_nothing() {
     for says in [&b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"[..], b""] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http2);
+        let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
         let serving = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut read = vec![0; 24];
@@ -272,14 +272,14 @@ async fn who_does_not_speak_http2_is_sent_nothing() {
         };
         let (failure, ()) = tokio::join!(upstream.send(request()), serving);
         let failure = failure.unwrap_err();
-        assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+        assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
     }
 }
 
 #[tokio::test]
 async fn an_http2_connection_is_used_again_and_again() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http2);
+    let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
     let serving = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         let mut connection = h2::server::handshake(stream).await.unwrap();
@@ -308,7 +308,7 @@ async fn an_http2_connection_is_used_again_and_again() {
 async fn what_came_before_a_request_is_not_its_answer() {
     for surplus in [&b"HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\nsurplus"[..], b"\n", b""] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let upstream = at(&listener, Duration::from_secs(20), 1, Protocol::Http1);
+        let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http1);
         let serving = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut read = Vec::new();

@@ -11,7 +11,7 @@ use hapax::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Scope, Store,
     StoreError, SystemClock,
 };
-use hapax_gateway::{CacheUrl, Callers, Gateway, Opened, StoreUrl};
+use hapax_gateway::{CacheUrl, Gateway, OpenStore, ScopeConfig, StoreUrl};
 use hapax_operators::{Audit, Decider, Decision, DecisionChannel, OperatorError, OperatorRecords};
 use http::HeaderName;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ async fn records_are_listed_shown_and_found() {
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
     let mut other = config(upstream.url());
-    other.policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-tenant")]));
+    other.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-tenant")]));
     for key in 0..5 {
         post(address, "/201", &format!("done-{key}"), "x").await;
     }
@@ -398,7 +398,7 @@ async fn readiness_follows_the_store() {
     let upstream = Upstream::counting().await;
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let store = Arc::new(Away { store: memory, away: AtomicBool::new(false) });
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
     assert_eq!(get(admin, "/readyz").await.status, 200);

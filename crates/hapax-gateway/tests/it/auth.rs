@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_gateway::{Config, ForwardAuth, Running};
+use hapax_gateway::{Config, ForwardAuth, RunningGateway};
 use hapax_http::Body;
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Response};
@@ -71,12 +71,12 @@ async fn saying(says: impl Fn() -> Response<Body> + Send + Sync + 'static) -> Up
     .await
 }
 
-async fn pay(gateway: &Running, key: &str, token: &str) -> Answer {
+async fn pay(gateway: &RunningGateway, key: &str, token: &str) -> Answer {
     let fields = [("idempotency-key", key), ("authorization", token)];
     post_with(gateway.local_addr(), "/pay", &fields, "x").await
 }
 
-async fn metric(gateway: &Running, line: &str) -> bool {
+async fn metric(gateway: &RunningGateway, line: &str) -> bool {
     let metrics = get(gateway.admin_addr().unwrap(), "/metrics").await.text();
     metrics.lines().any(|it| it == line)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::InFlight;
-use hapax_gateway::{Running, StoreUrl};
+use hapax_gateway::{RunningGateway, StoreUrl};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -118,7 +118,7 @@ async fn waiting_copies_over(store: StoreUrl, gateways: usize) {
         config.policy.in_flight = InFlight::Wait(Duration::from_secs(10));
         running.push(start(config).await);
     }
-    let addresses: Vec<_> = running.iter().map(Running::local_addr).collect();
+    let addresses: Vec<_> = running.iter().map(RunningGateway::local_addr).collect();
     let answers = storm(&addresses, keys()).await;
     for (key, answers) in &answers {
         assert_eq!((answers.len(), first_answers(answers)), (COPIES, 1));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_gateway::Network;
+use hapax_gateway::IpNetwork;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
@@ -54,7 +54,7 @@ async fn a_peer_takes_no_more_than_its_share() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.connections_per_peer = Some(2);
-    config.transport.trusted = vec!["127.0.0.1".parse::<Network>().unwrap()];
+    config.transport.trusted = vec!["127.0.0.1".parse::<IpNetwork>().unwrap()];
     let gateway = start(config).await;
     let address = gateway.local_addr();
     let asked = request("GET", "/", &[], "");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use hapax::OnUnknown;
-use hapax_gateway::{Config, Protocol};
+use hapax_gateway::{Config, UpstreamProtocol};
 use http::HeaderValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use crate::world::{Raw, TIMEOUT, Upstream, config, get, post, request, start, te
 /// In front of an upstream that speaks HTTP/2.
 fn config_two(listener: &TcpListener) -> Config {
     let mut config = config(url(listener.local_addr().unwrap()));
-    config.transport.upstream_protocol = Protocol::Http2;
+    config.transport.upstream_protocol = UpstreamProtocol::Http2;
     config.policy.on_unknown = OnUnknown::Block;
     config
 }
@@ -99,7 +99,7 @@ async fn an_answer_without_a_body_ends_where_it_says() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
-    for protocol in [Protocol::Http1, Protocol::Http2] {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut config = config_two(&listener);
         config.transport.upstream_protocol = protocol;
@@ -109,7 +109,7 @@ async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
             two.begin(Two::request("POST", "/", &[]), false).await.unwrap();
         sending.send_data(Bytes::from_static(b"partial"), false).unwrap();
         let mut stream = match protocol {
-            Protocol::Http2 => accept_two(&listener).await,
+            UpstreamProtocol::Http2 => accept_two(&listener).await,
             _ => listener.accept().await.unwrap().0,
         };
         let mut came = Vec::new();
@@ -117,7 +117,7 @@ async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
             assert!(timeout(TIMEOUT, stream.read_buf(&mut came)).await.unwrap().unwrap() > 0);
         }
         sending.send_reset(Reason::NO_ERROR);
-        if protocol == Protocol::Http2 {
+        if protocol == UpstreamProtocol::Http2 {
             // The stream is reset, or its connection ends; on no frame of its body is an end.
             while came.windows(5).all(|part| part != [0, 0, 4, 3, 0]) {
                 if timeout(TIMEOUT, stream.read_buf(&mut came)).await.unwrap().unwrap() == 0 {
@@ -171,7 +171,7 @@ async fn who_ends_an_upload_is_told_from_the_upstream() {
             (400, "malformed-request"),
         ),
     ] {
-        for protocol in [Protocol::Http1, Protocol::Http2] {
+        for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut config = config_two(&listener);
             config.transport.upstream_protocol = protocol;
@@ -179,7 +179,7 @@ async fn who_ends_an_upload_is_told_from_the_upstream() {
             let gateway = start(config).await;
             let serving = tokio::spawn(async move {
                 let mut stream = match protocol {
-                    Protocol::Http2 => accept_two(&listener).await,
+                    UpstreamProtocol::Http2 => accept_two(&listener).await,
                     _ => listener.accept().await.unwrap().0,
                 };
                 let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -338,7 +338,7 @@ async fn behind_an_answer_to_head_nothing_is_asked_that_is_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_is_sent_on_whatever_the_method() {
-    for protocol in [Protocol::Http1, Protocol::Http2] {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|_| async { text(204, "") }).await;
         let mut config = config(upstream.url());
         config.transport.upstream_protocol = protocol;
@@ -392,7 +392,7 @@ const LINE: &str = "x: y\r\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_fields_than_pass_break_an_answer_in_either_version() {
-    for protocol in [Protocol::Http1, Protocol::Http2] {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|seen| async move {
             let mut response = text(200, "done");
             // With its length and date, one too many.

@@ -1,6 +1,6 @@
 //! What records keep of requests.
 
-use hapax_gateway::{Callers, StoreUrl};
+use hapax_gateway::{ScopeConfig, StoreUrl};
 use http::HeaderName;
 use http::header::COOKIE;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ async fn without_a_secret_nothing_of_a_request_is_kept() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(Callers::Headers(vec![tenant, COOKIE]));
+    config.policy.scope = Some(ScopeConfig::Headers(vec![tenant, COOKIE]));
     let gateway = start(config).await;
     let admin = gateway.admin_addr().unwrap();
     let answer = post_with(gateway.local_addr(), "/pay", &FIELDS, "x").await;
@@ -55,7 +55,7 @@ async fn a_record_shows_a_tenant_and_hashes_of_credentials_and_all_of_it_is_seal
     let mut config = config(upstream.url());
     config.store = StoreUrl::File(path.clone());
     let [tenant, api_key] = ["x-tenant", "x-api-key"].map(HeaderName::from_static);
-    config.policy.scope = Some(Callers::Headers(vec![tenant, COOKIE, api_key]));
+    config.policy.scope = Some(ScopeConfig::Headers(vec![tenant, COOKIE, api_key]));
     let gateway = start(config).await;
     let admin = gateway.admin_addr().unwrap();
     let target = format!("/pay/now?{QUERY}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
-use hapax_gateway::{Gateway, Opened, ShutdownReport};
+use hapax_gateway::{Gateway, OpenStore, ShutdownReport};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
@@ -84,7 +84,7 @@ async fn an_idle_gateway_ends_at_once() {
 async fn what_was_sent_and_is_not_back_is_unknown() {
     let (upstream, mut begun) = patient().await;
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let opened = Opened::new(Arc::new(memory), None);
+    let opened = OpenStore::new(Arc::new(memory), None);
     let mut config = config(upstream.url());
     config.policy.on_unknown = OnUnknown::Block;
     config.drain_timeout = Duration::from_millis(100);
@@ -125,7 +125,7 @@ async fn what_was_not_sent_is_released() {
         queue.push(stream.unwrap());
     }
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let opened = Opened::new(Arc::new(memory), None);
+    let opened = OpenStore::new(Arc::new(memory), None);
     let mut blocked = config(format!("http://{full}").parse().unwrap());
     blocked.policy.on_unknown = OnUnknown::Block;
     blocked.drain_timeout = Duration::from_millis(100);

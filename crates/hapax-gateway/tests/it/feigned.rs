@@ -1,14 +1,14 @@
 //! Requests that would be one thing for the layer and another one for the upstream.
 
-use hapax_gateway::{Callers, Handling, Network, RouteConfig};
+use hapax_gateway::{IpNetwork, RouteConfig, RouteMode, ScopeConfig};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use http::HeaderName;
 
 use crate::two::{Two, is_refused};
 use crate::world::{Raw, Upstream, config, post_with, request, start};
 
-fn callers(name: &'static str) -> Option<Callers> {
-    Some(Callers::Headers(vec![HeaderName::from_static(name)]))
+fn callers(name: &'static str) -> Option<ScopeConfig> {
+    Some(ScopeConfig::Headers(vec![HeaderName::from_static(name)]))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +106,7 @@ async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
         let name: HeaderName = name.parse().unwrap();
         let plain = config("http://127.0.0.1:1".parse().unwrap());
         let mut scope = plain.clone();
-        scope.policy.scope = Some(Callers::Headers(vec![name.clone()]));
+        scope.policy.scope = Some(ScopeConfig::Headers(vec![name.clone()]));
         let error = hapax_gateway::Gateway::start(scope).await.unwrap_err().to_string();
         assert!(error.contains("--scope cannot be"), "{error}");
         let mut fingerprint = plain;
@@ -128,7 +128,7 @@ async fn a_method_in_a_header_is_not_let_through_by_an_ambiguous_path() {
         RouteConfig::new(path, policy)
     };
     let mut open = RouteConfig::new("/{*rest}", config.policy.clone());
-    open.handling = Handling::Pass;
+    open.handling = RouteMode::Pass;
     config.routes = vec![open, route("/payments", "x-a"), route("/payments/{id}", "x-b")];
     let gateway = start(config).await;
     for (path, other, status) in [
@@ -179,7 +179,7 @@ async fn who_is_not_believed_says_nothing_of_others() {
         let upstream = Upstream::counting().await;
         let mut config = config(upstream.url());
         if !believed {
-            config.transport.trusted = vec!["192.0.2.1".parse::<Network>().unwrap()];
+            config.transport.trusted = vec!["192.0.2.1".parse::<IpNetwork>().unwrap()];
         }
         let gateway = start(config).await;
         assert_eq!(post_with(gateway.local_addr(), "/", &fields, "").await.status, 201);

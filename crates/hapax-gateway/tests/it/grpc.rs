@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut};
 use hapax::{Inspect, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
-use hapax_gateway::{Config, Gateway, Opened, Protocol};
+use hapax_gateway::{Config, Gateway, OpenStore, UpstreamProtocol};
 use hapax_http::server::KeyRule;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -136,7 +136,7 @@ impl Server {
 
     pub(crate) fn config(&self) -> Config {
         let mut config = config(format!("http://{}", self.address).parse().unwrap());
-        config.transport.upstream_protocol = Protocol::Http2;
+        config.transport.upstream_protocol = UpstreamProtocol::Http2;
         config
     }
 
@@ -244,7 +244,7 @@ async fn wire_16_what_is_not_to_be_had_is_unavailable() {
     let server = Server::start().await;
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let store = Arc::new(Away { store, away: AtomicBool::new(true) });
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(server.config(), opened).await.unwrap();
     let client = Client::connect(gateway.local_addr()).await;
     let (code, message) = client.fails(Some("k"), "pay").await;
@@ -257,7 +257,7 @@ async fn wire_16_what_is_not_to_be_had_is_unavailable() {
     // Nobody listens there.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut config = config(format!("http://{gone}").parse().unwrap());
-    config.transport.upstream_protocol = Protocol::Http2;
+    config.transport.upstream_protocol = UpstreamProtocol::Http2;
     let gateway = Gateway::start(config).await.unwrap();
     let client = Client::connect(gateway.local_addr()).await;
     let (code, message) = client.fails(Some("k"), "pay").await;

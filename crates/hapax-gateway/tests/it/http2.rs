@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_gateway::{Cors, Origins, Protocol};
+use hapax_gateway::{Cors, Origins, UpstreamProtocol};
 use hapax_http::Body;
 use http::{HeaderMap, HeaderValue, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,7 +15,7 @@ use crate::world::{Raw, TIMEOUT, Upstream, config, post, start, text, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_22_the_same_request_in_http_1_and_2() {
-    for protocol in [Protocol::Auto, Protocol::Http2] {
+    for protocol in [UpstreamProtocol::Auto, UpstreamProtocol::Http2] {
         let upstream = Upstream::counting().await;
         let mut config = config(upstream.url());
         config.transport.upstream_protocol = protocol;
@@ -33,7 +33,8 @@ async fn wire_22_the_same_request_in_http_1_and_2() {
         assert_eq!(two.post("/c", "l", "other").await.code(), "key-reused");
         let seen = upstream.seen();
         assert_eq!(seen.len(), 2);
-        let spoken = if protocol == Protocol::Auto { Version::HTTP_11 } else { Version::HTTP_2 };
+        let spoken =
+            if protocol == UpstreamProtocol::Auto { Version::HTTP_11 } else { Version::HTTP_2 };
         for (seen, via) in seen.iter().zip(["1.1 hapax", "2 hapax"]) {
             assert_eq!((seen.version, seen.header("via")), (spoken, via));
             assert_eq!(
@@ -52,7 +53,7 @@ async fn wire_22_the_same_request_in_http_1_and_2() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_22_trailers_are_kept_and_replayed_in_both_versions() {
-    for protocol in [Protocol::Http1, Protocol::Http2] {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|_| async {
             let mut trailers = HeaderMap::new();
             trailers.insert("x-sum", HeaderValue::from_static("7"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_gateway::{Config, Limits};
+use hapax_gateway::{Config, ServerLimits};
 use tokio::task::JoinSet;
 
 use crate::world::{Raw, Upstream, config, post, request, start, text};
@@ -10,7 +10,8 @@ use crate::world::{Raw, Upstream, config, post, request, start, text};
 /// As little room as can be; how large bodies are of which so many have room at a time.
 fn room(config: &mut Config, at_a_time: usize) -> usize {
     config.limits.connections = 16;
-    config.limits.memory = Limits::PROGRAM + 16 * Limits::PER_CONNECTION + (32 << 20) + 8;
+    config.limits.memory =
+        ServerLimits::PROGRAM + 16 * ServerLimits::PER_CONNECTION + (32 << 20) + 8;
     config.policy.max_response_body = 64 << 10;
     // Bodies have half of it, requests three eighths of that.
     config.policy.max_request_body = (6 << 20) / at_a_time;

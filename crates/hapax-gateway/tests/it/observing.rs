@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Config, Handling, RouteConfig, Running};
+use hapax_gateway::{Config, RouteConfig, RouteMode, RunningGateway};
 use hapax_http::server::KeyRule;
 use tokio::sync::Semaphore;
 
@@ -16,12 +16,12 @@ use crate::world::{
 fn observing(config: &mut Config) {
     let mut route = RouteConfig::new("/{*rest}", config.policy.clone());
     route.name = Some("all".into());
-    route.handling = Handling::Observe;
+    route.handling = RouteMode::Observe;
     config.routes = vec![route];
 }
 
 /// Waits until the metrics say so of the route.
-async fn counted(gateway: &Running, what: &str, count: u64) {
+async fn counted(gateway: &RunningGateway, what: &str, count: u64) {
     let admin: SocketAddr = gateway.admin_addr().unwrap();
     let (name, label) = what.split_once(' ').unwrap();
     let line = format!("{name}{{route=\"all\",{label}}} {count}");
@@ -177,7 +177,7 @@ async fn without_room_nothing_is_held_up() {
     config.limits.memory = 1 << 20;
     let needed = config.check().unwrap_err().to_string();
     let needed = needed.split("bodies: ").nth(1).unwrap().split(' ').next().unwrap();
-    config.limits.memory = needed.parse::<hapax_gateway::Size>().unwrap().0;
+    config.limits.memory = needed.parse::<hapax_gateway::ByteSize>().unwrap().0;
     observing(&mut config);
     let gateway = start(config).await;
     let body = "x".repeat(1 << 20);

@@ -11,7 +11,7 @@ use hapax::{
     Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, OperationId, RecordState, Store,
     StoreError, SystemClock,
 };
-use hapax_gateway::{Gateway, Opened};
+use hapax_gateway::{Gateway, OpenStore};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, ListQuery, OperatorError, OperatorRecords,
 };
@@ -123,7 +123,7 @@ impl Inspect for Stopped {
 async fn in_flight(
     store: &Arc<Stopped>,
     status: u16,
-) -> (Arc<Notify>, Upstream, hapax_gateway::Running) {
+) -> (Arc<Notify>, Upstream, hapax_gateway::RunningGateway) {
     let answer = Arc::new(Notify::new());
     let upstream = {
         let answer = Arc::clone(&answer);
@@ -136,7 +136,7 @@ async fn in_flight(
         })
         .await
     };
-    let opened = Opened::new(Arc::clone(store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     // A later read is none of the census.
     let admin = gateway.admin_addr().unwrap();
@@ -239,7 +239,7 @@ async fn two_read_records_and_the_others_wait_in_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_is_filled_from_short_pages_of_the_store() {
     let store = Stopped::new(1);
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let upstream = Upstream::counting().await;
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     for key in 0..50 {
@@ -273,7 +273,7 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
         Audit::new(&path, "a test"),
         Duration::from_secs(3600),
     );
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let upstream = Upstream::counting().await;
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     assert_eq!(post(gateway.local_addr(), "/", "k", "x").await.status, 201);
@@ -312,7 +312,7 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_decided_where_the_audit_file_cannot_be_written() {
     let store = Stopped::new(100);
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.audit_file = Some("/nowhere/audit.jsonl".into());

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::OnUnknown;
-use hapax_gateway::{Callers, Config, Gateway, Severity};
+use hapax_gateway::{Config, Gateway, ScopeConfig, Severity};
 use hapax_http::Body;
 use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use http::{Method, Response};
@@ -30,12 +30,12 @@ fn reconciling(upstream: &Upstream) -> Config {
     let url = format!("http://{}/outcome?of=this", upstream.address);
     config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, tenant, HOST]));
+    config.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION, tenant, HOST]));
     config.policy.upstream_timeout = Duration::from_secs(60);
     config
 }
 
-async fn send(gateway: &hapax_gateway::Running) -> Answer {
+async fn send(gateway: &hapax_gateway::RunningGateway) -> Answer {
     let fields = [
         ("idempotency-key", "\"k\""),
         ("authorization", "Bearer a"),
@@ -143,7 +143,7 @@ async fn a_404_without_the_marker_says_nothing() {
 }
 
 /// Asserts how often the reconcile URL gave answers of these kinds.
-async fn answered(gateway: &hapax_gateway::Running, kinds: &[(&str, u32)]) {
+async fn answered(gateway: &hapax_gateway::RunningGateway, kinds: &[(&str, u32)]) {
     let metrics = get(gateway.admin_addr().unwrap(), "/metrics").await.text();
     for (kind, count) in kinds {
         let line = format!("hapax_reconcile_total{{answer=\"{kind}\"}} {count}");

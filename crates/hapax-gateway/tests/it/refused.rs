@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::{InFlight, OnUnknown};
-use hapax_gateway::{Callers, Config, ForwardAuth, Gateway, StartError, StoreUrl};
+use hapax_gateway::{Config, ForwardAuth, Gateway, ScopeConfig, StartError, StoreUrl};
 use hapax_http::server::{MissingScope, StoreOutage};
 use http::Method;
 use http::header::{AUTHORIZATION, CONNECTION, HeaderName};
@@ -38,7 +38,7 @@ async fn contradictions_do_not_start() {
             it.admin = Some("0.0.0.0:7".parse().unwrap());
         }),
         ("would call itself", |it| {
-            it.policy.scope = Some(Callers::Everyone);
+            it.policy.scope = Some(ScopeConfig::Everyone);
             it.listen = "0.0.0.0:1".parse().unwrap();
         }),
         ("would call itself", |it| {
@@ -57,11 +57,11 @@ async fn contradictions_do_not_start() {
             it.policy.store_outage = StoreOutage::Open;
         }),
         ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
-        ("names no header", |it| it.policy.scope = Some(Callers::Headers(vec![]))),
-        ("strips that header", |it| it.policy.scope = Some(Callers::Headers(vec![CONNECTION]))),
+        ("names no header", |it| it.policy.scope = Some(ScopeConfig::Headers(vec![]))),
+        ("strips that header", |it| it.policy.scope = Some(ScopeConfig::Headers(vec![CONNECTION]))),
         ("strips that header", |it| {
             it.policy.scope =
-                Some(Callers::Headers(vec![HeaderName::from_static("idempotency-key")]));
+                Some(ScopeConfig::Headers(vec![HeaderName::from_static("idempotency-key")]));
         }),
         ("--key-header cannot be `authorization`", |it| it.policy.key_header = AUTHORIZATION),
         ("--key-header cannot be `idempotency-fence`", |it| {
@@ -69,7 +69,7 @@ async fn contradictions_do_not_start() {
         }),
         ("--key-header cannot be `x-user`", |it| {
             it.policy.key_header = HeaderName::from_static("x-user");
-            it.policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-user")]));
+            it.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
         }),
         ("names no method", |it| it.policy.methods.clear()),
         ("lease is zero", |it| it.policy.lease = Duration::ZERO),
@@ -104,7 +104,7 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
             auth.url = "http://localhost:82/check".parse().unwrap();
         }),
         ("--auth-timeout is zero", |_, auth| auth.timeout = Duration::ZERO),
-        ("contradicts --scope:", |config, _| config.policy.scope = Some(Callers::Everyone)),
+        ("contradicts --scope:", |config, _| config.policy.scope = Some(ScopeConfig::Everyone)),
         ("contradicts --scope-missing", |config, _| {
             config.policy.scope_missing = Some(MissingScope::Shared);
         }),
@@ -157,7 +157,7 @@ async fn a_request_without_its_scope_header_is_rejected_on_every_listener() {
         assert_eq!(upstream.seen().len(), 0);
     }
     let mut of_all = config(upstream.url());
-    of_all.policy.scope = Some(Callers::Everyone);
+    of_all.policy.scope = Some(ScopeConfig::Everyone);
     of_all.policy.scope_missing = None;
     let of_all = start(of_all).await;
     assert_eq!(post(of_all.local_addr(), "/", "k", "x").await.status, 201);
@@ -178,7 +178,8 @@ async fn what_says_nothing_of_the_caller_is_no_scope() {
         "idempotency_key",
     ] {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());
-        config.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
+        config.policy.scope =
+            Some(ScopeConfig::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
         let error = Gateway::start(config).await.unwrap_err().to_string();
         assert!(error.contains("strips that header") && error.contains(name), "{error}");
     }
@@ -252,7 +253,7 @@ async fn callers_do_not_see_each_other() {
 async fn who_cannot_be_told_is_refused() {
     let upstream = Upstream::counting().await;
     let mut strict = config(upstream.url());
-    strict.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    strict.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION]));
     let strict = start(strict).await;
     for credentials in ["Digest a", "AWS4-HMAC-SHA256 a", "Signature a", "DPoP a"] {
         let fields = [("idempotency-key", "k"), ("authorization", credentials)];
@@ -266,7 +267,7 @@ async fn who_cannot_be_told_is_refused() {
     assert_eq!(upstream.seen().len(), 0);
 
     let mut shared = config(upstream.url());
-    shared.policy.scope = Some(Callers::Headers(vec![AUTHORIZATION]));
+    shared.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION]));
     shared.policy.scope_missing = Some(MissingScope::Shared);
     let shared = start(shared).await;
     assert_eq!(post(shared.local_addr(), "/", "k", "x").await.status, 201);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax::OnUnknown;
 use hapax_gateway::{
-    Callers, Config, Cors, Handling, Origins, PolicyConfig, ReloadError, RouteConfig, StoreUrl,
+    Config, Cors, Origins, PolicyConfig, ReloadError, RouteConfig, RouteMode, ScopeConfig, StoreUrl,
 };
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::KeyRule;
@@ -31,13 +31,13 @@ async fn each_route_has_its_own_of_everything() {
     let strict = route(&config, "/strict/{*rest}", |policy| {
         policy.key = KeyRule::Required;
         policy.docs_url = docs("https://docs.example/strict");
-        policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-user")]));
+        policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
         policy.scope_missing = None;
         policy.max_request_body = 4;
         policy.methods = vec![http::Method::PUT, http::Method::POST];
     });
     let mut open = route(&config, "/open", |_| {});
-    open.handling = Handling::Pass;
+    open.handling = RouteMode::Pass;
     let blocked = route(&config, "/blocked/{*rest}", |policy| policy.on_unknown = OnUnknown::Block);
     config.routes = vec![strict, open, blocked];
     let gateway = start(config).await;
@@ -153,7 +153,7 @@ async fn operators_find_keys_of_every_scope() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     let user = route(&config, "/user", |policy| {
-        policy.scope = Some(Callers::Headers(vec![HeaderName::from_static("x-user")]));
+        policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
     });
     config.routes = vec![user];
     let gateway = start(config).await;
@@ -331,7 +331,7 @@ async fn wire_30_web_pages_are_answered_as_their_route_says() {
         policy.cors = Some(Cors::new(Origins::List(vec!["https://a.example".to_owned()])));
         policy.key_header = HeaderName::from_static("x-idempotency-key");
         let names = ["x-tenant", "authorization"].map(HeaderName::from_static);
-        policy.scope = Some(Callers::Headers(names.to_vec()));
+        policy.scope = Some(ScopeConfig::Headers(names.to_vec()));
     });
     config.routes = vec![shop, other];
     let gateway = start(config).await;

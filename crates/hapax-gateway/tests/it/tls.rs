@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hapax::OnUnknown;
-use hapax_gateway::{Config, ForwardAuth, ListenTls, Protocol, UpstreamTls};
+use hapax_gateway::{Config, ForwardAuth, ListenTls, UpstreamProtocol, UpstreamTls};
 use http::{Uri, Version};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -181,12 +181,12 @@ async fn upstreams_choose_what_they_are_spoken_to_in() {
     let all: &[&[u8]] = &[b"h2", b"http/1.1"];
     let one: &[&[u8]] = &[b"http/1.1"];
     for (offered, protocol, spoken) in [
-        (all, Protocol::Auto, Some(Version::HTTP_2)),
-        (one, Protocol::Auto, Some(Version::HTTP_11)),
-        (&[], Protocol::Auto, Some(Version::HTTP_11)),
-        (all, Protocol::Http1, Some(Version::HTTP_11)),
-        (all, Protocol::Http2, Some(Version::HTTP_2)),
-        (one, Protocol::Http2, None),
+        (all, UpstreamProtocol::Auto, Some(Version::HTTP_2)),
+        (one, UpstreamProtocol::Auto, Some(Version::HTTP_11)),
+        (&[], UpstreamProtocol::Auto, Some(Version::HTTP_11)),
+        (all, UpstreamProtocol::Http1, Some(Version::HTTP_11)),
+        (all, UpstreamProtocol::Http2, Some(Version::HTTP_2)),
+        (one, UpstreamProtocol::Http2, None),
     ] {
         let tls = authority.server(false, offered);
         let upstream = Upstream::start_with(Some(tls), |_| async { text(201, "done") }).await;

@@ -7,7 +7,7 @@ use hapax::{
     Claim, Clock, Fingerprint, FingerprintScheme, Idempotency, Inspect, MemoryCapacity,
     MemoryStore, OnUnknown, OperationRequest, Policy, Scope, Store, SystemClock, Terms, Timestamp,
 };
-use hapax_gateway::{Gateway, Opened};
+use hapax_gateway::{Gateway, OpenStore};
 use hapax_testkit::ManualClock;
 
 use crate::world::{Upstream, config, get, post, text};
@@ -46,7 +46,7 @@ async fn metrics_count_what_is_unknown_and_what_a_dead_process_left() {
     clock.advance(lease);
 
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(config(upstream.url()), opened).await.unwrap();
     let admin = gateway.admin_addr().unwrap();
     assert_eq!(post(gateway.local_addr(), "/", "unknown", "x").await.status, 500);

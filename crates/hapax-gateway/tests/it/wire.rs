@@ -11,10 +11,11 @@ use hapax_conformance::{
     Protocol, Runs, Server, Starting, handler, play_all, reply, serve,
 };
 use hapax_gateway::{
-    Config, Cors, Gateway, Origins, PolicyConfig, Protocol as Spoken, Running, StoreUrl,
+    Config, Cors, Gateway, Origins, PolicyConfig, RunningGateway, StoreUrl,
+    UpstreamProtocol as Spoken,
 };
 use hapax_http::problem::DocsUrl;
-use hapax_http::stored::Cookies;
+use hapax_http::stored_response::Cookies;
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::{PostgresServer, RedisServer};
 use tempfile::TempDir;
@@ -155,9 +156,9 @@ fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Ser
     config.max_waiters = policy.waiters_per_key;
     config.drain_timeout = policy.grace;
     let (scope, scope_missing) = match &policy.callers {
-        Callers::Shared => (hapax_gateway::Callers::Everyone, None),
+        Callers::Shared => (hapax_gateway::ScopeConfig::Everyone, None),
         Callers::Headers(names, missing) => {
-            (hapax_gateway::Callers::Headers(names.clone()), Some(*missing))
+            (hapax_gateway::ScopeConfig::Headers(names.clone()), Some(*missing))
         }
     };
     config.policy = PolicyConfig {
@@ -195,7 +196,7 @@ fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Ser
 
 struct Gate {
     address: SocketAddr,
-    held: Mutex<Option<(Running, Runtime)>>,
+    held: Mutex<Option<(RunningGateway, Runtime)>>,
     link: Option<Frozen>,
     _servers: (Server, Option<Server>),
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::store::BoxFuture;
-use hapax_gateway::{Config, Gateway, Running, StoreUrl};
+use hapax_gateway::{Config, Gateway, RunningGateway, StoreUrl};
 use hapax_http::Body;
 use hapax_http::server::MissingScope;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
@@ -222,7 +222,7 @@ fn token_file() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("admin-token")
 }
 
-pub(crate) async fn start(config: Config) -> Running {
+pub(crate) async fn start(config: Config) -> RunningGateway {
     Gateway::start(config).await.unwrap()
 }
 

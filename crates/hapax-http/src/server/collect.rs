@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::budget::{MemoryBudget, Reservation, SMALL};
 use crate::body::{BoxError, Erased};
-use crate::length::Announced;
+use crate::length::DeclaredLength;
 
 /// What was read of a body.
 pub(super) enum Collected {
@@ -37,7 +37,7 @@ pub(super) async fn collect(
     wait_for: Option<Duration>,
 ) -> Collected {
     let mut reservation = Reservation::none();
-    let announced = headers.map(|headers| Announced::new(headers, &body.size_hint()));
+    let announced = headers.map(|headers| DeclaredLength::new(headers, &body.size_hint()));
     let announced = match announced.transpose() {
         Ok(announced) => announced.unwrap_or_default(),
         Err(contradicted) => return Collected::Broken(contradicted.into()),

@@ -21,7 +21,7 @@ use super::collect::{Collected, collect};
 use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
-use super::observe::{Event, Recorded};
+use super::observe::{RecordStatus, RequestEvent};
 use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
 use super::service::draining;
 use super::transaction::HandlerErrorExtension;
@@ -32,11 +32,12 @@ use crate::classify::{
 };
 use crate::error_format::ErrorFormat;
 use crate::header::{
-    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_ours, retain,
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_protocol_header,
+    retain,
 };
 use crate::length;
 use crate::problem::{Code, Problem};
-use crate::stored::{Stored, Whole};
+use crate::stored_response::{FullResponse, StoredResponse};
 
 /// What holds around an execution.
 pub(super) struct RequestExecution {
@@ -311,14 +312,14 @@ impl RequestExecution {
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
                 let kept = (class != OutcomeClass::Retryable)
-                    .then(|| keep(Whole::of(&response, trailers.as_ref(), cookies)));
+                    .then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
                 (Recording { class, retention, kept, commits }, response.into_parts().0)
             }
             Rest::Coming(_) => {
                 let (class, retention) = self.classify(overrides, &head, None);
                 let kept = (class == OutcomeClass::Final).then(|| {
-                    self.layer.observe(&self.policy, Event::NotRetained);
-                    Stored::NotRetained { status: head.status }.outcome()
+                    self.layer.observe(&self.policy, RequestEvent::NotRetained);
+                    StoredResponse::NotRetained { status: head.status }.outcome()
                 });
                 (Recording { class, retention, kept, commits }, head)
             }
@@ -346,7 +347,7 @@ impl RequestExecution {
             None => HeaderOverride::from_headers(&head.headers),
         };
         for _ in 0..by_response.invalid {
-            self.layer.observe(&self.policy, Event::InvalidOverride);
+            self.layer.observe(&self.policy, RequestEvent::InvalidOverride);
         }
         let on_unknown = options.policy.terms.on_unknown;
         let by_grpc = || {
@@ -369,7 +370,7 @@ impl RequestExecution {
         lease: Lease,
         ending: Recording,
         took: Duration,
-    ) -> (Recorded, Option<Timestamp>) {
+    ) -> (RecordStatus, Option<Timestamp>) {
         let Recording { class, retention, kept, .. } = ending;
         let reason = match &kept {
             Some(_) => "its response leaves it unknown",
@@ -391,11 +392,11 @@ impl RequestExecution {
             }
         };
         let (recorded, until) = match finished {
-            Ok(until) => (Recorded::Stored, until),
-            Err(FinishError::Pending) => (Recorded::Pending, None),
-            Err(_) => (Recorded::Lost, None),
+            Ok(until) => (RecordStatus::Stored, until),
+            Err(FinishError::Pending) => (RecordStatus::Pending, None),
+            Err(_) => (RecordStatus::Lost, None),
         };
-        self.layer.observe(&self.policy, Event::Executed { class, recorded, attempt, took });
+        self.layer.observe(&self.policy, RequestEvent::Executed { class, recorded, attempt, took });
         (recorded, until)
     }
 
@@ -403,21 +404,21 @@ impl RequestExecution {
     pub(super) fn answer(
         &self,
         class: OutcomeClass,
-        recorded: Recorded,
+        recorded: RecordStatus,
         until: Option<Timestamp>,
         answer: ExecutionReply,
     ) -> Response<Body> {
         let withhold = class == OutcomeClass::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
         let problem = match (recorded, answer) {
-            (Recorded::Lost, _) => Problem::new(
+            (RecordStatus::Lost, _) => Problem::new(
                 Code::Superseded,
                 "Another execution of this request took over. Ask again for its outcome.",
             ),
             (_, ExecutionReply::Problem(problem)) => problem,
-            (Recorded::Pending, ExecutionReply::Given(_)) if withhold => pending(),
+            (RecordStatus::Pending, ExecutionReply::Given(_)) if withhold => pending(),
             (_, ExecutionReply::Given(mut given)) => {
-                if recorded == Recorded::Pending {
+                if recorded == RecordStatus::Pending {
                     let pending = HeaderValue::from_static("pending");
                     given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
                 }
@@ -487,13 +488,13 @@ impl Recording {
 }
 
 /// What is kept of a response that is at hand. A record holds no more than so much.
-pub(super) fn keep(whole: Whole) -> Outcome {
+pub(super) fn keep(whole: FullResponse) -> Outcome {
     let status = whole.status;
-    let kept = Stored::Whole(whole).outcome();
+    let kept = StoredResponse::Whole(whole).outcome();
     if kept.bytes().len() <= hapax::codec::MAX_OUTCOME {
         return kept;
     }
-    Stored::NotRetained { status }.outcome()
+    StoredResponse::NotRetained { status }.outcome()
 }
 
 /// What a client hears whose handler was stopped at the end of a drain.

@@ -10,17 +10,17 @@ use http::Response;
 use http::request::Parts;
 use tower_layer::Layer;
 
-use super::answered::{Answered, AnsweredBy};
 use super::budget::BodyBudgets;
 use super::concurrency::ConcurrencyLimits;
 use super::drain::{DrainGate, DrainReport};
-use super::observe::{Event, Nobody, Observer};
+use super::observe::{NoObserver, Observer, RequestEvent};
 use super::policy::RoutePolicy;
+use super::response_info::{ResponseInfo, ResponseSource};
 use super::service::IdempotencyService;
 use crate::body::Body;
 use crate::error_format::ErrorFormat;
+use crate::log_throttle::LogThrottle;
 use crate::problem::{DocsUrl, Problem};
-use crate::seldom::Seldom;
 
 /// Makes every service it wraps idempotent. See the [module](super) for what that means.
 ///
@@ -35,7 +35,7 @@ pub struct IdempotencyLayer {
     pub(super) concurrency: Arc<ConcurrencyLimits>,
     pub(super) gate: Arc<DrainGate>,
     /// Log lines about a store that is away.
-    pub(super) away: Arc<Seldom>,
+    pub(super) away: Arc<LogThrottle>,
 }
 
 impl IdempotencyLayer {
@@ -59,7 +59,7 @@ impl IdempotencyLayer {
             engine,
             routes,
             docs: None,
-            observer: Arc::new(Nobody),
+            observer: Arc::new(NoObserver),
             memory: BodyBudgets::unbounded(),
             concurrency: Arc::default(),
             gate: DrainGate::new(),
@@ -97,7 +97,7 @@ impl IdempotencyLayer {
     ///
     /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
     /// sixteen times the largest response and thrice the largest request to be held to it. What
-    /// replays take before they are answers is for [`hapax::Limits::claims`] and the store to bound.
+    /// replays take before they are answers is for [`hapax::EngineLimits::claims`] and the store to bound.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = BodyBudgets::bounded(bytes);
@@ -122,7 +122,7 @@ impl IdempotencyLayer {
     }
 
     /// Tells the observer. One that panics must cost nobody a lease or an answer.
-    pub(super) fn observe(&self, policy: &RoutePolicy, event: Event) {
+    pub(super) fn observe(&self, policy: &RoutePolicy, event: RequestEvent) {
         let observe = || self.observer.observe(&policy.options.name, event);
         if catch_unwind(AssertUnwindSafe(observe)).is_err() {
             tracing::error!(?event, "the observer panicked");
@@ -136,9 +136,9 @@ impl IdempotencyLayer {
         error_format: ErrorFormat,
         problem: &Problem,
     ) -> Response<Body> {
-        self.observe(policy, Event::Rejected(problem.code()));
+        self.observe(policy, RequestEvent::Rejected(problem.code()));
         let mut response = error_format.render(problem, self.docs.as_ref()).map(Body::from);
-        let rejected = Answered { operation: None, by: AnsweredBy::Rejection };
+        let rejected = ResponseInfo { operation: None, by: ResponseSource::Rejection };
         response.extensions_mut().insert(rejected);
         response
     }

@@ -28,7 +28,7 @@
 //! its client's connection. There, put the gateway in front; or claim in the handler, by
 //! [`Idempotency::claim`](hapax::Idempotency::claim) with [`header::key`](crate::header::key) and
 //! a [`fingerprint::Asked`](crate::fingerprint::HttpRequest), keep answers as
-//! [`stored::Stored`](crate::stored::Stored), and run the work under
+//! [`stored_response::Stored`](crate::stored_response::StoredResponse), and run the work under
 //! [`Lease::keep_alive`](hapax::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
 //! that hangs up does not cancel it.
 //!
@@ -61,7 +61,6 @@
 //! # }
 //! ```
 
-mod answered;
 mod budget;
 mod collect;
 mod concurrency;
@@ -74,19 +73,20 @@ mod layer;
 mod observe;
 mod policy;
 mod protect;
+mod response_info;
 mod scope;
 mod service;
 pub mod transaction;
 
-pub use answered::{Answered, AnsweredBy};
 pub use drain::DrainReport;
 pub use future::ResponseFuture;
 pub use handle::ExecutionHandle;
 pub use layer::IdempotencyLayer;
-pub use observe::{Event, Observer, Recorded};
+pub use observe::{Observer, RecordStatus, RequestEvent};
 pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, Reconciled, RouteError,
     RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
+pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{MissingScope, ScopeError, ScopeSource};
 pub use service::IdempotencyService;

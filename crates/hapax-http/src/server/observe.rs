@@ -13,13 +13,13 @@ use crate::problem::Code;
 /// Something that happened to a request with a key, or without one that needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum RequestEvent {
     /// A handler ran and its outcome was decided.
     Executed {
         /// What its response means.
         class: OutcomeClass,
         /// Whether the store has it.
-        recorded: Recorded,
+        recorded: RecordStatus,
         /// Which execution of the record it was, from 1.
         attempt: u32,
         /// How long the handler took, its response included.
@@ -45,7 +45,7 @@ pub enum Event {
 
 /// Whether the store has an outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Recorded {
+pub enum RecordStatus {
     /// It has.
     Stored,
     /// It will, when it returns.
@@ -60,13 +60,13 @@ pub enum Recorded {
 /// the log, and change no answer.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
     /// `route` is the name in the route's options.
-    fn observe(&self, route: &str, event: Event);
+    fn observe(&self, route: &str, event: RequestEvent);
 }
 
 /// Hears nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Nobody;
+pub(super) struct NoObserver;
 
-impl Observer for Nobody {
-    fn observe(&self, _: &str, _: Event) {}
+impl Observer for NoObserver {
+    fn observe(&self, _: &str, _: RequestEvent) {}
 }

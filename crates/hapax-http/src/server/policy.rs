@@ -18,7 +18,7 @@ use crate::classify::{OutcomeClass, Profile};
 use crate::fingerprint::HttpFingerprintScheme;
 use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
 use crate::statuses::{StatusLists, StatusOverlap};
-use crate::stored::Cookies;
+use crate::stored_response::Cookies;
 
 /// Whether a protected request needs a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

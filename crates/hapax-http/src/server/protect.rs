@@ -20,7 +20,6 @@ use http_body::SizeHint;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::answered::{Answered, AnsweredBy};
 use super::collect::{Collected, collect};
 use super::concurrency::ConcurrencyPermit;
 use super::describe::DescribedHttpRequest;
@@ -28,11 +27,12 @@ use super::execute::{
     BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
 };
 use super::layer::IdempotencyLayer;
-use super::observe::Event;
+use super::observe::RequestEvent;
 use super::policy::{
     COME_BACK, CompletionOutage, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
     StoreOutage,
 };
+use super::response_info::{ResponseInfo, ResponseSource};
 use super::service::{AdmittedRequest, draining};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
 use crate::classify::is_grpc;
@@ -40,11 +40,11 @@ use crate::error_format::ErrorFormat;
 use crate::fingerprint::HttpRequest;
 use crate::header::{
     self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
-    is_ours, is_told, retain,
+    is_protocol_header, is_sent_upstream, retain,
 };
-use crate::length::{self, Announced};
-use crate::problem::{Code, Problem, come_again};
-use crate::stored::{Stored, Whole};
+use crate::length::{self, DeclaredLength};
+use crate::problem::{Code, Problem, retry_after};
+use crate::stored_response::{FullResponse, StoredResponse};
 
 /// How long a request may wait for room for its body. What holds the room may be handlers that
 /// hang, and whoever waits behind them takes up a connection.
@@ -103,7 +103,7 @@ where
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Reconcile(question)) = claim {
-                layer.observe(&policy, Event::ReconcileStarted);
+                layer.observe(&policy, RequestEvent::ReconcileStarted);
                 let fence = question.fence();
                 claim = ask(&policy, &key, &parts, question, &asked).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
@@ -140,31 +140,34 @@ where
     let received = BufferedRequest { parts, body, trailers };
     match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
-            let by = response.extensions().get().map_or(AnsweredBy::Replay, |it: &Answered| it.by);
+            let by = response
+                .extensions()
+                .get()
+                .map_or(ResponseSource::Replay, |it: &ResponseInfo| it.by);
             let operation = Some(layer.engine.operation_id(&scope, &key));
-            response.extensions_mut().insert(Answered { operation, by });
+            response.extensions_mut().insert(ResponseInfo { operation, by });
             Ok(response)
         }
         // No await since the claim was granted: it cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
-            let by = AnsweredBy::Execution { fence: lease.fence(), attempt: lease.attempt() };
+            let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts);
             let work = RequestExecution { layer, policy, error_format, permit, named };
             let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
-                Some(NotBegun) => AnsweredBy::Rejection,
+                Some(NotBegun) => ResponseSource::Rejection,
                 None => by,
             };
-            response.extensions_mut().insert(Answered { operation, by });
+            response.extensions_mut().insert(ResponseInfo { operation, by });
             Ok(response)
         }
         ClaimDecision::Unprotected if permit.gate().is_stopping() => {
             Ok(layer.reject(&policy, error_format, &draining()))
         }
         ClaimDecision::Unprotected => {
-            layer.observe(&policy, Event::Unprotected);
+            layer.observe(&policy, RequestEvent::Unprotected);
             let mut response = tokio::select! {
                 biased;
                 response = inner.call(received.request()) => response?.map(|body| {
@@ -288,14 +291,14 @@ fn happened(
 ) -> Verdict {
     if length::is_of_the_body(&retry.method, response.status()) {
         let hint = SizeHint::new();
-        let announced = Announced::new(response.headers(), &hint);
+        let announced = DeclaredLength::new(response.headers(), &hint);
         let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
         if let Err(error) = checked {
             tracing::warn!(%error, "the reconcile hook's answer is none");
             return Verdict::CannotSay;
         }
     }
-    let mut whole = Whole::of(&response, trailers.as_ref(), policy.options.cookies);
+    let mut whole = FullResponse::of(&response, trailers.as_ref(), policy.options.cookies);
     if is_grpc(&retry.headers) {
         whole = whole.for_grpc();
     }
@@ -318,14 +321,14 @@ fn settle(
         Ok(Claim::Execute(lease)) => return ClaimDecision::Execute(lease),
         Ok(Claim::Replay(replay)) => match replayed(layer, policy, &replay) {
             Ok(response) => {
-                layer.observe(policy, Event::Replayed { expires_in: replay.expires_in });
+                layer.observe(policy, RequestEvent::Replayed { expires_in: replay.expires_in });
                 return ClaimDecision::Respond(response);
             }
             Err(problem) => problem,
         },
         Ok(Claim::InFlight { elapsed, remaining }) => {
             Problem::new(Code::InFlight, "The first request with this key has no outcome yet.")
-                .retry_after(come_again(elapsed, remaining))
+                .retry_after(retry_after(elapsed, remaining))
         }
         Ok(Claim::Mismatch) => Problem::new(
             Code::KeyReused,
@@ -385,19 +388,20 @@ fn replayed(
     if replay.deferred && policy.options.completion_outage == CompletionOutage::Withhold {
         return Err(pending());
     }
-    let Whole { status, headers, body, trailers } = match Stored::from_outcome(&replay.outcome) {
-        Ok(Stored::Whole(whole)) => whole,
-        Ok(Stored::NotRetained { status }) => {
-            let detail =
-                "The request took effect. Its response was too large to keep, or was streamed.";
-            return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
-        }
-        Err(error) => {
-            tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
-            let detail = "The request took effect. What was kept of it is no HTTP response.";
-            return Err(Problem::new(Code::ResponseNotRetained, detail));
-        }
-    };
+    let FullResponse { status, headers, body, trailers } =
+        match StoredResponse::from_outcome(&replay.outcome) {
+            Ok(StoredResponse::Whole(whole)) => whole,
+            Ok(StoredResponse::NotRetained { status }) => {
+                let detail =
+                    "The request took effect. Its response was too large to keep, or was streamed.";
+                return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+            }
+            Err(error) => {
+                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+                let detail = "The request took effect. What was kept of it is no HTTP response.";
+                return Err(Problem::new(Code::ResponseNotRetained, detail));
+            }
+        };
     let Some(body) = layer.memory.answers.hold_now(body) else {
         let detail = format!("There is no room for the answer now. {NOTHING}");
         return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));

@@ -18,9 +18,9 @@ use super::protect::protect;
 use crate::body::{Body, BoxError, WithoutTrailers};
 use crate::error_format::ErrorFormat;
 use crate::fingerprint::METHOD_OVERRIDES;
-use crate::header::{self, is_told, retain};
+use crate::header::{self, is_sent_upstream, retain};
 use crate::problem::{Code, Problem};
-use crate::stored::named_by_connection;
+use crate::stored_response::named_by_connection;
 
 /// A service behind an [`IdempotencyLayer`].
 #[derive(Clone, Debug)]
@@ -62,8 +62,11 @@ where
         // Whoever asks what became of an execution names it by its fence, with a safe method that the
         // route does not protect; nothing is executed by that.
         let asks = matches!(admission, Admission::Pass) && parts.method.is_safe();
-        if !asks && !matches!(admission, Admission::Other) && parts.headers.keys().any(is_told) {
-            parts.headers = retain(&parts.headers, |name, _| !is_told(name));
+        if !asks
+            && !matches!(admission, Admission::Other)
+            && parts.headers.keys().any(is_sent_upstream)
+        {
+            parts.headers = retain(&parts.headers, |name, _| !is_sent_upstream(name));
         }
         match admission {
             Admission::Other => {

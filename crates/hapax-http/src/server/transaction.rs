@@ -48,7 +48,7 @@ use super::execute::{
     BufferedRequest, ExecutionReply, HandlerResponse, HandlerResult, Panicked, Recording,
     RequestExecution, catch,
 };
-use super::observe::{Event, Recorded};
+use super::observe::{RecordStatus, RequestEvent};
 use super::policy::COME_BACK;
 use crate::body::{Body, BoxError};
 use crate::classify::OutcomeClass;
@@ -141,34 +141,34 @@ impl RequestExecution {
                         }
                     };
                 }
-                TransactionResult::Recorded(until) => (class, Recorded::Stored, until, None),
+                TransactionResult::Recorded(until) => (class, RecordStatus::Stored, until, None),
                 TransactionResult::Exhausted => {
-                    (OutcomeClass::Retryable, Recorded::Stored, None, Some(in_the_way()))
+                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(in_the_way()))
                 }
                 TransactionResult::RolledBack(error) => {
                     tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
-                    (OutcomeClass::Retryable, Recorded::Stored, None, Some(rolled_back()))
+                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(rolled_back()))
                 }
                 TransactionResult::Kept => {
                     tracing::error!("a handler kept its transaction beyond its response");
-                    (OutcomeClass::Unknown, Recorded::Stored, None, Some(kept()))
+                    (OutcomeClass::Unknown, RecordStatus::Stored, None, Some(kept()))
                 }
                 TransactionResult::EndedEarly(error) => {
                     tracing::error!(
                         error = &*error as &dyn Error,
                         "a handler ended its transaction by itself"
                     );
-                    (OutcomeClass::Unknown, Recorded::Stored, None, Some(ended_early()))
+                    (OutcomeClass::Unknown, RecordStatus::Stored, None, Some(ended_early()))
                 }
                 TransactionResult::Unknown => {
-                    (class, Recorded::Pending, None, Some(commit_unknown()))
+                    (class, RecordStatus::Pending, None, Some(commit_unknown()))
                 }
                 TransactionResult::Failed(FinishError::Pending) => {
-                    (class, Recorded::Pending, None, None)
+                    (class, RecordStatus::Pending, None, None)
                 }
-                TransactionResult::Failed(_) => (class, Recorded::Lost, None, None),
+                TransactionResult::Failed(_) => (class, RecordStatus::Lost, None, None),
             };
-            let event = Event::Executed { class, recorded, attempt: number, took };
+            let event = RequestEvent::Executed { class, recorded, attempt: number, took };
             self.layer.observe(&self.policy, event);
             let answer = match (instead, answer) {
                 (Some(problem), _) => ExecutionReply::Problem(problem),

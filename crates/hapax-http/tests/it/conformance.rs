@@ -9,7 +9,7 @@ use axum::Router;
 use hapax::machine::HookTiming;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    FencingToken, Idempotency, Limits, MemoryCapacity, MemoryStore, OperationId, Store, StoreError,
+    FencingToken, Idempotency, EngineLimits, MemoryCapacity, MemoryStore, OperationId, Store, StoreError,
     SystemClock,
 };
 use hapax_conformance::{
@@ -141,7 +141,7 @@ fn cors_of(origin: &'static str) -> CorsLayer {
 }
 
 fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
-    let limits = Limits { waiters_per_key: policy.waiters_per_key, ..Limits::default() };
+    let limits = EngineLimits { waiters_per_key: policy.waiters_per_key, ..EngineLimits::default() };
     let engine = Idempotency::builder(store as Arc<dyn Store>)
         .store_timeout(policy.store_timeout)
         .limits(limits)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hapax::{FencingToken, Key, OperationId, Scope};
 use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
 use hapax_http::server::{ReconcileRequest, Reconciled};
-use hapax_http::stored::{Cookies, Stored, Whole};
+use hapax_http::stored_response::{Cookies, StoredResponse, FullResponse};
 use http::{HeaderMap, Request, Response};
 
 /// In every place that a request or a response has for it.
@@ -68,8 +68,8 @@ fn a_stored_response() {
         http::HeaderName::from_static("x-sum"),
         http::HeaderValue::from_static(SECRET),
     )]);
-    let whole = Whole::of(&response(), Some(&trailers), Cookies::Keep);
+    let whole = FullResponse::of(&response(), Some(&trailers), Cookies::Keep);
     assert_silent(&whole);
-    assert_silent(&Stored::Whole(whole.clone()));
-    assert_silent(&Stored::Whole(whole).outcome());
+    assert_silent(&StoredResponse::Whole(whole.clone()));
+    assert_silent(&StoredResponse::Whole(whole).outcome());
 }

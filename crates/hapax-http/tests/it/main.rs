@@ -16,4 +16,4 @@ mod header;
 mod error_format;
 mod problem;
 mod server;
-mod stored;
+mod stored_response;

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hapax_http::problem::{BadDocsUrl, Code, DocsUrl, Problem, come_again, sentence};
+use hapax_http::problem::{BadDocsUrl, Code, DocsUrl, Problem, retry_after, sentence};
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -89,8 +89,8 @@ fn wire_23_a_response_that_was_not_kept_has_its_status() {
 #[test]
 fn wire_18_come_again_after_the_smaller_of_both() {
     let seconds = Duration::from_secs;
-    assert_eq!(come_again(seconds(3), seconds(20)), seconds(3));
-    assert_eq!(come_again(seconds(40), seconds(20)), seconds(20));
-    assert_eq!(come_again(seconds(0), seconds(20)), seconds(1));
-    assert_eq!(come_again(seconds(40), seconds(0)), seconds(1));
+    assert_eq!(retry_after(seconds(3), seconds(20)), seconds(3));
+    assert_eq!(retry_after(seconds(40), seconds(20)), seconds(20));
+    assert_eq!(retry_after(seconds(0), seconds(20)), seconds(1));
+    assert_eq!(retry_after(seconds(40), seconds(0)), seconds(1));
 }

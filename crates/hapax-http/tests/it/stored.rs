@@ -1,6 +1,6 @@
 use bytes::Bytes;
 use hapax::Outcome;
-use hapax_http::stored::{Cookies, FORMAT, NotStored, Stored, Whole};
+use hapax_http::stored_response::{Cookies, FORMAT, StoredResponseError, StoredResponse, FullResponse};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use proptest::prelude::*;
@@ -18,14 +18,14 @@ fn headers() -> impl Strategy<Value = HeaderMap> {
     })
 }
 
-fn stored() -> impl Strategy<Value = Stored> {
+fn stored() -> impl Strategy<Value = StoredResponse> {
     let status = || (100u16..1000).prop_map(|status| StatusCode::from_u16(status).unwrap());
     let body = prop::collection::vec(any::<u8>(), 0..64).prop_map(Bytes::from);
     let whole = (status(), headers(), body, prop::option::of(headers()));
     prop_oneof![
-        1 => status().prop_map(|status| Stored::NotRetained { status }),
+        1 => status().prop_map(|status| StoredResponse::NotRetained { status }),
         4 => whole.prop_map(|(status, headers, body, trailers)| {
-            Stored::Whole(Whole { status, headers, body, trailers })
+            StoredResponse::Whole(FullResponse { status, headers, body, trailers })
         }),
     ]
 }
@@ -33,14 +33,14 @@ fn stored() -> impl Strategy<Value = Stored> {
 proptest! {
     #[test]
     fn wire_17_what_is_stored_is_read_back(stored in stored()) {
-        prop_assert_eq!(Stored::from_outcome(&stored.outcome()), Ok(stored));
+        prop_assert_eq!(StoredResponse::from_outcome(&stored.outcome()), Ok(stored));
     }
 
     #[test]
     fn any_bytes_are_a_response_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        if let Ok(stored) = Stored::from_outcome(&Outcome::new(FORMAT, bytes.clone())) {
+        if let Ok(stored) = StoredResponse::from_outcome(&Outcome::new(FORMAT, bytes.clone())) {
             let again = stored.outcome();
-            prop_assert_eq!(Stored::from_outcome(&again), Ok(stored));
+            prop_assert_eq!(StoredResponse::from_outcome(&again), Ok(stored));
         }
     }
 
@@ -53,17 +53,17 @@ proptest! {
         let bytes = stored.outcome().bytes().to_vec();
         let at = at.index(bytes.len());
         let cut = Outcome::new(FORMAT, bytes[..at].to_vec());
-        prop_assert_eq!(Stored::from_outcome(&cut), Err(NotStored));
+        prop_assert_eq!(StoredResponse::from_outcome(&cut), Err(StoredResponseError));
         let mut changed = bytes;
         changed[at] = to;
-        let _ = Stored::from_outcome(&Outcome::new(FORMAT, changed));
+        let _ = StoredResponse::from_outcome(&Outcome::new(FORMAT, changed));
     }
 }
 
 #[test]
 fn another_doors_outcome_is_not_read() {
-    let bytes = Stored::NotRetained { status: StatusCode::OK }.outcome().bytes().clone();
-    assert_eq!(Stored::from_outcome(&Outcome::new("http/2", bytes)), Err(NotStored));
+    let bytes = StoredResponse::NotRetained { status: StatusCode::OK }.outcome().bytes().clone();
+    assert_eq!(StoredResponse::from_outcome(&Outcome::new("http/2", bytes)), Err(StoredResponseError));
 }
 
 /// The bytes of a record outlive a version: they must not change.
@@ -74,7 +74,7 @@ fn the_format_stays() {
     headers.append("a", HeaderValue::from_static(""));
     let mut trailers = HeaderMap::new();
     trailers.append("t", HeaderValue::from_static("2"));
-    let whole = Whole {
+    let whole = FullResponse {
         status: StatusCode::CREATED,
         headers,
         body: Bytes::from_static(b"xyz"),
@@ -86,15 +86,15 @@ fn the_format_stays() {
         &[0, 0, 0, 3, b'x', b'y', b'z', 1, 0, 0, 0, 1, 0, 0, 0, 1, b't', 0, 0, 0, 1, b'2'],
     ]
     .concat();
-    assert_eq!(Stored::Whole(whole).outcome().bytes(), &expected);
-    let unkept = Stored::NotRetained { status: StatusCode::OK }.outcome();
+    assert_eq!(StoredResponse::Whole(whole).outcome().bytes(), &expected);
+    let unkept = StoredResponse::NotRetained { status: StatusCode::OK }.outcome();
     assert_eq!(unkept.bytes(), &[1, 0, 200][..]);
 }
 
 #[test]
 fn a_count_of_four_billion_allocates_nothing() {
     let bytes = [0, 0, 200, 255, 255, 255, 255, 255, 255, 255, 255];
-    assert_eq!(Stored::from_outcome(&Outcome::new(FORMAT, bytes.to_vec())), Err(NotStored));
+    assert_eq!(StoredResponse::from_outcome(&Outcome::new(FORMAT, bytes.to_vec())), Err(StoredResponseError));
 }
 
 #[test]
@@ -114,14 +114,14 @@ fn wire_17_what_belongs_to_a_connection_or_an_attempt_is_not_kept() {
         .header("trailer", "x-t")
         .body(Bytes::from_static(b"body"))
         .unwrap();
-    let lines = |whole: &Whole| -> Vec<String> {
+    let lines = |whole: &FullResponse| -> Vec<String> {
         let line =
             |(name, value): (_, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
         whole.headers.iter().map(line).collect()
     };
-    let kept = Whole::of(&response, None, Cookies::Drop);
+    let kept = FullResponse::of(&response, None, Cookies::Drop);
     assert_eq!(lines(&kept), ["x-b: 2", "x-b: 3", "x-a: 1", "trailer: x-t"]);
-    let kept = Whole::of(&response, None, Cookies::Keep);
+    let kept = FullResponse::of(&response, None, Cookies::Keep);
     assert_eq!(lines(&kept), ["set-cookie: a=1", "x-b: 2", "x-b: 3", "x-a: 1", "trailer: x-t"]);
 }
 
@@ -135,9 +135,9 @@ fn an_outcome_takes_no_more_than_its_length() {
         HeaderValue::from_static("0"),
     )]);
     for stored in [
-        Stored::Whole(Whole::of(&response, None, Cookies::Drop)),
-        Stored::Whole(Whole::of(&response, Some(&trailers), Cookies::Drop)),
-        Stored::NotRetained { status: StatusCode::OK },
+        StoredResponse::Whole(FullResponse::of(&response, None, Cookies::Drop)),
+        StoredResponse::Whole(FullResponse::of(&response, Some(&trailers), Cookies::Drop)),
+        StoredResponse::NotRetained { status: StatusCode::OK },
     ] {
         let outcome = stored.outcome();
         let length = outcome.bytes().len();
@@ -154,7 +154,7 @@ fn wire_16_trailers_for_the_layer_are_not_kept() {
     let mut trailers = HeaderMap::new();
     trailers.append("idempotency-outcome", HeaderValue::from_static("final"));
     trailers.append("x-sum", HeaderValue::from_static("1"));
-    let kept = Whole::of(&response, Some(&trailers), Cookies::Drop).trailers.unwrap();
+    let kept = FullResponse::of(&response, Some(&trailers), Cookies::Drop).trailers.unwrap();
     assert_eq!((kept.len(), &kept["x-sum"]), (1, &HeaderValue::from_static("1")));
 }
 
@@ -168,7 +168,7 @@ fn wire_15_an_answer_as_grpc_clients_read_it() {
     let of = |head: &[(&'static str, &'static str)], trailers: Option<HeaderMap>| {
         let mut response = Response::new(Bytes::new());
         *response.headers_mut() = headers(head);
-        let whole = Whole::of(&response, trailers.as_ref(), Cookies::Drop).for_grpc();
+        let whole = FullResponse::of(&response, trailers.as_ref(), Cookies::Drop).for_grpc();
         (whole.headers, whole.trailers.unwrap())
     };
     let kind = ("content-type", "application/grpc");

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax::store::StoredRecord;
 use hapax::{OperationId, Outcome, Record, RecordState, Timestamp};
-use hapax_http::stored::Stored;
+use hapax_http::stored_response::StoredResponse;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::time::rfc3339;
@@ -157,11 +157,12 @@ pub struct RecordBefore {
 
 impl RecordBefore {
     pub(super) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
-        let status =
-            outcome(stored).and_then(|outcome| match Stored::from_outcome(outcome).ok()? {
-                Stored::NotRetained { status } => Some(status.as_u16()),
-                Stored::Whole(whole) => Some(whole.status.as_u16()),
-            });
+        let status = outcome(stored).and_then(|outcome| {
+            match StoredResponse::from_outcome(outcome).ok()? {
+                StoredResponse::NotRetained { status } => Some(status.as_u16()),
+                StoredResponse::Whole(whole) => Some(whole.status.as_u16()),
+            }
+        });
         Self { state: StateView::of(stored, now), ended: ended(stored).map(rfc3339), status }
     }
 }
@@ -220,8 +221,8 @@ impl RecordView {
 impl ResponseView {
     /// `None` for an outcome of another door than HTTP.
     fn of(outcome: &Outcome) -> Option<Self> {
-        match Stored::from_outcome(outcome).ok()? {
-            Stored::NotRetained { status } => Some(Self {
+        match StoredResponse::from_outcome(outcome).ok()? {
+            StoredResponse::NotRetained { status } => Some(Self {
                 status: status.as_u16(),
                 retained: false,
                 headers: Vec::new(),
@@ -229,7 +230,7 @@ impl ResponseView {
                 body_base64: None,
                 body_bytes: 0,
             }),
-            Stored::Whole(whole) => {
+            StoredResponse::Whole(whole) => {
                 let shown = (whole.body.len() <= MAX_BODY).then_some(&whole.body);
                 let body = shown.and_then(|body| std::str::from_utf8(body).ok());
                 let headers = whole.headers.iter().map(|(name, value)| {

@@ -1,6 +1,6 @@
 //! What it means where nothing was appended.
 
-use super::Append;
+use super::AppendResult;
 
 /// An event of the call's whose id is there.
 #[derive(Clone, Debug)]
@@ -16,17 +16,17 @@ pub(crate) struct Found {
 /// the same events again need not know which version they made.
 ///
 /// `None`: nothing is in the way. (For no events: the version is the expected one.)
-pub(crate) fn decide(expected: u64, current: u64, found: &[Option<Found>]) -> Option<Append> {
+pub(crate) fn decide(expected: u64, current: u64, found: &[Option<Found>]) -> Option<AppendResult> {
     for (index, found) in found.iter().enumerate() {
         if let Some(Found { position, other_stream: Some(stream), .. }) = found {
             let (stream, position) = (stream.clone(), *position);
-            return Some(Append::SameIdInOtherStream { index, stream, position });
+            return Some(AppendResult::SameIdInOtherStream { index, stream, position });
         }
     }
     for (index, found) in found.iter().enumerate() {
         if let Some(Found { position, different: Some(field), .. }) = found {
             let (position, field) = (*position, field.clone());
-            return Some(Append::SameIdDifferentBody { index, position, field });
+            return Some(AppendResult::SameIdDifferentBody { index, position, field });
         }
     }
     let position = |found: &Option<Found>| found.as_ref().map(|found| found.position);
@@ -36,14 +36,14 @@ pub(crate) fn decide(expected: u64, current: u64, found: &[Option<Found>]) -> Op
         let in_a_row = |first: u64| (first..).map(Some).take(positions.len());
         return Some(match first {
             Some(first) if in_a_row(first).eq(positions.iter().copied()) => {
-                Append::AlreadyAppended { positions: first..first + positions.len() as u64 }
+                AppendResult::AlreadyAppended { positions: first..first + positions.len() as u64 }
             }
-            _ => Append::PartialOverlap { positions, current },
+            _ => AppendResult::PartialOverlap { positions, current },
         });
     }
     match current.cmp(&expected) {
-        std::cmp::Ordering::Less => Some(Append::Gap { current }),
+        std::cmp::Ordering::Less => Some(AppendResult::Gap { current }),
         std::cmp::Ordering::Equal => None,
-        std::cmp::Ordering::Greater => Some(Append::Conflict { current }),
+        std::cmp::Ordering::Greater => Some(AppendResult::Conflict { current }),
     }
 }

@@ -1,6 +1,6 @@
 //! The statements of an event log.
 
-use super::{EventLogBuilder, Ids};
+use super::{EventLogBuilder, IdScope};
 use crate::layout::Column;
 use crate::sql;
 use crate::verified::Check;
@@ -20,8 +20,8 @@ impl Statements {
         let EventLogBuilder { table, stream, sequence, id, ids, .. } = layout;
         let place = vec![stream, sequence];
         let identity = match ids {
-            Ids::UniqueInTable => vec![id],
-            Ids::UniqueInStream => vec![stream, id],
+            IdScope::UniqueInTable => vec![id],
+            IdScope::UniqueInStream => vec![stream, id],
         };
         let on = |key: &[&Column]| format!(" ({})", sql::names(key.iter().copied()));
         let (insist, by_id) = (append(layout, &on(&place)), append(layout, &on(&identity)));
@@ -58,7 +58,7 @@ fn own(layout: &EventLogBuilder) -> impl Iterator<Item = &Column> {
 fn same_event(layout: &EventLogBuilder) -> String {
     let EventLogBuilder { stream, id, ids, .. } = layout;
     let mut same = sql::equal("t", "(g.item)", [id]);
-    if *ids == Ids::UniqueInStream {
+    if *ids == IdScope::UniqueInStream {
         same += " AND ";
         same += &sql::equal("t", "(h.item)", [stream]);
     }

@@ -6,7 +6,7 @@ use sqlx::{Error, Postgres, Row};
 
 use super::private::Query;
 use super::{Answering, Rows};
-use crate::error::{Failure, ServerError};
+use crate::error::{ServerError, StatementError};
 
 impl Query for &mut PgConnection {
     fn query<'a>(&'a mut self, text: &'a str, parameters: &'a [&'a str]) -> Answering<'a> {
@@ -30,7 +30,7 @@ async fn query(
     connection: &mut PgConnection,
     text: &str,
     parameters: &[&str],
-) -> Result<Rows, Failure> {
+) -> Result<Rows, StatementError> {
     // Unnamed: a pooler in between may not know the name.
     let query = sqlx::query(text).persistent(false);
     let query = parameters.iter().fold(query, |query, text| query.bind(*text));
@@ -39,11 +39,11 @@ async fn query(
     rows.iter().map(texts).collect::<Result<_, _>>().map_err(failure)
 }
 
-fn failure(error: Error) -> Failure {
+fn failure(error: Error) -> StatementError {
     let database = error.as_database_error().and_then(|db| db.try_downcast_ref());
-    let Some(db) = database.map(told) else { return Failure::Lost(error.into()) };
+    let Some(db) = database.map(told) else { return StatementError::Lost(error.into()) };
     let (code, message, constraint, is_error) = db;
-    Failure::of(ServerError { code, message, constraint, source: error.into() }, is_error)
+    StatementError::of(ServerError { code, message, constraint, source: error.into() }, is_error)
 }
 
 fn told(db: &PgDatabaseError) -> (String, String, Option<String>, bool) {

@@ -8,7 +8,7 @@ use crate::error::{DataError, ItemError};
 /// The id of an operation, made once by whoever asks for it, and sent again with every retry.
 ///
 /// Without more, an id that is used again for another change of the same row is
-/// [`AlreadyApplied`](crate::Operation::AlreadyApplied), and that change is never made: versions differ from one
+/// [`AlreadyApplied`](crate::IdentifiedUpdate::AlreadyApplied), and that change is never made: versions differ from one
 /// attempt to the next, and so do values that are made from them, so that an item does not tell.
 /// What is [asked](Self::for_request) for does.
 ///

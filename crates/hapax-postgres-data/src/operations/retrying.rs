@@ -6,13 +6,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Operations, Seen, UpdateId, seen, statements};
-use crate::error::{BoxError, DataError, Failure, ItemError};
+use super::{Seen, UpdateId, UpdateLog, seen, statements};
+use crate::error::{DataError, DriverError, ItemError, StatementError};
 use crate::executor::{Executor, Rows};
 use crate::items::Fields;
 use crate::layout::Column;
 use crate::retry::Retry;
-use crate::versioned::{Loaded, made, sent};
+use crate::versioned::{VersionedRow, made, sent};
 
 /// What became of an operation that was retried.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ pub enum RetryError<E> {
         outcome_unknown: bool,
         /// What hindered the last one; nothing if that was a conflict.
         #[source]
-        source: Option<BoxError>,
+        source: Option<DriverError>,
     },
     /// What another attempt would not mend.
     #[error("another attempt would not mend it: {source}")]
@@ -89,11 +89,11 @@ struct Progress {
     attempts: u32,
     /// The version that an update expects of which nobody knows what became.
     outcome_unknown: Option<u64>,
-    source: Option<BoxError>,
+    source: Option<DriverError>,
 }
 
 impl Progress {
-    fn hindered(&mut self, by: impl Into<BoxError>) {
+    fn hindered(&mut self, by: impl Into<DriverError>) {
         self.source = Some(by.into());
     }
 
@@ -116,7 +116,7 @@ impl Progress {
     }
 }
 
-impl Operations {
+impl UpdateLog {
     /// Loads the row of `key`, has `change` make what it is to be, and updates it, under the id
     /// `operation`; from the beginning where another update came in between, a connection is lost, or
     /// a lock or the server is not to be had, within the limits of `retry`.
@@ -154,7 +154,7 @@ impl Operations {
         K: Serialize + Sync,
         R: Serialize + DeserializeOwned + Send + Sync,
         C: Executor + 'static,
-        X: Into<BoxError>,
+        X: Into<DriverError>,
         Connecting: Future<Output = Result<C, X>>,
     {
         let deadline = Instant::now() + retry.within();
@@ -187,7 +187,8 @@ impl Operations {
                 self.verified.once(&mut executor).await?;
                 attempt.look(&mut executor).await
             };
-            let Loaded { version: expected, row } = match timeout_at(deadline, looking).await {
+            let VersionedRow { version: expected, row } = match timeout_at(deadline, looking).await
+            {
                 Ok(Ok(Seen::Noted(version))) => return Ok(Retried::AlreadyApplied { version }),
                 Ok(Ok(Seen::Nothing)) => return Ok(Retried::NotFound),
                 Ok(Ok(Seen::There(loaded))) => loaded,
@@ -242,7 +243,7 @@ impl Operations {
                         return Err(progress.data(error));
                     }
                 },
-                Err(failure @ Failure::Lost(_)) => {
+                Err(failure @ StatementError::Lost(_)) => {
                     progress.outcome_unknown = Some(expected);
                     progress.failed(failure.into_error())?;
                     continue;
@@ -296,7 +297,7 @@ impl Operations {
 
 /// What is the same in every attempt.
 struct Attempt<'a> {
-    of: &'a Operations,
+    of: &'a UpdateLog,
     operation: UpdateId,
     key: Fields,
     wanted: String,
@@ -311,7 +312,7 @@ impl Attempt<'_> {
     ) -> Result<Seen<R>, DataError> {
         let look = &self.of.statements.look;
         let rows = executor.query(look, &[&self.wanted, &self.id, &self.asked]).await;
-        seen(&rows.map_err(Failure::into_error)?, &self.operation)
+        seen(&rows.map_err(StatementError::into_error)?, &self.operation)
     }
 
     /// The fields that differ, of the row that was asked for: what serde made of the others, and of
@@ -323,7 +324,7 @@ impl Attempt<'_> {
         expected: u64,
         deadline: Instant,
     ) -> Result<Update, DataError> {
-        let Operations { rows, layout, .. } = self.of;
+        let UpdateLog { rows, layout, .. } = self.of;
         let same = |after: &Fields, Column { name, .. }: &Column| {
             before.get(name).map(|field| field.get()) == after.get(name).map(|field| field.get())
         };
@@ -362,7 +363,7 @@ struct Update {
 }
 
 impl Update {
-    async fn send(&self, executor: &mut impl Executor) -> Result<Rows, Failure> {
+    async fn send(&self, executor: &mut impl Executor) -> Result<Rows, StatementError> {
         let Self { text, item, expected, id, asked, lock_timeout } = self;
         executor.query(text, &[item, expected, id, asked, lock_timeout]).await
     }

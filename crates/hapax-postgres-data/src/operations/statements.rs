@@ -1,7 +1,7 @@
 //! The statements of operations.
 
-use super::OperationsBuilder;
-use crate::layout::{Column, Table};
+use super::UpdateLogBuilder;
+use crate::layout::{Column, TableName};
 use crate::sql;
 use crate::versioned::VersionedRows;
 
@@ -23,7 +23,7 @@ const BOUNDED: &str = ", bounded AS MATERIALIZED (
 )";
 
 impl Statements {
-    pub(super) fn new(rows: &VersionedRows, layout: &OperationsBuilder) -> Self {
+    pub(super) fn new(rows: &VersionedRows, layout: &UpdateLogBuilder) -> Self {
         let update = update(rows, layout, &rows.layout.fields, false);
         Self { update, look: look(rows, layout) }
     }
@@ -31,7 +31,7 @@ impl Statements {
 
 /// The table, whatever the `search_path` and however it was named; not quoted, which depends on
 /// settings and versions.
-fn identity(table: &Table) -> String {
+fn identity(table: &TableName) -> String {
     let name = sql::literal(&table.to_string());
     let names = format!("pg_identify_object_as_address('pg_class'::regclass, {name}::regclass, 0)");
     format!("(SELECT array_to_json(i.object_names)::text FROM {names} AS i)")
@@ -41,11 +41,11 @@ fn identity(table: &Table) -> String {
 /// expected version, the operation's id, and what is asked; if it is `bounded`, milliseconds as well.
 pub(super) fn update<'a>(
     rows: &'a VersionedRows,
-    layout: &OperationsBuilder,
+    layout: &UpdateLogBuilder,
     fields: impl IntoIterator<Item = &'a Column>,
     bounded: bool,
 ) -> String {
-    let OperationsBuilder { table, operation, target, version } = layout;
+    let UpdateLogBuilder { table, operation, target, version } = layout;
     let of = &rows.layout.table;
     let (given, asked) = (sql::record("given", of, 1), sql::record("asked", table, 3));
     let (limit, limited) = if bounded { (BOUNDED, ", bounded") } else { ("", "") };
@@ -72,8 +72,8 @@ SELECT u.version::text FROM updated AS u"
 /// Answers with: the version that the operation made, if it was applied; whether to another row, or as
 /// another request; and version and row, if there is one. Parameters are the item, the
 /// operation's id, and what is asked.
-fn look(rows: &VersionedRows, layout: &OperationsBuilder) -> String {
-    let OperationsBuilder { table, operation, target, version } = layout;
+fn look(rows: &VersionedRows, layout: &UpdateLogBuilder) -> String {
+    let UpdateLogBuilder { table, operation, target, version } = layout;
     let (of, key) = (&rows.layout.table, &rows.layout.key);
     let (given, asked) = (sql::record("given", of, 1), sql::record("asked", table, 2));
     let (made, current, target) = (version.of("o"), rows.layout.version.of("t"), target.of("o"));

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use hapax::{Clock, SystemClock};
-use hapax_testkit::sim::{self, Failure, Tally};
+use hapax_testkit::sim::{self, SimFailure, Tally};
 
 const USAGE: &str = "usage: sim [--seeds N] [--from SEED] [--threads N] | sim --seed SEED";
 
@@ -54,7 +54,7 @@ fn options() -> Option<SimOptions> {
 }
 
 /// Splits the seeds among threads; of several failures the one of the smallest seed is told.
-fn run(options: &SimOptions) -> Result<Tally, Box<Failure>> {
+fn run(options: &SimOptions) -> Result<Tally, Box<SimFailure>> {
     let SimOptions { from, seeds, threads } = *options;
     let share = |thread: u64| from + seeds * thread / threads;
     let parts: Vec<_> = std::thread::scope(|scope| {

@@ -41,7 +41,7 @@ use world::World;
 
 /// A schedule that broke a promise.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct SimFailure {
     /// Play it again with [`run_seed`].
     pub seed: u64,
     /// What it broke.
@@ -50,9 +50,9 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for SimFailure {}
 
-impl fmt::Display for Failure {
+impl fmt::Display for SimFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.trace {
             writeln!(f, "{line}")?;
@@ -65,28 +65,28 @@ impl fmt::Display for Failure {
 /// Plays the schedules of `seeds`.
 ///
 /// # Errors
-/// The first [`Failure`].
-pub fn run(seeds: Range<u64>) -> Result<Tally, Box<Failure>> {
+/// The first [`SimFailure`].
+pub fn run(seeds: Range<u64>) -> Result<Tally, Box<SimFailure>> {
     play(seeds, None)
 }
 
 /// Plays the schedule of one seed.
 ///
 /// # Errors
-/// Its [`Failure`].
-pub fn run_seed(seed: u64) -> Result<Tally, Box<Failure>> {
+/// Its [`SimFailure`].
+pub fn run_seed(seed: u64) -> Result<Tally, Box<SimFailure>> {
     run(seed..seed + 1)
 }
 
 /// Plays the schedules of `seeds` with a bug planted, until it is found.
 ///
 /// # Errors
-/// The [`Failure`] that found it.
-pub fn hunt(bug: Bug, seeds: Range<u64>) -> Result<Tally, Box<Failure>> {
+/// The [`SimFailure`] that found it.
+pub fn hunt(bug: Bug, seeds: Range<u64>) -> Result<Tally, Box<SimFailure>> {
     play(seeds, Some(bug))
 }
 
-fn play(seeds: Range<u64>, bug: Option<Bug>) -> Result<Tally, Box<Failure>> {
+fn play(seeds: Range<u64>, bug: Option<Bug>) -> Result<Tally, Box<SimFailure>> {
     let mut world = World::new(bug, false);
     for seed in seeds {
         if let Err(violation) = world.play(seed) {
@@ -94,7 +94,7 @@ fn play(seeds: Range<u64>, bug: Option<Bug>) -> Result<Tally, Box<Failure>> {
             let replayed = again.play(seed);
             debug_assert_eq!(replayed, Err(violation), "a seed gives one schedule");
             let trace = again.trace.unwrap_or_default();
-            return Err(Box::new(Failure { seed, violation, trace }));
+            return Err(Box::new(SimFailure { seed, violation, trace }));
         }
     }
     Ok(world.tally)

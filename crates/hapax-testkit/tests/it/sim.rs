@@ -1,6 +1,6 @@
 //! The simulation keeps every promise, does every fault, and finds every planted bug.
 
-use hapax_testkit::sim::{self, Bug, Event, Failure, Fault};
+use hapax_testkit::sim::{self, Bug, Event, Fault, SimFailure};
 
 #[test]
 fn no_schedule_breaks_a_promise_and_every_fault_happens() {
@@ -23,7 +23,7 @@ fn a_seed_gives_one_schedule() {
     assert_ne!(again(7), again(8));
 }
 
-fn found(bug: Bug) -> Failure {
+fn found(bug: Bug) -> SimFailure {
     match sim::hunt(bug, 0..100_000) {
         Ok(_) => panic!("{bug:?} is not found in 100,000 schedules"),
         Err(failure) => *failure,
@@ -46,7 +46,7 @@ macro_rules! finds {
         $(
             #[test]
             fn $name() {
-                let Failure { seed, violation, .. } = found(Bug::$bug);
+                let SimFailure { seed, violation, .. } = found(Bug::$bug);
                 println!("{:?}: seed {seed}, {}: {}", Bug::$bug, violation.promise, violation.what);
             }
         )*

@@ -23,7 +23,7 @@ use crate::store::{Notify, Snapshot, Store, StoreError};
 
 /// How much may wait and be held back, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct EngineLimits {
     /// Copies waiting for one key; further ones are told *in flight* at once. Default 100.
     pub waiters_per_key: usize,
     /// Copies waiting in all. Default 10,000.
@@ -39,7 +39,7 @@ pub struct Limits {
     pub claims: usize,
 }
 
-impl Default for Limits {
+impl Default for EngineLimits {
     fn default() -> Self {
         Self {
             waiters_per_key: 100,
@@ -53,7 +53,7 @@ impl Default for Limits {
 
 /// What is going on in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stats {
+pub struct EngineStats {
     /// Leases held.
     pub in_flight: usize,
     /// Copies waiting.
@@ -82,7 +82,7 @@ pub(super) struct EngineState {
     /// The key of fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) store_timeout: Duration,
-    pub(super) limits: Limits,
+    pub(super) limits: EngineLimits,
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
     pub(super) backlog: Arc<Backlog>,
@@ -133,7 +133,7 @@ impl Idempotency {
             secret: None,
             entropy: Arc::new(SystemEntropy),
             store_timeout: Duration::from_secs(2),
-            limits: Limits::default(),
+            limits: EngineLimits::default(),
         }
     }
 
@@ -185,9 +185,9 @@ impl Idempotency {
 
     /// What is going on in this process.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         let size = self.inner.backlog.size();
-        Stats {
+        EngineStats {
             in_flight: self.inner.in_flight.load(Ordering::Relaxed),
             waiting: self.inner.waiters.waiting(),
             deferred: size.entries,
@@ -258,7 +258,7 @@ pub struct IdempotencyBuilder {
     secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     store_timeout: Duration,
-    limits: Limits,
+    limits: EngineLimits,
 }
 
 impl IdempotencyBuilder {
@@ -283,7 +283,7 @@ impl IdempotencyBuilder {
     }
 
     /// How much may wait and be held back.
-    pub fn limits(mut self, limits: Limits) -> Self {
+    pub fn limits(mut self, limits: EngineLimits) -> Self {
         self.limits = limits;
         self
     }

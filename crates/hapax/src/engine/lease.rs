@@ -33,7 +33,7 @@ pub enum FinishError {
     #[error("the record of this execution is gone")]
     Gone,
     /// The store did not take it yet. It is held back in this process (this is said once there is
-    /// room for it, see [`Limits::deferred_bytes`](crate::Limits)) and written as soon as the
+    /// room for it, see [`Limits::deferred_bytes`](crate::EngineLimits)) and written as soon as the
     /// store returns (or given up with an error in the log, should its record be damaged); copies
     /// that reach this process are answered from it.
     #[error("the store did not take the outcome yet: it is held back")]

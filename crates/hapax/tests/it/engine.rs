@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Claim, Clock, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, Limits, MemoryCapacity,
-    MemoryStore, OnUnknown, OperationRequest, Outcome, Policy, Scope, Timestamp,
+    Claim, Clock, EngineLimits, Fingerprint, FingerprintScheme, Idempotency, Key, Lease,
+    MemoryCapacity, MemoryStore, OnUnknown, OperationRequest, Outcome, Policy, Scope, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -68,10 +68,10 @@ impl World {
     }
 
     fn process(&self) -> Idempotency {
-        self.limited(Limits::default())
+        self.limited(EngineLimits::default())
     }
 
-    fn limited(&self, limits: Limits) -> Idempotency {
+    fn limited(&self, limits: EngineLimits) -> Idempotency {
         Idempotency::builder(Arc::clone(&self.store) as _).limits(limits).build()
     }
 }

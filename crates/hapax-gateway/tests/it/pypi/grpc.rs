@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hapax::{Inspect, MemoryCapacity, MemoryStore, SystemClock};
-use hapax_gateway::{Gateway, Opened};
+use hapax_gateway::{Gateway, OpenStore};
 use hapax_http::server::KeyRule;
 use serde_json::Value;
 
@@ -43,7 +43,7 @@ async fn wire_16_a_client_of_others_hears_each_status() {
     config.policy.key = KeyRule::Required;
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let store = Arc::new(Away { store, away: AtomicBool::new(false) });
-    let opened = Opened::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
+    let opened = OpenStore::new(Arc::clone(&store) as Arc<dyn Inspect>, None);
     let gateway = Gateway::start_on(config, opened).await.unwrap();
     let to = gateway.local_addr();
 

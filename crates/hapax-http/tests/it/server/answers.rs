@@ -6,8 +6,8 @@ use bytes::Bytes;
 use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::DocsUrl;
-use hapax_http::server::{Event, RouteOptions};
-use hapax_http::stored::Cookies;
+use hapax_http::server::{RequestEvent, RouteOptions};
+use hapax_http::stored_response::Cookies;
 use http::header::HeaderMap;
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
@@ -275,7 +275,7 @@ async fn wire_21_refusals_are_problems_and_counted() {
     for member in ["title", "detail"] {
         assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()));
     }
-    assert_eq!(world.events(), [Event::Rejected(hapax_http::problem::Code::KeyReused)]);
+    assert_eq!(world.events(), [RequestEvent::Rejected(hapax_http::problem::Code::KeyReused)]);
 }
 
 #[tokio::test(start_paused = true)]

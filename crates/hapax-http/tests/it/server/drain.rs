@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hapax::{Idempotency, InFlight, Limits, OnUnknown};
+use hapax::{Idempotency, InFlight, EngineLimits, OnUnknown};
 use hapax_http::server::{
     DrainReport, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };
@@ -182,7 +182,7 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
 #[tokio::test(start_paused = true)]
 async fn wire_23_a_drain_ends_whatever_happens() {
     let world = World::new();
-    let limits = Limits { deferred_bytes: 1, ..Limits::default() };
+    let limits = EngineLimits { deferred_bytes: 1, ..EngineLimits::default() };
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax::Store>;
     let engine = Idempotency::builder(store).limits(limits).build();
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();

@@ -4,7 +4,7 @@ use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    CompletionOutage, Event, ExecutionHandle, IdempotencyLayer, Recorded, RouteError, RouteOptions,
+    CompletionOutage, RequestEvent, ExecutionHandle, IdempotencyLayer, RecordStatus, RouteError, RouteOptions,
     RoutePolicy, ScopeSource, StoreOutage,
 };
 use http::Request;
@@ -53,7 +53,7 @@ async fn wire_20_open_executes_unprotected() {
         assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"false"[..]));
         assert_eq!(answer.header("idempotency-protected"), Some("false"));
         assert_eq!((answer.replayed(), answer.header("idempotency-outcome")), (None, None));
-        assert_eq!(world.events(), [Event::Unprotected]);
+        assert_eq!(world.events(), [RequestEvent::Unprotected]);
     }
     // A record that is there but cannot be read may be that of a first execution.
     world.store.is(Mood::Damaged);
@@ -149,7 +149,7 @@ async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
     assert_eq!(replay.header("idempotency-recorded"), None);
     assert_eq!(runs.count(), 1);
     let pending = world.events().iter().any(|event| {
-        matches!(event, Event::Executed { recorded: Recorded::Pending, attempt: 1, .. })
+        matches!(event, RequestEvent::Executed { recorded: RecordStatus::Pending, attempt: 1, .. })
     });
     assert!(pending);
 }
@@ -223,7 +223,7 @@ async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
 async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
     let world = World::new();
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax::Store>;
-    let limits = hapax::Limits { deferred: 1, ..hapax::Limits::default() };
+    let limits = hapax::EngineLimits { deferred: 1, ..hapax::EngineLimits::default() };
     let engine = hapax::Idempotency::builder(store).limits(limits).build();
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     let layer = IdempotencyLayer::new(engine.clone(), policy);
@@ -251,5 +251,5 @@ async fn wire_20_what_is_refused_is_counted() {
     let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
     world.store.is(Mood::Down);
     send(&app, pay("k", "{}")).await;
-    assert_eq!(world.events(), [Event::Rejected(Code::StoreUnavailable)]);
+    assert_eq!(world.events(), [RequestEvent::Rejected(Code::StoreUnavailable)]);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{ClassifiedResponse, OutcomeClass, Profile};
-use hapax_http::server::{Event, ExecutionHandle, Observer, RouteOptions};
+use hapax_http::server::{RequestEvent, ExecutionHandle, Observer, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use tokio::time::sleep;
@@ -133,7 +133,7 @@ async fn wire_14_a_panic_of_the_routes_function_is_unknown_and_answered() {
 struct Broken;
 
 impl Observer for Broken {
-    fn observe(&self, _: &str, event: Event) {
+    fn observe(&self, _: &str, event: RequestEvent) {
         panic!("on purpose, at {event:?}");
     }
 }
@@ -305,7 +305,7 @@ async fn wire_23_an_invalid_override_is_ignored_and_counted() {
     let first = |_| marked(200, "idempotency-outcome", "maybe");
     let (world, kind) = after(block(), first).await;
     assert_eq!(kind, "final");
-    let counted = world.events().iter().filter(|it| **it == Event::InvalidOverride).count();
+    let counted = world.events().iter().filter(|it| **it == RequestEvent::InvalidOverride).count();
     assert_eq!(counted, 1);
 }
 
@@ -339,7 +339,7 @@ async fn wire_16_a_handler_says_it_by_its_execution() {
     let (world, kind) = after(block(), say(OutcomeClass::Final, hour)).await;
     assert_eq!(kind, "final");
     let kept = world.events().into_iter().find_map(|event| match event {
-        Event::Replayed { expires_in } => expires_in,
+        RequestEvent::Replayed { expires_in } => expires_in,
         _ => None,
     });
     assert_eq!(kept, Some(hour));
@@ -356,7 +356,7 @@ async fn wire_16_a_retention_of_zero_is_not_said() {
     let (world, kind) = after(block(), first).await;
     assert_eq!(kind, "final");
     let kept = world.events().into_iter().find_map(|event| match event {
-        Event::Replayed { expires_in } => expires_in,
+        RequestEvent::Replayed { expires_in } => expires_in,
         _ => None,
     });
     assert_eq!(kept, Some(Duration::from_secs(60)));

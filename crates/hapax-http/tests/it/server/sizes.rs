@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::Body;
-use hapax_http::server::{Event, RouteOptions};
+use hapax_http::server::{RequestEvent, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -103,7 +103,7 @@ async fn wire_19_a_response_over_its_limit_is_given_once() {
     assert_eq!(&first.body[..], &[b'x'; 150][..]);
     assert_not_retained(&app, 201).await;
     assert_eq!(runs.count(), 1);
-    assert!(world.events().contains(&Event::NotRetained));
+    assert!(world.events().contains(&RequestEvent::NotRetained));
 }
 
 #[tokio::test(start_paused = true)]

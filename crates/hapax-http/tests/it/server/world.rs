@@ -17,7 +17,7 @@ use hapax::{
 };
 use hapax_http::Body;
 use hapax_http::server::{
-    Event, IdempotencyLayer, MissingScope, Observer, RouteOptions, RoutePolicy, ScopeSource,
+    RequestEvent, IdempotencyLayer, MissingScope, Observer, RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::header::{AUTHORIZATION, HeaderMap};
 use http::{Request, Response, StatusCode};
@@ -69,7 +69,7 @@ impl World {
         app_of(&self.layer(options), handler)
     }
 
-    pub(crate) fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<RequestEvent> {
         std::mem::take(&mut self.heard.0.lock().unwrap())
     }
 }
@@ -274,10 +274,10 @@ pub(crate) fn reexecute() -> RouteOptions {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Heard(Mutex<Vec<Event>>);
+pub(crate) struct Heard(Mutex<Vec<RequestEvent>>);
 
 impl Observer for Heard {
-    fn observe(&self, _: &str, event: Event) {
+    fn observe(&self, _: &str, event: RequestEvent) {
         self.0.lock().unwrap().push(event);
     }
 }

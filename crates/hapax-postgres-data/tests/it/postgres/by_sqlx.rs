@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use hapax_postgres_data::{
-    Append, DataError, Ids, Inserted, Operation, Operations, Retried, Retry, Table, Update,
+    AppendResult, DataError, IdScope, IdentifiedUpdate, Inserted, Retried, Retry, TableName,
+    UpdateLog, UpdateResult,
 };
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
         server.sql("postgres", tables).await;
     }
     let mut connection = PgConnection::connect(&server.url("postgres")).await.unwrap();
-    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+    let (orders, log, counters) = (orders(), log(IdScope::UniqueInTable), counters());
     for commit in [false, true] {
         let mut transaction = connection.begin().await.unwrap();
         let items = [order(1, "1"), order(1, "2")];
@@ -34,10 +35,10 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
         };
         assert_eq!(field, "amount");
         let told = log.append(&mut *transaction, "s", 0, &[event("a")]).await.unwrap();
-        assert_eq!(told, Append::Appended { positions: 1..2 });
-        let told: Update<Value> =
+        assert_eq!(told, AppendResult::Appended { positions: 1..2 });
+        let told: UpdateResult<Value> =
             counters.update(&mut *transaction, 0, &counter("a", 1)).await.unwrap();
-        assert_eq!(told, Update::Updated { version: 1 });
+        assert_eq!(told, UpdateResult::Updated { version: 1 });
         if commit {
             transaction.commit().await.unwrap();
         } else {
@@ -50,7 +51,7 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
         let item = order(1, "1.0");
         let told: Inserted<Value> = orders.insert(&mut *transaction, &item).await.unwrap();
         let again = log.append(&mut *transaction, "s", 9, &[event("a")]).await.unwrap();
-        assert_eq!(again, Append::AlreadyAppended { positions: 1..2 });
+        assert_eq!(again, AppendResult::AlreadyAppended { positions: 1..2 });
         transaction.commit().await.unwrap();
         (told, connection, log)
     })
@@ -58,10 +59,10 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
     .unwrap();
     assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
     let told = log.append(&mut connection, "s", 9, &[event("a")]).await.unwrap();
-    assert_eq!(told, Append::AlreadyAppended { positions: 1..2 });
+    assert_eq!(told, AppendResult::AlreadyAppended { positions: 1..2 });
     assert_eq!(log.read::<Value>(&mut connection, "s", 0, 9).await.unwrap().len(), 1);
 
-    let operations = Operations::in_table(Table::new("done")).of(counters).unwrap();
+    let operations = UpdateLog::in_table(TableName::new("done")).of(counters).unwrap();
     let url = server.url("postgres");
     let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
     let operations = Arc::new(operations);
@@ -82,9 +83,9 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
     for told in writers.join_all().await {
         assert!(matches!(told, Retried::Applied { .. }), "{told:?}");
     }
-    let told: Operation<Value> =
+    let told: IdentifiedUpdate<Value> =
         operations.update(&mut connection, "o-1", 0, &counter("a", 9)).await.unwrap();
-    assert!(matches!(told, Operation::AlreadyApplied { .. }), "{told:?}");
+    assert!(matches!(told, IdentifiedUpdate::AlreadyApplied { .. }), "{told:?}");
     let counted = "SELECT value, version FROM counters WHERE name = 'a'";
     assert_eq!(server.sql("postgres", counted).await, "9|9");
 }

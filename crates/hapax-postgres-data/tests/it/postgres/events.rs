@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use hapax_postgres_data::{Append, Column, DataError, EventLog, Ids, ItemError, Recorded, Table};
+use hapax_postgres_data::{
+    AppendResult, Column, DataError, EventLog, IdScope, ItemError, StoredEvent, TableName,
+};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
@@ -17,12 +19,12 @@ pub(crate) const EVENTS: &str =
     CREATE TABLE own_ids (stream text, sequence bigint, id text, body jsonb,
     UNIQUE (stream, id), PRIMARY KEY (stream, sequence))";
 
-pub(crate) fn log(ids: Ids) -> EventLog {
+pub(crate) fn log(ids: IdScope) -> EventLog {
     let table = match ids {
-        Ids::UniqueInTable => "events",
-        Ids::UniqueInStream => "own_ids",
+        IdScope::UniqueInTable => "events",
+        IdScope::UniqueInStream => "own_ids",
     };
-    EventLog::on_table(Table::new(table)).id("id", ids).field("body").build().unwrap()
+    EventLog::on_table(TableName::new(table)).id("id", ids).field("body").build().unwrap()
 }
 
 pub(crate) fn event(id: &str) -> Value {
@@ -52,27 +54,27 @@ on_one_server! {
 async fn every_outcome_is_told(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
     let mut client = client(server).await;
-    for ids in [Ids::UniqueInTable, Ids::UniqueInStream] {
+    for ids in [IdScope::UniqueInTable, IdScope::UniqueInStream] {
         let log = log(ids);
         // All in one transaction: no outcome is the end of it.
         let client = client.transaction().await.unwrap();
         let append = async |stream: &str, expected, events: Vec<Value>| {
             log.append(&client, stream, expected, &events).await.unwrap()
         };
-        assert_eq!(append("s", 1, events(["a"])).await, Append::Gap { current: 0 });
+        assert_eq!(append("s", 1, events(["a"])).await, AppendResult::Gap { current: 0 });
         let appended = append("s", 0, events(["a", "b", "c"])).await;
-        assert_eq!(appended, Append::Appended { positions: 1..4 });
-        assert_eq!(append("s", 3, events(["d"])).await, Append::Appended { positions: 4..5 });
+        assert_eq!(appended, AppendResult::Appended { positions: 1..4 });
+        assert_eq!(append("s", 3, events(["d"])).await, AppendResult::Appended { positions: 4..5 });
         // Again, whatever is expected, and parts that came one after the other.
         for expected in [0, 3, 4, 99] {
             let again = append("s", expected, events(["a", "b", "c"])).await;
-            assert_eq!(again, Append::AlreadyAppended { positions: 1..4 });
+            assert_eq!(again, AppendResult::AlreadyAppended { positions: 1..4 });
         }
         let part = append("s", 2, events(["c", "d"])).await;
-        assert_eq!(part, Append::AlreadyAppended { positions: 3..5 });
+        assert_eq!(part, AppendResult::AlreadyAppended { positions: 3..5 });
         // Others.
-        assert_eq!(append("s", 2, events(["x"])).await, Append::Conflict { current: 4 });
-        assert_eq!(append("s", 5, events(["x"])).await, Append::Gap { current: 4 });
+        assert_eq!(append("s", 2, events(["x"])).await, AppendResult::Conflict { current: 4 });
+        assert_eq!(append("s", 5, events(["x"])).await, AppendResult::Gap { current: 4 });
         // A prefix, something in the middle, another order, a hole.
         for (ids, positions) in [
             (["c", "d", "x"], [Some(3), Some(4), None]),
@@ -82,28 +84,28 @@ async fn every_outcome_is_told(server: &PostgresServer) {
         ] {
             let overlap = append("s", 4, events(ids)).await;
             let positions = positions.to_vec();
-            assert_eq!(overlap, Append::PartialOverlap { positions, current: 4 });
+            assert_eq!(overlap, AppendResult::PartialOverlap { positions, current: 4 });
         }
         // Another body; and the same in another form.
         let other = vec![event("c"), json!({"id": "d", "body": {"of": "d", "more": 1}})];
         let field = "body".into();
-        let told = Append::SameIdDifferentBody { index: 1, position: 4, field };
+        let told = AppendResult::SameIdDifferentBody { index: 1, position: 4, field };
         assert_eq!(append("s", 4, other).await, told);
         let other = append("t", 0, events(["x", "b"])).await;
         assert_eq!(
             other,
             match ids {
-                Ids::UniqueInTable => {
+                IdScope::UniqueInTable => {
                     let stream = "s".into();
-                    Append::SameIdInOtherStream { index: 1, stream, position: 2 }
+                    AppendResult::SameIdInOtherStream { index: 1, stream, position: 2 }
                 }
-                Ids::UniqueInStream => Append::Appended { positions: 1..3 },
+                IdScope::UniqueInStream => AppendResult::Appended { positions: 1..3 },
             }
         );
         // Nothing.
-        assert_eq!(append("s", 4, vec![]).await, Append::Appended { positions: 5..5 });
-        assert_eq!(append("s", 3, vec![]).await, Append::Conflict { current: 4 });
-        assert_eq!(append("s", 9, vec![]).await, Append::Gap { current: 4 });
+        assert_eq!(append("s", 4, vec![]).await, AppendResult::Appended { positions: 5..5 });
+        assert_eq!(append("s", 3, vec![]).await, AppendResult::Conflict { current: 4 });
+        assert_eq!(append("s", 9, vec![]).await, AppendResult::Gap { current: 4 });
         // Twice in a call.
         let twice = log.append(&client, "s", 4, &events(["x", "y", "x"])).await;
         let Err(DataError::Item { index: 2, problem: ItemError::DuplicateId }) = twice else {
@@ -114,8 +116,8 @@ async fn every_outcome_is_told(server: &PostgresServer) {
 
         assert_eq!(log.version(&client, "s").await.unwrap(), 4);
         assert_eq!(log.version(&client, "nobody's").await.unwrap(), 0);
-        let read: Vec<Recorded<Value>> = log.read(&client, "s", 1, 2).await.unwrap();
-        let recorded = |position, id| Recorded { position, event: event(id) };
+        let read: Vec<StoredEvent<Value>> = log.read(&client, "s", 1, 2).await.unwrap();
+        let recorded = |position, id| StoredEvent { position, event: event(id) };
         assert_eq!(read, [recorded(2, "b"), recorded(3, "c")]);
         client.commit().await.unwrap();
     }
@@ -124,7 +126,7 @@ async fn every_outcome_is_told(server: &PostgresServer) {
 }
 
 /// 64 writers at one version, some of them with the same events, in transactions or not.
-async fn race(server: &PostgresServer, ids: Ids) {
+async fn race(server: &PostgresServer, ids: IdScope) {
     const WRITERS: u64 = 64;
     let log = Arc::new(log(ids));
     let mut clients = Vec::new();
@@ -167,12 +169,12 @@ async fn race(server: &PostgresServer, ids: Ids) {
         for (client, version, told) in writers.join_all().await {
             clients.push(client);
             match told {
-                Append::Appended { positions } => {
+                AppendResult::Appended { positions } => {
                     assert_eq!(positions.start, version + 1);
                     appended.push(version);
                 }
-                Append::AlreadyAppended { .. } if round % 2 == 1 => already += 1,
-                Append::Conflict { current } => assert!(current > version),
+                AppendResult::AlreadyAppended { .. } if round % 2 == 1 => already += 1,
+                AppendResult::Conflict { current } => assert!(current > version),
                 other => panic!("{other:?}"),
             }
         }
@@ -188,7 +190,7 @@ async fn race(server: &PostgresServer, ids: Ids) {
             break;
         }
     }
-    let table = if ids == Ids::UniqueInTable { "events" } else { "own_ids" };
+    let table = if ids == IdScope::UniqueInTable { "events" } else { "own_ids" };
     let whole = format!("SELECT count(*) = max(sequence) AND min(sequence) = 1 FROM {table}");
     assert_eq!(server.sql("postgres", &whole).await, "t");
 }
@@ -197,8 +199,8 @@ async fn race(server: &PostgresServer, ids: Ids) {
 async fn one_of_many_writers_at_a_version_appends() {
     let server = quick_at_deadlocks().await;
     server.sql("postgres", EVENTS).await;
-    race(&server, Ids::UniqueInTable).await;
-    race(&server, Ids::UniqueInStream).await;
+    race(&server, IdScope::UniqueInTable).await;
+    race(&server, IdScope::UniqueInStream).await;
     assert_eq!(deadlocks(&server), 0);
 }
 
@@ -206,7 +208,7 @@ async fn one_of_many_writers_at_a_version_appends() {
 async fn of_sixty_four_at_one_version_exactly_one_appends() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
-    let log = Arc::new(log(Ids::UniqueInTable));
+    let log = Arc::new(log(IdScope::UniqueInTable));
     let barrier = Arc::new(Barrier::new(64));
     let mut writers = JoinSet::new();
     for writer in 0..64 {
@@ -218,9 +220,9 @@ async fn of_sixty_four_at_one_version_exactly_one_appends() {
         });
     }
     let told = writers.join_all().await;
-    let count = |outcome: &Append| told.iter().filter(|told| *told == outcome).count();
-    assert_eq!(count(&Append::Appended { positions: 1..3 }), 1);
-    assert_eq!(count(&Append::Conflict { current: 2 }), 63);
+    let count = |outcome: &AppendResult| told.iter().filter(|told| *told == outcome).count();
+    assert_eq!(count(&AppendResult::Appended { positions: 1..3 }), 1);
+    assert_eq!(count(&AppendResult::Conflict { current: 2 }), 63);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -232,7 +234,7 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
         clients.push(client(&server).await);
     }
     for round in 0..20 {
-        let ids = if round % 2 == 0 { Ids::UniqueInTable } else { Ids::UniqueInStream };
+        let ids = if round % 2 == 0 { IdScope::UniqueInTable } else { IdScope::UniqueInStream };
         let (log, barrier) = (Arc::new(log(ids)), Arc::new(Barrier::new(clients.len())));
         log.verify(&clients[0]).await.unwrap();
         let mut copies = JoinSet::new();
@@ -253,8 +255,8 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
         for (client, told) in copies.join_all().await {
             clients.push(client);
             match told {
-                Append::Appended { .. } => appended += 1,
-                other => assert_eq!(other, Append::AlreadyAppended { positions: 1..3 }),
+                AppendResult::Appended { .. } => appended += 1,
+                other => assert_eq!(other, AppendResult::AlreadyAppended { positions: 1..3 }),
             }
         }
         assert_eq!(appended, 1);
@@ -264,7 +266,7 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
 async fn an_id_that_comes_first_is_no_error_of_the_database_either(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
     let (mut client, mut holder) = (client(server).await, client(server).await);
-    for (ids, table) in [(Ids::UniqueInTable, "events"), (Ids::UniqueInStream, "own_ids")] {
+    for (ids, table) in [(IdScope::UniqueInTable, "events"), (IdScope::UniqueInStream, "own_ids")] {
         // Where an id alone is in the way: its constraint was looked at before that of the place.
         let holding = holder.transaction().await.unwrap();
         let insert = format!("INSERT INTO {table} VALUES ('s', 9, 'a', '{{\"of\": \"a\"}}')");
@@ -275,14 +277,14 @@ async fn an_id_that_comes_first_is_no_error_of_the_database_either(server: &Post
             are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
-        assert_eq!(told.unwrap(), Append::AlreadyAppended { positions: 9..10 });
+        assert_eq!(told.unwrap(), AppendResult::AlreadyAppended { positions: 9..10 });
         transaction.commit().await.unwrap();
     }
 }
 
 async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
-    let log = Arc::new(log(Ids::UniqueInTable));
+    let log = Arc::new(log(IdScope::UniqueInTable));
     let mut first = client(server).await;
     for commit in [false, true] {
         let transaction = first.transaction().await.unwrap();
@@ -301,10 +303,10 @@ async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it(server: &Postg
         are_waiting(server, 1).await;
         if commit {
             transaction.commit().await.unwrap();
-            assert_eq!(waiting.await.unwrap(), Append::AlreadyAppended { positions: 1..3 });
+            assert_eq!(waiting.await.unwrap(), AppendResult::AlreadyAppended { positions: 1..3 });
         } else {
             transaction.rollback().await.unwrap();
-            assert_eq!(waiting.await.unwrap(), Append::Appended { positions: 1..3 });
+            assert_eq!(waiting.await.unwrap(), AppendResult::Appended { positions: 1..3 });
         }
     }
 }
@@ -313,7 +315,7 @@ async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it(server: &Postg
 async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database() {
     let server = quick_at_deadlocks().await;
     server.sql("postgres", EVENTS).await;
-    let log = Arc::new(log(Ids::UniqueInTable));
+    let log = Arc::new(log(IdScope::UniqueInTable));
     let dice = SeededEntropy::new(7);
     for round in 0..8 {
         let mut writers = JoinSet::new();
@@ -328,9 +330,12 @@ async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database
             });
         }
         let told = writers.join_all().await;
-        let appended = told.iter().filter(|told| matches!(told, Append::Appended { .. })).count();
-        let refused =
-            told.iter().filter(|told| matches!(told, Append::SameIdInOtherStream { .. })).count();
+        let appended =
+            told.iter().filter(|told| matches!(told, AppendResult::Appended { .. })).count();
+        let refused = told
+            .iter()
+            .filter(|told| matches!(told, AppendResult::SameIdInOtherStream { .. }))
+            .count();
         assert_eq!((appended, refused), (1, 7), "{told:?}");
     }
 }
@@ -340,7 +345,7 @@ async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
     let (log, plain, mut holder) =
-        (log(Ids::UniqueInTable), client(&server).await, client(&server).await);
+        (log(IdScope::UniqueInTable), client(&server).await, client(&server).await);
     // Only the server ends the deadlock, and chooses the plain connection.
     plain.batch_execute("SET deadlock_timeout = '1s'").await.unwrap();
     holder.batch_execute("SET deadlock_timeout = '1min'").await.unwrap();
@@ -355,12 +360,12 @@ async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
             are_waiting(&server, 1).await;
             if in_circles {
                 let appended = log.append(&holding, &other, 1, &events([&mine])).await.unwrap();
-                assert_eq!(appended, Append::Appended { positions: 2..3 });
+                assert_eq!(appended, AppendResult::Appended { positions: 2..3 });
             }
             holding.commit().await.unwrap();
         });
         let (index, position) = if in_circles { (0, 2) } else { (1, 1) };
-        let told_as = Append::SameIdInOtherStream { index, stream: other, position };
+        let told_as = AppendResult::SameIdInOtherStream { index, stream: other, position };
         assert_eq!(told.unwrap(), told_as);
     }
     assert_eq!(all(&server, "events").await, "z01q0 z11q1 z12p1");
@@ -370,7 +375,7 @@ async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
 async fn another_constraint_of_the_table_is_named(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
     server.sql("postgres", "ALTER TABLE events ADD CONSTRAINT one UNIQUE (body)").await;
-    let (log, client) = (log(Ids::UniqueInTable), client(server).await);
+    let (log, client) = (log(IdScope::UniqueInTable), client(server).await);
     let same = |id: &str| json!({"id": id, "body": 1});
     log.append(&client, "s", 0, &[same("a")]).await.unwrap();
     for events in [vec![same("b")], vec![event("c"), same("d")]] {
@@ -391,7 +396,7 @@ async fn a_table_without_its_constraints_is_refused(server: &PostgresServer) {
     server.sql("postgres", tables).await;
     let mut client = client(server).await;
     for (table, missing) in [("a", "\"stream\", \"sequence\""), ("b", "\"id\"")] {
-        let log = EventLog::on_table(Table::new(table)).build().unwrap();
+        let log = EventLog::on_table(TableName::new(table)).build().unwrap();
         let refused = log.append(&client, "s", 0, &[json!({"id": "a"})]).await;
         let Err(DataError::NoUniqueConstraint { columns, .. }) = refused else {
             panic!("{refused:?}")
@@ -399,7 +404,7 @@ async fn a_table_without_its_constraints_is_refused(server: &PostgresServer) {
         assert_eq!(columns, missing);
     }
     // Ids are the same by their type, bytes byte by byte.
-    let log = EventLog::on_table(Table::new("c")).field(Column::new("body")).build().unwrap();
+    let log = EventLog::on_table(TableName::new("c")).field(Column::new("body")).build().unwrap();
     let low = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11";
     let of = |id: &str, body: &str| json!({"id": id, "body": body});
     let transaction = client.transaction().await.unwrap();
@@ -408,10 +413,13 @@ async fn a_table_without_its_constraints_is_refused(server: &PostgresServer) {
     assert!(matches!(refused, Err(DataError::Item { index: 1, problem: ItemError::DuplicateId })));
     // The transaction goes on.
     let appended = log.append(&transaction, "s", 0, &twice[..1]).await.unwrap();
-    assert_eq!(appended, Append::Appended { positions: 1..2 });
+    assert_eq!(appended, AppendResult::Appended { positions: 1..2 });
     let again = log.append(&transaction, "s", 0, &twice[1..]).await.unwrap();
-    assert_eq!(again, Append::AlreadyAppended { positions: 1..2 });
+    assert_eq!(again, AppendResult::AlreadyAppended { positions: 1..2 });
     let told = log.append(&transaction, "s", 0, &[of(low, "\\x0100")]).await.unwrap();
-    assert!(matches!(told, Append::SameIdDifferentBody { index: 0, position: 1, .. }), "{told:?}");
+    assert!(
+        matches!(told, AppendResult::SameIdDifferentBody { index: 0, position: 1, .. }),
+        "{told:?}"
+    );
     transaction.commit().await.unwrap();
 }

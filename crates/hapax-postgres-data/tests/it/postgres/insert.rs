@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hapax_postgres_data::{Column, DataError, InsertOrFetch, Inserted, Limits, Table};
+use hapax_postgres_data::{BatchLimits, Column, DataError, InsertOrFetch, Inserted, TableName};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ pub(crate) const ORDERS: &str = "CREATE SCHEMA shop; CREATE TABLE shop.orders (
     reference text UNIQUE, PRIMARY KEY (id), UNIQUE (cart, customer))";
 
 pub(crate) fn orders() -> InsertOrFetch {
-    InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+    InsertOrFetch::into_table(TableName::in_schema("shop", "orders"))
         .key("customer")
         .key("cart")
         .field("amount")
@@ -185,7 +185,7 @@ async fn the_order_of_keys_is_what_avoids_deadlocks() {
 
 async fn another_unique_constraint_is_named_and_the_same_row_is_not(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
-    let referenced = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+    let referenced = InsertOrFetch::into_table(TableName::in_schema("shop", "orders"))
         .key("customer")
         .key("cart")
         .field("amount")
@@ -277,8 +277,8 @@ async fn deleters_are_no_match_for_the_loop() {
     for _ in 0..8 {
         let client = client(&server).await;
         callers.spawn(async move {
-            let limits = Limits { rounds: 100, ..Limits::default() };
-            let orders = InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+            let limits = BatchLimits { rounds: 100, ..BatchLimits::default() };
+            let orders = InsertOrFetch::into_table(TableName::in_schema("shop", "orders"))
                 .key("customer")
                 .key("cart")
                 .field("amount")
@@ -312,7 +312,7 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server:
     server.sql("postgres", tables).await;
     let client = client(server).await;
     let layout = |table: &str| {
-        InsertOrFetch::into_table(Table::new(table)).key("k").field("a").build().unwrap()
+        InsertOrFetch::into_table(TableName::new(table)).key("k").field("a").build().unwrap()
     };
     for table in ["loose", "partial", "wide"] {
         let refused = layout(table).insert::<_, Value>(&client, &json!({"k": "x", "a": 1})).await;
@@ -327,14 +327,14 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server:
         let Err(DataError::Refused(server)) = refused else { panic!("{table}: {refused:?}") };
         assert_eq!(server.code, code);
     }
-    let missing = InsertOrFetch::into_table(Table::new("loose")).key("k").field("b").build();
+    let missing = InsertOrFetch::into_table(TableName::new("loose")).key("k").field("b").build();
     let Err(DataError::Refused(refused)) = missing.unwrap().verify(&client).await else { panic!() };
     assert_eq!(refused.code, "42703");
     for table in ["loose", "partial", "wide", "late", "unequal"] {
         assert_eq!(server.sql("postgres", &format!("SELECT count(*) FROM {table}")).await, "0");
     }
     // A type without equality can be compared as text.
-    let as_text = InsertOrFetch::into_table(Table::new("unequal"))
+    let as_text = InsertOrFetch::into_table(TableName::new("unequal"))
         .key("k")
         .field(Column::new("a").compare_as_text())
         .build()
@@ -357,7 +357,7 @@ async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_
     server.sql("postgres", tables).await;
     let mut client = client(server).await;
     let layout =
-        InsertOrFetch::into_table(Table::new("changed")).key("k").field("a").build().unwrap();
+        InsertOrFetch::into_table(TableName::new("changed")).key("k").field("a").build().unwrap();
     let refused = layout.insert::<_, Value>(&client, &json!({"k": null, "a": 1})).await;
     assert!(matches!(refused, Err(DataError::Item { index: 0, .. })), "{refused:?}");
     let transaction = client.transaction().await.unwrap();
@@ -397,7 +397,8 @@ async fn the_item_that_is_named_is_the_one_that_another_constraint_refuses() {
     other.batch_execute("SET app.role = 'other'").await.unwrap();
     let control = client(&server).await;
     control.batch_execute("SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await.unwrap();
-    let layout = InsertOrFetch::into_table(Table::new("t")).key("k").field("u").build().unwrap();
+    let layout =
+        InsertOrFetch::into_table(TableName::new("t")).key("k").field("u").build().unwrap();
     let calling = tokio::spawn(async move {
         let items = [json!({"k": 1, "u": "a"}), json!({"k": 2, "u": "b"})];
         layout.insert_all::<_, Value>(&caller, &items).await

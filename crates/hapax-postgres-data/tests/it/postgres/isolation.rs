@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use hapax_postgres_data::{Append, DataError, Ids, Inserted, Operation, Operations, Table, Update};
+use hapax_postgres_data::{
+    AppendResult, DataError, IdScope, IdentifiedUpdate, Inserted, TableName, UpdateLog,
+    UpdateResult,
+};
 use hapax_testkit::servers::PostgresServer;
 use serde_json::Value;
 use tokio::sync::Barrier;
@@ -31,8 +34,8 @@ on_one_server! {
 
 async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServer) {
     prepared(server).await;
-    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
-    let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
+    let (orders, log, counters) = (orders(), log(IdScope::UniqueInTable), counters());
+    let operations = UpdateLog::in_table(TableName::new("done")).of(super::versioned::counters());
     let operations = operations.unwrap();
     let (client, mut other) = (client(server).await, client(server).await);
     for (round, level) in (0..).zip(LEVELS) {
@@ -55,11 +58,12 @@ async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServ
                 _ => {
                     let version = round * 2 + call - 2;
                     let item = counter("a", version);
-                    let _: Update<Value> = counters.update(&client, version, &item).await.unwrap();
+                    let _: UpdateResult<Value> =
+                        counters.update(&client, version, &item).await.unwrap();
                     if call == 2 {
                         counters.update::<_, Value>(&transaction, version, &item).await.map(drop)
                     } else {
-                        let told: Result<Operation<Value>, _> =
+                        let told: Result<IdentifiedUpdate<Value>, _> =
                             operations.update(&transaction, &id, version, &item).await;
                         told.map(drop)
                     }
@@ -79,7 +83,7 @@ async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
     const WRITERS: usize = 16;
     prepared(server).await;
     for (round, level) in (0..).zip(LEVELS) {
-        let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInTable)));
+        let (orders, log) = (Arc::new(orders()), Arc::new(log(IdScope::UniqueInTable)));
         let (counters, barrier) = (Arc::new(counters()), Arc::new(Barrier::new(WRITERS)));
         let mut writers = JoinSet::new();
         for writer in 0..WRITERS {
@@ -97,11 +101,12 @@ async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
                 let appended = log.append(&client, "s", round, &events).await.unwrap();
                 barrier.wait().await;
                 let item = counter("a", writer as u64);
-                let updated: Update<Value> = counters.update(&client, round, &item).await.unwrap();
+                let updated: UpdateResult<Value> =
+                    counters.update(&client, round, &item).await.unwrap();
                 [
                     matches!(inserted, Inserted::Created(_)),
-                    matches!(appended, Append::Appended { .. }),
-                    matches!(updated, Update::Updated { .. }),
+                    matches!(appended, AppendResult::Appended { .. }),
+                    matches!(updated, UpdateResult::Updated { .. }),
                 ]
             });
         }
@@ -119,7 +124,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server
         let plain = client(server).await;
         let set = format!("SET default_transaction_isolation = '{level}'");
         plain.batch_execute(&set).await.unwrap();
-        let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
+        let (orders, log, counters) = (orders(), log(IdScope::UniqueInTable), counters());
         let (item, row) = (order(round, "1"), counter("a", round));
         let (mine, other) = ([event(&format!("{round}"))], [event(&format!("{round}+"))]);
 
@@ -137,22 +142,22 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server
             are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
-        assert_eq!(told.unwrap(), Append::Conflict { current: round + 1 });
+        assert_eq!(told.unwrap(), AppendResult::Conflict { current: round + 1 });
 
         let holding = holder.transaction().await.unwrap();
-        let _: Update<Value> = counters.update(&holding, round, &row).await.unwrap();
+        let _: UpdateResult<Value> = counters.update(&holding, round, &row).await.unwrap();
         let (told, ()) = tokio::join!(counters.update::<_, Value>(&plain, round, &row), async {
             are_waiting(server, 1).await;
             holding.commit().await.unwrap();
         });
-        assert!(matches!(told, Ok(Update::Conflict { .. })), "{told:?}");
+        assert!(matches!(told, Ok(UpdateResult::Conflict { .. })), "{told:?}");
     }
 }
 
 async fn outcomes_of_an_older_view_are_about_what_it_shows(server: &PostgresServer) {
     prepared(server).await;
-    let (orders, log, counters) = (orders(), log(Ids::UniqueInTable), counters());
-    let operations = Operations::in_table(Table::new("done")).of(super::versioned::counters());
+    let (orders, log, counters) = (orders(), log(IdScope::UniqueInTable), counters());
+    let operations = UpdateLog::in_table(TableName::new("done")).of(super::versioned::counters());
     let operations = operations.unwrap();
     let (plain, mut other) = (client(server).await, client(server).await);
     for level in LEVELS {
@@ -165,20 +170,21 @@ async fn outcomes_of_an_older_view_are_about_what_it_shows(server: &PostgresServ
         let begin = format!("SET TRANSACTION ISOLATION LEVEL {level}; SELECT 1 FROM done");
         view.batch_execute(&begin).await.unwrap();
         log.append(&plain, "s", 1, &[event("b")]).await.unwrap();
-        let _: Operation<Value> =
+        let _: IdentifiedUpdate<Value> =
             operations.update(&plain, "o", 0, &counter("a", 1)).await.unwrap();
         let since = "DELETE FROM shop.orders; INSERT INTO counters VALUES ('new', 1, 0, 0)";
         plain.batch_execute(since).await.unwrap();
 
-        let gap = Append::Gap { current: 1 };
+        let gap = AppendResult::Gap { current: 1 };
         assert_eq!(log.append(&view, "s", 2, &[event("c")]).await.unwrap(), gap);
-        let told: Update<Value> = counters.update(&view, 1, &counter("a", 5)).await.unwrap();
-        assert!(matches!(told, Update::Conflict { current } if current.version == 0));
-        let told: Operation<Value> =
+        let told: UpdateResult<Value> = counters.update(&view, 1, &counter("a", 5)).await.unwrap();
+        assert!(matches!(told, UpdateResult::Conflict { current } if current.version == 0));
+        let told: IdentifiedUpdate<Value> =
             operations.update(&view, "o", 1, &counter("a", 5)).await.unwrap();
-        assert!(matches!(told, Operation::Conflict { current } if current.version == 0));
-        let told: Update<Value> = counters.update(&view, 0, &counter("new", 5)).await.unwrap();
-        assert_eq!(told, Update::NotFound);
+        assert!(matches!(told, IdentifiedUpdate::Conflict { current } if current.version == 0));
+        let told: UpdateResult<Value> =
+            counters.update(&view, 0, &counter("new", 5)).await.unwrap();
+        assert_eq!(told, UpdateResult::NotFound);
         let twice = [order(1, "1"), order(1, "1")];
         let told: Vec<Inserted<Value>> = orders.insert_all(&view, &twice).await.unwrap();
         assert!(told.iter().all(|told| matches!(told, Inserted::Exists(_))), "{told:?}");

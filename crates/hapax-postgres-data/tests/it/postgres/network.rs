@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_postgres_data::{
-    Append, DataError, Ids, Inserted, Operations, Pooled, Retried, Retry, RetryError, Table,
+    AppendResult, DataError, IdScope, Inserted, Pooled, Retried, Retry, RetryError, TableName,
+    UpdateLog,
 };
 use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
@@ -86,7 +87,7 @@ async fn whoever_hears_nothing_appends_again_and_every_event_is_there_once() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
     let (proxy, url) = lossy(&server).await;
-    let log = Arc::new(log(Ids::UniqueInTable));
+    let log = Arc::new(log(IdScope::UniqueInTable));
     let mut writers = JoinSet::new();
     for writer in 0..WRITERS {
         let (log, url) = (log.clone(), url.clone());
@@ -101,12 +102,12 @@ async fn whoever_hears_nothing_appends_again_and_every_event_is_there_once() {
                         log.append(client, "s", version, &events).await
                     });
                     match told {
-                        Append::Appended { positions: at } => positions.push(at),
-                        Append::AlreadyAppended { positions: at } => {
+                        AppendResult::Appended { positions: at } => positions.push(at),
+                        AppendResult::AlreadyAppended { positions: at } => {
                             already += 1;
                             positions.push(at);
                         }
-                        Append::Conflict { .. } => continue,
+                        AppendResult::Conflict { .. } => continue,
                         other => panic!("{other:?}"),
                     }
                     break;
@@ -159,8 +160,8 @@ async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
         server.sql("postgres", tables).await;
     }
     let pooler = PgBouncer::start(&server, 2).await;
-    let (orders, log) = (Arc::new(orders()), Arc::new(log(Ids::UniqueInStream)));
-    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let (orders, log) = (Arc::new(orders()), Arc::new(log(IdScope::UniqueInStream)));
+    let operations = UpdateLog::in_table(TableName::new("done")).of(counters()).unwrap();
     let operations = Arc::new(operations);
     let mut callers = JoinSet::new();
     for caller in 0..20 {
@@ -173,8 +174,8 @@ async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
             transaction.commit().await.unwrap();
             let told: Inserted<Value> = orders.insert(&client, &order(1, "2")).await.unwrap();
             assert!(matches!(told, Inserted::ExistsWithDifferent { .. }), "{told:?}");
-            let mut append = Append::Conflict { current: 0 };
-            while let Append::Conflict { current } = append {
+            let mut append = AppendResult::Conflict { current: 0 };
+            while let AppendResult::Conflict { current } = append {
                 let events = [event(&format!("{caller}"))];
                 append = log.append(&client, "s", current, &events).await.unwrap();
             }
@@ -204,7 +205,7 @@ async fn a_server_that_dies_loses_no_operation_and_makes_none_twice() {
     const WORKERS: usize = 12;
     let mut server = PostgresServer::start().await;
     server.sql("postgres", COUNTERS).await;
-    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
+    let operations = UpdateLog::in_table(TableName::new("done")).of(counters()).unwrap();
     let (operations, url) = (Arc::new(operations), server.url("postgres"));
     let enough = Arc::new(AtomicBool::default());
     let mut workers = JoinSet::new();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
 use hapax_postgres_data::{
-    Column, DataError, Operation, Operations, Pooled, Retried, Retry, RetryError, Table, UpdateId,
-    VersionedRows,
+    Column, DataError, IdentifiedUpdate, Pooled, Retried, Retry, RetryError, TableName, UpdateId,
+    UpdateLog, VersionedRows,
 };
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::PostgresServer;
@@ -24,10 +24,10 @@ use super::versioned::{COUNTERS, counter, increment, key, operations, times};
 pub(super) const DONE: &str =
     "CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL)";
 
-pub(super) fn of(table: Table, key: impl Into<Column>, fields: &[&str]) -> Operations {
+pub(super) fn of(table: TableName, key: impl Into<Column>, fields: &[&str]) -> UpdateLog {
     let rows = VersionedRows::in_table(table).key(key);
     let rows = fields.iter().fold(rows, |rows, field| rows.field(*field));
-    Operations::in_table(Table::new("done")).of(rows.build().unwrap()).unwrap()
+    UpdateLog::in_table(TableName::new("done")).of(rows.build().unwrap()).unwrap()
 }
 
 fn count_up(mut row: Value) -> Result<Value, String> {
@@ -57,25 +57,25 @@ async fn an_id_is_of_one_row_of_one_table(server: &PostgresServer) {
     let client = client(server).await;
     client.batch_execute("SET search_path = a, public").await.unwrap();
     let one = json!({"id": 1, "n": 7});
-    let accounts = of(Table::new("accounts"), "id", &["n"]);
-    let told: Operation<Value> = accounts.update(&client, "t-1", 0, &one).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    let accounts = of(TableName::new("accounts"), "id", &["n"]);
+    let told: IdentifiedUpdate<Value> = accounts.update(&client, "t-1", 0, &one).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     let name = json!({"id": "x", "n": 7});
-    let told: Operation<Value> =
-        of(Table::new("names"), "id", &["n"]).update(&client, "t-2", 0, &name).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    let told: IdentifiedUpdate<Value> =
+        of(TableName::new("names"), "id", &["n"]).update(&client, "t-2", 0, &name).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     // The same table by another name of it.
-    let same = of(Table::in_schema("a", "accounts"), "id", &["n"]);
-    let told: Operation<Value> = same.update(&client, "t-1", 1, &one).await.unwrap();
-    assert_eq!(told, Operation::AlreadyApplied { version: 1 });
+    let same = of(TableName::in_schema("a", "accounts"), "id", &["n"]);
+    let told: IdentifiedUpdate<Value> = same.update(&client, "t-1", 1, &one).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::AlreadyApplied { version: 1 });
     // Others: of the same key, of no such column, of a column that does not hold the other's key.
     let ledger = json!({"name": "x", "n": 7});
     for (table, key, id, item) in [
-        (Table::new("savings"), "id", "t-1", &one),
-        (Table::in_schema("b", "accounts"), "id", "t-1", &one),
-        (Table::new("ledgers"), "name", "t-1", &ledger),
-        (Table::new("accounts"), "id", "t-2", &one),
-        (Table::new("names"), "id", "t-1", &name),
+        (TableName::new("savings"), "id", "t-1", &one),
+        (TableName::in_schema("b", "accounts"), "id", "t-1", &one),
+        (TableName::new("ledgers"), "name", "t-1", &ledger),
+        (TableName::new("accounts"), "id", "t-2", &one),
+        (TableName::new("names"), "id", "t-1", &name),
     ] {
         let reused = of(table, key, &["n"]).update::<_, Value>(&client, id, 0, item).await;
         assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
@@ -84,8 +84,8 @@ async fn an_id_is_of_one_row_of_one_table(server: &PostgresServer) {
     client.batch_execute("SET search_path = b, public").await.unwrap();
     let reused = accounts.update::<_, Value>(&client, "t-1", 0, &one).await;
     assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
-    let told: Operation<Value> = accounts.update(&client, "t-3", 0, &one).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    let told: IdentifiedUpdate<Value> = accounts.update(&client, "t-3", 0, &one).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     let written = "SELECT (SELECT n FROM a.accounts), (SELECT n FROM b.accounts),
         (SELECT n FROM a.savings), (SELECT n FROM a.names), (SELECT n FROM a.ledgers)";
     assert_eq!(server.sql("postgres", written).await, "7|7|0|7|0");
@@ -96,13 +96,13 @@ async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
     let (operations, url) = (operations(), server.url("postgres"));
     let here = client(server).await;
     let asked = |cents: u64| UpdateId::from("o").for_request(&json!({"add": cents})).unwrap();
-    let told: Operation<Value> =
+    let told: IdentifiedUpdate<Value> =
         operations.update(&here, asked(1), 0, &counter("a", 1)).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     // With whatever the row is to be, by now.
-    let told: Operation<Value> =
+    let told: IdentifiedUpdate<Value> =
         operations.update(&here, asked(1), 1, &counter("a", 2)).await.unwrap();
-    assert_eq!(told, Operation::AlreadyApplied { version: 1 });
+    assert_eq!(told, IdentifiedUpdate::AlreadyApplied { version: 1 });
     for other in [asked(2), "o".into()] {
         let reused = operations.update::<_, Value>(&here, other.clone(), 1, &counter("a", 2)).await;
         assert!(matches!(reused, Err(DataError::OperationReused(id)) if id == "o"));
@@ -129,7 +129,7 @@ async fn what_a_change_leaves_alone_stays_as_it_is(server: &PostgresServer) {
         CREATE TABLE before AS SELECT * FROM kept";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
     let url = server.url("postgres");
-    let kept = of(Table::new("kept"), "id", &["n", "x", "cents", "doc"]);
+    let kept = of(TableName::new("kept"), "id", &["n", "x", "cents", "doc"]);
     for id in (1..=40).map(Value::from).chain(["123456789012345678901".into()]) {
         let (operation, key) = (id.to_string(), json!({"id": id}));
         let told =
@@ -154,7 +154,7 @@ async fn what_a_change_leaves_alone_stays_as_it_is(server: &PostgresServer) {
         id: u64,
         doc: Box<RawValue>,
     }
-    let exact = of(Table::new("kept"), "id", &["doc"]);
+    let exact = of(TableName::new("kept"), "id", &["doc"]);
     let longer = |mut row: Kept| {
         let doc = format!("[{}]", row.doc.get());
         row.doc = RawValue::from_string(doc).map_err(|error| error.to_string())?;
@@ -171,15 +171,15 @@ async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to(server: &Post
         INSERT INTO days VALUES ('2026-02-01', 0, 0), ('2026-01-02', 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
     let client = client(server).await;
-    let days = of(Table::new("days"), Column::new("day").read_as_text(), &["n"]);
+    let days = of(TableName::new("days"), Column::new("day").read_as_text(), &["n"]);
     let (first, second) =
         (json!({"day": "2026-02-01", "n": 1}), json!({"day": "2026-01-02", "n": 1}));
     client.batch_execute("SET datestyle = 'SQL, DMY'").await.unwrap();
-    let told: Operation<Value> = days.update(&client, "o", 0, &first).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    let told: IdentifiedUpdate<Value> = days.update(&client, "o", 0, &first).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     client.batch_execute("SET datestyle = 'ISO, MDY'").await.unwrap();
-    let told: Operation<Value> = days.update(&client, "o", 0, &first).await.unwrap();
-    assert_eq!(told, Operation::AlreadyApplied { version: 1 });
+    let told: IdentifiedUpdate<Value> = days.update(&client, "o", 0, &first).await.unwrap();
+    assert_eq!(told, IdentifiedUpdate::AlreadyApplied { version: 1 });
     let reused = days.update::<_, Value>(&client, "o", 0, &second).await;
     assert!(matches!(reused, Err(DataError::OperationReused(_))), "{reused:?}");
 }
@@ -252,7 +252,7 @@ async fn a_trigger_that_takes_the_version_leaves_doubt(server: &PostgresServer) 
         CREATE TRIGGER take BEFORE UPDATE ON f FOR EACH ROW EXECUTE FUNCTION take();
         CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint)";
     server.sql("postgres", tables).await;
-    let (operations, url) = (of(Table::new("f"), "id", &["n"]), server.url("postgres"));
+    let (operations, url) = (of(TableName::new("f"), "id", &["n"]), server.url("postgres"));
     let (retry, id) = (times(3), json!({"id": 1}));
     let told = operations.retrying(|| connect(&url), &retry, "o", &id, count_up).await;
     let Err(RetryError::Data { outcome_unknown: true, source: DataError::NoVersion(_) }) = told
@@ -328,7 +328,8 @@ async fn an_id_that_another_row_takes_meanwhile_is_told_as_such(server: &Postgre
     let (operations, url) = (Arc::new(operations()), server.url("postgres"));
     let mut holder = client(server).await;
     let holding = holder.transaction().await.unwrap();
-    let _: Operation<Value> = operations.update(&holding, "x", 0, &counter("a", 7)).await.unwrap();
+    let _: IdentifiedUpdate<Value> =
+        operations.update(&holding, "x", 0, &counter("a", 7)).await.unwrap();
     let other = json!({"name": "b", "part": 1});
     // In its only attempt.
     let retry = times(1);
@@ -369,7 +370,7 @@ async fn a_pool_may_wrap_its_connections_and_limits_may_be_any(server: &Postgres
         .deadline(Duration::MAX);
     let told = operations.retrying(connecting, &retry, "o", &key(), increment).await;
     assert_eq!(told.unwrap(), Retried::Applied { version: 1, row: counter("a", 1) });
-    let told: Operation<Value> =
+    let told: IdentifiedUpdate<Value> =
         operations.update(connecting().await.unwrap(), "p", 1, &counter("a", 2)).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 2 });
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 2 });
 }

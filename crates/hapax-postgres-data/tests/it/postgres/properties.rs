@@ -6,8 +6,8 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use hapax_postgres_data::{
-    Append, EventLog, Ids, InsertOrFetch, InsertOrFetchBuilder, Inserted, Loaded, Operation,
-    Operations, Table, Update, VersionedRows,
+    AppendResult, EventLog, IdScope, IdentifiedUpdate, InsertOrFetch, InsertOrFetchBuilder,
+    Inserted, TableName, UpdateLog, UpdateResult, VersionedRow, VersionedRows,
 };
 use hapax_testkit::servers::PostgresServer;
 use proptest::collection::{btree_set, vec};
@@ -146,7 +146,7 @@ fn insert_or_fetch_does_as_a_map_does() {
                 Vec::from_iter(unique).join(", ")
             );
             client.batch_execute(&create).await.unwrap();
-            let layout = InsertOrFetch::into_table(Table::in_schema(schema, &table));
+            let layout = InsertOrFetch::into_table(TableName::in_schema(schema, &table));
             let layout = names[..keys].iter().fold(layout, InsertOrFetchBuilder::key);
             let layout = names[keys..].iter().fold(layout, InsertOrFetchBuilder::field);
             let layout = layout.build().unwrap();
@@ -203,19 +203,19 @@ type Event = (u8, u8);
 /// What an append is to be told, said another way than the product says it.
 fn appended(
     streams: &mut BTreeMap<u8, Vec<Event>>,
-    ids: Ids,
+    ids: IdScope,
     (stream, expected, events): &(u8, usize, Vec<Event>),
-) -> Result<Append, ()> {
+) -> Result<AppendResult, ()> {
     if events.iter().map(|(id, _)| id).collect::<BTreeSet<_>>().len() < events.len() {
         return Err(());
     }
     let mine = streams.entry(*stream).or_default().clone();
-    if ids == Ids::UniqueInTable {
+    if ids == IdScope::UniqueInTable {
         for (index, (id, _)) in events.iter().enumerate() {
             for (other, there) in streams.iter().filter(|(other, _)| *other != stream) {
                 if let Some(at) = there.iter().position(|(taken, _)| taken == id) {
                     let (stream, position) = (other.to_string(), at as u64 + 1);
-                    return Ok(Append::SameIdInOtherStream { index, stream, position });
+                    return Ok(AppendResult::SameIdInOtherStream { index, stream, position });
                 }
             }
         }
@@ -224,7 +224,7 @@ fn appended(
     for (index, (id, body)) in events.iter().enumerate() {
         if let Some(at) = at(*id).filter(|at| mine[*at].1 != *body) {
             let (position, field) = (at as u64 + 1, "body".into());
-            return Ok(Append::SameIdDifferentBody { index, position, field });
+            return Ok(AppendResult::SameIdDifferentBody { index, position, field });
         }
     }
     let (current, end) = (mine.len() as u64, (expected + events.len()) as u64);
@@ -232,27 +232,29 @@ fn appended(
         let windows = mine.windows(events.len());
         if let Some(first) = windows.into_iter().position(|window| window == &events[..]) {
             let first = first as u64 + 1;
-            return Ok(Append::AlreadyAppended { positions: first..first + events.len() as u64 });
+            return Ok(AppendResult::AlreadyAppended {
+                positions: first..first + events.len() as u64,
+            });
         }
         let positions: Vec<_> =
             events.iter().map(|(id, _)| at(*id).map(|at| at as u64 + 1)).collect();
         if positions.iter().any(Option::is_some) {
-            return Ok(Append::PartialOverlap { positions, current });
+            return Ok(AppendResult::PartialOverlap { positions, current });
         }
     }
     Ok(if mine.len() < *expected {
-        Append::Gap { current }
+        AppendResult::Gap { current }
     } else if mine.len() > *expected {
-        Append::Conflict { current }
+        AppendResult::Conflict { current }
     } else {
         streams.entry(*stream).or_default().extend(events);
-        Append::Appended { positions: *expected as u64 + 1..end + 1 }
+        AppendResult::Appended { positions: *expected as u64 + 1..end + 1 }
     })
 }
 
 #[test]
 fn append_does_as_a_list_does() {
-    let ids = select(&[Ids::UniqueInTable, Ids::UniqueInStream][..]);
+    let ids = select(&[IdScope::UniqueInTable, IdScope::UniqueInStream][..]);
     let event = (0_u8..12, 0_u8..8).prop_map(|(id, body)| (id, u8::from(body == 0)));
     // Most of them expect what is there.
     let call =
@@ -264,8 +266,8 @@ fn append_does_as_a_list_does() {
         // The field is named, and compared, as `body`.
         let body = if names.contains(&"body".to_owned()) { other } else { "body" };
         let identity = match ids {
-            Ids::UniqueInTable => quoted(id),
-            Ids::UniqueInStream => format!("{}, {}", quoted(stream), quoted(id)),
+            IdScope::UniqueInTable => quoted(id),
+            IdScope::UniqueInStream => format!("{}, {}", quoted(stream), quoted(id)),
         };
         let create = format!(
             "CREATE TABLE {}.{} ({} int, {} bigint, {} smallint, {} jsonb, UNIQUE ({identity}),
@@ -280,7 +282,7 @@ fn append_does_as_a_list_does() {
             quoted(stream)
         );
         client.batch_execute(&create).await.unwrap();
-        let log = EventLog::on_table(Table::in_schema(schema, &table));
+        let log = EventLog::on_table(TableName::in_schema(schema, &table));
         let log = log.stream(stream).sequence(sequence).id(id, ids).field(body).build().unwrap();
         let mut model = BTreeMap::new();
         for (to, expected, events) in calls {
@@ -341,9 +343,9 @@ fn updates_do_as_versions_in_a_map_do() {
             table = quoted(&table),
         );
         client.batch_execute(&create).await.unwrap();
-        let rows = VersionedRows::in_table(Table::in_schema(schema, &table));
+        let rows = VersionedRows::in_table(TableName::in_schema(schema, &table));
         let rows = rows.key(key).version(version).field(field).build().unwrap();
-        let operations = Operations::in_table(Table::in_schema(schema, &done));
+        let operations = UpdateLog::in_table(TableName::in_schema(schema, &done));
         let operations =
             operations.operation(operation).target(target).version(made).of(rows).unwrap();
 
@@ -360,7 +362,7 @@ fn updates_do_as_versions_in_a_map_do() {
                     serde_json::from_str(["0", "1.0", "2.00"][usize::from(of)]).unwrap();
                 let row =
                     Value::from_iter([(key.clone(), decimals), (field.clone(), json!(value))]);
-                Loaded { version, row }
+                VersionedRow { version, row }
             });
             let earlier = id.and_then(|id| applied.get(&id).copied());
             let mut update = || {
@@ -377,10 +379,10 @@ fn updates_do_as_versions_in_a_map_do() {
                 assert_eq!(
                     told,
                     match current {
-                        None => Update::NotFound,
+                        None => UpdateResult::NotFound,
                         Some(current) if current.version != expected =>
-                            Update::Conflict { current },
-                        Some(_) => Update::Updated { version: update() },
+                            UpdateResult::Conflict { current },
+                        Some(_) => UpdateResult::Updated { version: update() },
                     }
                 );
                 continue;
@@ -389,15 +391,15 @@ fn updates_do_as_versions_in_a_map_do() {
             tally.count(told.as_ref().map_or(&"Reused" as &dyn Debug, |told| told));
             match (earlier, current) {
                 (Some((row, version)), _) if row == of => {
-                    assert_eq!(told.unwrap(), Operation::AlreadyApplied { version });
+                    assert_eq!(told.unwrap(), IdentifiedUpdate::AlreadyApplied { version });
                 }
                 (Some(_), _) => assert!(told.is_err(), "{told:?}"),
-                (None, None) => assert_eq!(told.unwrap(), Operation::NotFound),
+                (None, None) => assert_eq!(told.unwrap(), IdentifiedUpdate::NotFound),
                 (None, Some(current)) if current.version != expected => {
-                    assert_eq!(told.unwrap(), Operation::Conflict { current });
+                    assert_eq!(told.unwrap(), IdentifiedUpdate::Conflict { current });
                 }
                 (None, Some(_)) => {
-                    assert_eq!(told.unwrap(), Operation::Applied { version: update() });
+                    assert_eq!(told.unwrap(), IdentifiedUpdate::Applied { version: update() });
                 }
             }
         }

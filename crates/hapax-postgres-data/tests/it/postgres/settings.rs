@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use hapax_postgres_data::{DataError, Operation, Retried, Retry, Table};
+use hapax_postgres_data::{DataError, IdentifiedUpdate, Retried, Retry, TableName};
 use hapax_testkit::faults::Proxy;
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
@@ -41,14 +41,16 @@ async fn an_id_is_found_whatever_is_set(server: &PostgresServer) {
         );
         plain.execute(&insert, &[&json!({"id": key}).to_string()]).await.unwrap();
         set.batch_execute(&format!("SET {setting}")).await.unwrap();
-        let (operations, item) = (of(Table::new(table), "id", &["n"]), json!({"id": key, "n": 1}));
+        let (operations, item) =
+            (of(TableName::new(table), "id", &["n"]), json!({"id": key, "n": 1}));
         for (round, one, other) in [(0, &plain, &set), (1, &set, &plain)] {
             let id = format!("{n}-{round}");
-            let told: Operation<Value> = operations.update(one, &*id, round, &item).await.unwrap();
-            assert_eq!(told, Operation::Applied { version: round + 1 }, "{setting}");
+            let told: IdentifiedUpdate<Value> =
+                operations.update(one, &*id, round, &item).await.unwrap();
+            assert_eq!(told, IdentifiedUpdate::Applied { version: round + 1 }, "{setting}");
             for here in [one, other] {
                 let told = operations.update::<_, Value>(here, &*id, round + 1, &item).await;
-                let expected = Operation::AlreadyApplied { version: round + 1 };
+                let expected = IdentifiedUpdate::AlreadyApplied { version: round + 1 };
                 assert_eq!(told.unwrap(), expected, "{setting}");
             }
         }
@@ -61,7 +63,7 @@ async fn what_was_carried_out_is_found_after_a_lost_reply(server: &PostgresServe
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
     let proxy = Proxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let (operations, mut holder) = (of(Table::new("f"), "id", &["n"]), client(server).await);
+    let (operations, mut holder) = (of(TableName::new("f"), "id", &["n"]), client(server).await);
     let holding = holder.transaction().await.unwrap();
     holding.batch_execute("SELECT * FROM f FOR UPDATE").await.unwrap();
     let connects = Cell::new(0);
@@ -95,7 +97,7 @@ async fn an_id_of_which_nothing_is_known_is_of_something_else(server: &PostgresS
         CREATE TABLE done (operation text PRIMARY KEY, target text, version bigint);
         INSERT INTO done VALUES ('o', NULL, 7), ('p', '{\"id\": 1}', 7), ('q', NULL, NULL)";
     server.sql("postgres", tables).await;
-    let (here, operations) = (client(server).await, of(Table::new("f"), "id", &["n"]));
+    let (here, operations) = (client(server).await, of(TableName::new("f"), "id", &["n"]));
     for id in ["o", "p", "q"] {
         let told = operations.update::<_, Value>(&here, id, 0, &json!({"id": 1, "n": 1})).await;
         assert!(matches!(told, Err(DataError::OperationReused(_))), "{id}: {told:?}");

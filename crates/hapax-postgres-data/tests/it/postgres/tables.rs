@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use hapax_postgres_data::{
-    Append, Column, DataError, EventLog, Ids, InsertOrFetch, Inserted, LayoutError, Limits,
-    Operation, Operations, Recorded, Table, Update, VersionedRows,
+    AppendResult, BatchLimits, Column, DataError, EventLog, IdScope, IdentifiedUpdate,
+    InsertOrFetch, Inserted, LayoutError, StoredEvent, TableName, UpdateLog, UpdateResult,
+    VersionedRows,
 };
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
@@ -30,11 +31,11 @@ async fn json_is_not_read_as_text_where_it_is_written_too(server: &PostgresServe
             d int[], version bigint NOT NULL DEFAULT 0, UNIQUE (stream, sequence))";
     server.sql("postgres", tables).await;
     let client = client(server).await;
-    let table = || Table::new("docs");
+    let table = || TableName::new("docs");
     for column in ["a", "b", "c"] {
         let text = Column::new(column).read_as_text();
         let rows = || VersionedRows::in_table(table()).key("id").field(text.clone());
-        let ids = Operations::in_table(table()).operation("id").target("stream");
+        let ids = UpdateLog::in_table(table()).operation("id").target("stream");
         let told = [
             rows().build().unwrap().verify(&client).await,
             ids.of(rows().build().unwrap()).unwrap().verify(&client).await,
@@ -88,10 +89,13 @@ async fn an_index_by_another_collation_is_no_unique_key(server: &PostgresServer)
         ("d", true, true),
         ("e", true, true),
     ] {
-        let orders =
-            InsertOrFetch::into_table(Table::new(table)).key("email").field("n").build().unwrap();
+        let orders = InsertOrFetch::into_table(TableName::new(table))
+            .key("email")
+            .field("n")
+            .build()
+            .unwrap();
         let rows =
-            VersionedRows::in_table(Table::new(table)).key("email").field("n").build().unwrap();
+            VersionedRows::in_table(TableName::new(table)).key("email").field("n").build().unwrap();
         for (told, fits) in
             [(orders.verify(&client).await, inserts), (rows.verify(&client).await, updates)]
         {
@@ -115,7 +119,7 @@ async fn triggers_run_for_what_is_inserted(server: &PostgresServer) {
         CREATE TRIGGER more BEFORE UPDATE ON counters FOR EACH ROW EXECUTE FUNCTION more()";
     server.sql("postgres", &format!("{EVENTS}; {COUNTERS}; {triggers}")).await;
     let client = client(server).await;
-    let people = InsertOrFetch::into_table(Table::new("people"))
+    let people = InsertOrFetch::into_table(TableName::new("people"))
         .key("k")
         .field("email")
         .also_read("low")
@@ -133,16 +137,18 @@ async fn triggers_run_for_what_is_inserted(server: &PostgresServer) {
     }
     let told: Vec<Inserted<Value>> = people.insert_all(&client, &[item(1), item(2)]).await.unwrap();
     assert_eq!(told, [Inserted::Exists(row(1, 1)), Inserted::Created(row(2, 2))]);
-    let log = log(Ids::UniqueInTable);
+    let log = log(IdScope::UniqueInTable);
     for _ in 0..3 {
         log.append(&client, "s", 0, &[event("a")]).await.unwrap();
     }
     let again = log.append(&client, "s", 0, &[event("a")]).await.unwrap();
-    assert_eq!(again, Append::AlreadyAppended { positions: 1..2 });
+    assert_eq!(again, AppendResult::AlreadyAppended { positions: 1..2 });
     assert_eq!(server.sql("postgres", "SELECT count(*) FROM fired").await, "3");
     // What no layout names is the trigger's.
-    let operations = Operations::in_table(Table::new("done")).of(counters()).unwrap();
-    for told in [Operation::Applied { version: 1 }, Operation::AlreadyApplied { version: 1 }] {
+    let operations = UpdateLog::in_table(TableName::new("done")).of(counters()).unwrap();
+    for told in
+        [IdentifiedUpdate::Applied { version: 1 }, IdentifiedUpdate::AlreadyApplied { version: 1 }]
+    {
         let item = counter("a", 1);
         assert_eq!(operations.update::<_, Value>(&client, "o", 0, &item).await.unwrap(), told);
     }
@@ -153,7 +159,7 @@ async fn triggers_run_for_what_is_inserted(server: &PostgresServer) {
 async fn two_layouts_of_a_table_do_not_deadlock(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let layout = |one: &str, other: &str| {
-        let table = Table::in_schema("shop", "orders");
+        let table = TableName::in_schema("shop", "orders");
         Arc::new(
             InsertOrFetch::into_table(table).key(one).key(other).field("amount").build().unwrap(),
         )
@@ -193,23 +199,23 @@ async fn versions_past_their_columns_range_are_versions_that_are_not_there(
         INSERT INTO r VALUES (1, 0, NULL), (2, 0, -1), (3, 0, 2147483646)";
     server.sql("postgres", tables).await;
     let client = client(server).await;
-    let log = EventLog::on_table(Table::new("e")).build().unwrap();
+    let log = EventLog::on_table(TableName::new("e")).build().unwrap();
     let one = [json!({"id": "a"})];
     let gap = log.append(&client, "s", 1 << 40, &one).await.unwrap();
-    assert_eq!(gap, Append::Gap { current: 0 });
+    assert_eq!(gap, AppendResult::Gap { current: 0 });
     log.append(&client, "s", 0, &one).await.unwrap();
     let again = log.append(&client, "s", 1 << 40, &one).await.unwrap();
-    assert_eq!(again, Append::AlreadyAppended { positions: 1..2 });
+    assert_eq!(again, AppendResult::AlreadyAppended { positions: 1..2 });
     for after in [1, 1 << 40, u64::MAX] {
-        let none: Vec<Recorded<Value>> = log.read(&client, "s", after, 1).await.unwrap();
+        let none: Vec<StoredEvent<Value>> = log.read(&client, "s", after, 1).await.unwrap();
         assert_eq!(none, []);
     }
-    let rows = VersionedRows::in_table(Table::new("r")).key("id").field("n").build().unwrap();
+    let rows = VersionedRows::in_table(TableName::new("r")).key("id").field("n").build().unwrap();
     let item = |id: u64| json!({"id": id, "n": 1});
-    let told: Update<Value> = rows.update(&client, 1 << 40, &item(3)).await.unwrap();
-    assert!(matches!(told, Update::Conflict { .. }), "{told:?}");
-    let told: Update<Value> = rows.update(&client, 2_147_483_646, &item(3)).await.unwrap();
-    assert_eq!(told, Update::Updated { version: 2_147_483_647 });
+    let told: UpdateResult<Value> = rows.update(&client, 1 << 40, &item(3)).await.unwrap();
+    assert!(matches!(told, UpdateResult::Conflict { .. }), "{told:?}");
+    let told: UpdateResult<Value> = rows.update(&client, 2_147_483_646, &item(3)).await.unwrap();
+    assert_eq!(told, UpdateResult::Updated { version: 2_147_483_647 });
     let told = rows.update::<_, Value>(&client, 2_147_483_647, &item(3)).await;
     assert!(matches!(told, Err(DataError::Refused(refused)) if refused.code == "22003"));
     for (id, version) in [(1, None), (2, Some("-1".to_owned()))] {
@@ -226,12 +232,12 @@ async fn two_rounds_name_what_is_in_the_way(server: &PostgresServer) {
     server.sql("postgres", "ALTER TABLE events ADD UNIQUE (body)").await;
     let client = client(server).await;
     let orders = |rounds| {
-        InsertOrFetch::into_table(Table::in_schema("shop", "orders"))
+        InsertOrFetch::into_table(TableName::in_schema("shop", "orders"))
             .key("customer")
             .key("cart")
             .field("amount")
             .field("note")
-            .limits(Limits { rounds, ..Limits::default() })
+            .limits(BatchLimits { rounds, ..BatchLimits::default() })
             .build()
     };
     assert_eq!(orders(1).err(), Some(LayoutError::OneRound));
@@ -239,8 +245,8 @@ async fn two_rounds_name_what_is_in_the_way(server: &PostgresServer) {
     let _: Inserted<Value> = orders.insert(&client, &order(1, "1")).await.unwrap();
     let refused = orders.insert::<_, Value>(&client, &order(2, "1")).await;
     assert!(matches!(refused, Err(DataError::UniqueViolation { item: Some(0), .. })));
-    let limits = Limits { rounds: 2, ..Limits::default() };
-    let log = EventLog::on_table(Table::new("events")).field("body").limits(limits);
+    let limits = BatchLimits { rounds: 2, ..BatchLimits::default() };
+    let log = EventLog::on_table(TableName::new("events")).field("body").limits(limits);
     let log = log.build().unwrap();
     log.append(&client, "s", 0, &[json!({"id": "a", "body": 1})]).await.unwrap();
     let refused = log.append(&client, "s", 1, &[json!({"id": "b", "body": 1})]).await;

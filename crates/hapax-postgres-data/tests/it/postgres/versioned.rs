@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_postgres_data::{
-    DataError, ItemError, Loaded, Operation, Operations, Retried, Retry, RetryError, Table, Update,
-    VersionedRows,
+    DataError, IdentifiedUpdate, ItemError, Retried, Retry, RetryError, TableName, UpdateLog,
+    UpdateResult, VersionedRow, VersionedRows,
 };
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{Proxy, ProxyRates};
@@ -27,7 +27,7 @@ pub(crate) const COUNTERS: &str =
     CREATE TABLE done (operation text PRIMARY KEY, target text NOT NULL, version bigint NOT NULL)";
 
 pub(crate) fn counters() -> VersionedRows {
-    VersionedRows::in_table(Table::in_schema("public", "counters"))
+    VersionedRows::in_table(TableName::in_schema("public", "counters"))
         .key("name")
         .key("part")
         .field("value")
@@ -35,8 +35,8 @@ pub(crate) fn counters() -> VersionedRows {
         .unwrap()
 }
 
-pub(crate) fn operations() -> Operations {
-    Operations::in_table(Table::new("done")).of(counters()).unwrap()
+pub(crate) fn operations() -> UpdateLog {
+    UpdateLog::in_table(TableName::new("done")).of(counters()).unwrap()
 }
 
 pub(crate) fn counter(name: &str, value: u64) -> Value {
@@ -76,16 +76,16 @@ on_one_server! {
 async fn a_conflict_is_not_a_row_that_is_missing(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (rows, client) = (counters(), client(server).await);
-    let update = async |expected, item: Value| -> Update<Value> {
+    let update = async |expected, item: Value| -> UpdateResult<Value> {
         rows.update(&client, expected, &item).await.unwrap()
     };
-    assert_eq!(update(0, counter("a", 10)).await, Update::Updated { version: 1 });
-    let current = Loaded { version: 1, row: counter("a", 10) };
+    assert_eq!(update(0, counter("a", 10)).await, UpdateResult::Updated { version: 1 });
+    let current = VersionedRow { version: 1, row: counter("a", 10) };
     for expected in [0, 2] {
         let told = update(expected, counter("a", 20)).await;
-        assert_eq!(told, Update::Conflict { current: current.clone() });
+        assert_eq!(told, UpdateResult::Conflict { current: current.clone() });
     }
-    assert_eq!(update(1, counter("c", 20)).await, Update::NotFound);
+    assert_eq!(update(1, counter("c", 20)).await, UpdateResult::NotFound);
     assert_eq!(rows.load(&client, &key()).await.unwrap(), Some(current));
     let nobody = json!({"part": 2, "name": "a"});
     assert_eq!(rows.load::<_, Value>(&client, &nobody).await.unwrap(), None);
@@ -117,13 +117,15 @@ async fn of_sixty_four_updates_at_one_version_exactly_one_is_made() {
             (writer, told)
         });
     }
-    let told: Vec<(u64, Update<Value>)> = writers.join_all().await;
-    let made = |(_, told): &&(u64, Update<Value>)| *told == Update::Updated { version: 1 };
+    let told: Vec<(u64, UpdateResult<Value>)> = writers.join_all().await;
+    let made =
+        |(_, told): &&(u64, UpdateResult<Value>)| *told == UpdateResult::Updated { version: 1 };
     let winners: Vec<_> = told.iter().filter(made).collect();
     let [(winner, _)] = winners[..] else { panic!("{winners:?}") };
-    let current = Loaded { version: 1, row: counter("a", *winner) };
-    let lost =
-        told.iter().filter(|(_, told)| *told == Update::Conflict { current: current.clone() });
+    let current = VersionedRow { version: 1, row: counter("a", *winner) };
+    let lost = told
+        .iter()
+        .filter(|(_, told)| *told == UpdateResult::Conflict { current: current.clone() });
     assert_eq!(lost.count(), 63);
 }
 
@@ -132,27 +134,27 @@ async fn an_operation_is_applied_once_and_to_one_row(server: &PostgresServer) {
     let (operations, mut client) = (operations(), client(server).await);
     // Rolled back: it was not applied.
     let transaction = client.transaction().await.unwrap();
-    let told: Operation<Value> =
+    let told: IdentifiedUpdate<Value> =
         operations.update(&transaction, "o-1", 0, &counter("a", 1)).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     transaction.rollback().await.unwrap();
     assert_eq!(counted(server).await, "0|0|7|0");
     let update = async |operation: &str, expected, item: Value| {
         operations.update::<_, Value>(&client, operation, expected, &item).await
     };
     let told = update("o-1", 0, counter("a", 1)).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 1 });
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 1 });
     let told = update("o-2", 1, counter("a", 2)).await.unwrap();
-    assert_eq!(told, Operation::Applied { version: 2 });
+    assert_eq!(told, IdentifiedUpdate::Applied { version: 2 });
     // At whatever version it is asked for again.
     for expected in [0, 1, 2, 3] {
         let again = update("o-1", expected, counter("a", 9)).await.unwrap();
-        assert_eq!(again, Operation::AlreadyApplied { version: 1 });
+        assert_eq!(again, IdentifiedUpdate::AlreadyApplied { version: 1 });
     }
-    let current = Loaded { version: 2, row: counter("a", 2) };
+    let current = VersionedRow { version: 2, row: counter("a", 2) };
     let told = update("o-3", 1, counter("a", 9)).await.unwrap();
-    assert_eq!(told, Operation::Conflict { current });
-    assert_eq!(update("o-3", 1, counter("c", 9)).await.unwrap(), Operation::NotFound);
+    assert_eq!(told, IdentifiedUpdate::Conflict { current });
+    assert_eq!(update("o-3", 1, counter("c", 9)).await.unwrap(), IdentifiedUpdate::NotFound);
     // Another row.
     for expected in [3, 4] {
         let reused = update("o-1", expected, counter("b", 9)).await;
@@ -161,9 +163,9 @@ async fn an_operation_is_applied_once_and_to_one_row(server: &PostgresServer) {
     // In a transaction as well, which goes on.
     let transaction = client.transaction().await.unwrap();
     for (id, expected, told) in [
-        ("o-1", 2, Operation::AlreadyApplied { version: 1 }),
-        ("o-3", 2, Operation::Applied { version: 3 }),
-        ("o-3", 3, Operation::AlreadyApplied { version: 3 }),
+        ("o-1", 2, IdentifiedUpdate::AlreadyApplied { version: 1 }),
+        ("o-3", 2, IdentifiedUpdate::Applied { version: 3 }),
+        ("o-3", 3, IdentifiedUpdate::AlreadyApplied { version: 3 }),
     ] {
         let item = counter("a", 3);
         let applied = operations.update::<_, Value>(&transaction, id, expected, &item).await;
@@ -345,7 +347,7 @@ async fn increments(url: &str, way: impl Increment) -> usize {
     writers.join_all().await.into_iter().filter(|already| *already).count()
 }
 
-impl Increment for Operations {
+impl Increment for UpdateLog {
     async fn make(&self, url: String, writer: u64) -> bool {
         let (id, key) = (format!("increment-{writer}"), key());
         let retry = Retry::default().entropy(Arc::new(SeededEntropy::new(writer)));
@@ -365,11 +367,11 @@ impl Increment for VersionedRows {
     async fn make(&self, url: String, _: u64) -> bool {
         loop {
             let Ok(client) = connect(&url).await else { continue };
-            let Ok(Some(Loaded { version, row })) = self.load(&client, &key()).await else {
+            let Ok(Some(VersionedRow { version, row })) = self.load(&client, &key()).await else {
                 continue;
             };
             let row: Value = increment(row).unwrap();
-            if let Ok(Update::Updated { .. }) =
+            if let Ok(UpdateResult::Updated { .. }) =
                 self.update::<_, Value>(&client, version, &row).await
             {
                 return false;

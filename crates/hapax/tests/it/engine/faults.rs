@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::machine::{HookTiming, Verdict};
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    Claim, ClaimError, FinishError, InFlight, Limits, MemoryStore, OnUnknown, Policy, Store,
+    Claim, ClaimError, EngineLimits, FinishError, InFlight, MemoryStore, OnUnknown, Policy, Store,
     StoreError,
 };
 use tokio::sync::watch;
@@ -286,7 +286,7 @@ async fn a_completion_goes_on_when_its_caller_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn claims_are_refused_while_too_much_is_held_back() {
     let world = World::new();
-    let process = world.limited(Limits { deferred: 1, ..Limits::default() });
+    let process = world.limited(EngineLimits { deferred: 1, ..EngineLimits::default() });
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));

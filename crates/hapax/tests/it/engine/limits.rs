@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax::{Claim, ClaimError, FinishError, Key, Limits, NaturalKey, Scope, StoreError};
+use hapax::{Claim, ClaimError, EngineLimits, FinishError, Key, NaturalKey, Scope, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::faults::Mode;
@@ -11,7 +11,7 @@ use super::{Text, World, outcome, own, reexecute, replayed, settle};
 #[tokio::test(start_paused = true)]
 async fn claims_talk_to_the_store_in_turns() {
     let world = World::new();
-    let process = world.limited(Limits { claims: 2, ..Limits::default() });
+    let process = world.limited(EngineLimits { claims: 2, ..EngineLimits::default() });
     let claim = |at: usize| {
         let process = process.clone();
         tokio::spawn(async move {
@@ -51,7 +51,7 @@ async fn claims_talk_to_the_store_in_turns() {
 #[tokio::test(start_paused = true)]
 async fn choosing_takes_a_turn_too() {
     let world = World::new();
-    let process = world.limited(Limits { claims: 1, ..Limits::default() });
+    let process = world.limited(EngineLimits { claims: 1, ..EngineLimits::default() });
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let key = Key::composite(&parts, Duration::from_secs(60)).unwrap();
     let (scope, other, policy) = (Scope::shared(), super::key(), reexecute());
@@ -69,7 +69,7 @@ async fn choosing_takes_a_turn_too() {
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
     let world = World::new();
-    let process = world.limited(Limits { claims: 0, ..Limits::default() });
+    let process = world.limited(EngineLimits { claims: 0, ..EngineLimits::default() });
     world.store.set(Mode::Silent);
     let (scope, policy) = (Scope::shared(), reexecute());
     let (key, other) = (super::key(), Key::new("first").unwrap());
@@ -84,7 +84,7 @@ async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
 #[tokio::test(start_paused = true)]
 async fn executions_end_as_there_is_room_for_their_outcomes() {
     let world = World::new();
-    let process = world.limited(Limits { deferred_bytes: 4, ..Limits::default() });
+    let process = world.limited(EngineLimits { deferred_bytes: 4, ..EngineLimits::default() });
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::Away);
     let mut ending = tokio::spawn(lease.complete(outcome("large"), None));

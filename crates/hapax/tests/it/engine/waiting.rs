@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax::machine::HookTiming;
 use hapax::store::BoxFuture;
-use hapax::{Claim, Idempotency, InFlight, Limits, Notify, OnUnknown, OperationId, Policy};
+use hapax::{Claim, EngineLimits, Idempotency, InFlight, Notify, OnUnknown, OperationId, Policy};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -114,7 +114,7 @@ async fn a_copy_waits_no_longer_than_it_wants() {
 #[tokio::test(start_paused = true)]
 async fn waiters_are_limited_by_key() {
     let world = World::new();
-    let process = world.limited(Limits { waiters_per_key: 3, ..Limits::default() });
+    let process = world.limited(EngineLimits { waiters_per_key: 3, ..EngineLimits::default() });
     let lease = own(&process, &reexecute()).await;
     let copies = copies(&process, 10, waiting(Duration::from_secs(5)));
     settle().await;

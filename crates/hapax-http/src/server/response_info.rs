@@ -5,17 +5,17 @@ use hapax::{FencingToken, OperationId};
 /// A response extension: the way in which the layer answered a request of a protected route. A
 /// request that has no key and needs none gets a response without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Answered {
+pub struct ResponseInfo {
     /// The name of scope and key; `None` where the request was rejected before it had one.
     pub operation: Option<OperationId>,
     /// The way.
-    pub by: AnsweredBy,
+    pub by: ResponseSource,
 }
 
 /// A way to answer a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum AnsweredBy {
+pub enum ResponseSource {
     /// It was executed.
     Execution {
         /// The fencing token of the execution.

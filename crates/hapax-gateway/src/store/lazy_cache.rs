@@ -19,12 +19,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
 /// It connects in the background. Until then it fails, which costs speed and nothing else.
-pub(super) struct LateCache {
+pub(super) struct LazyCache {
     cache: Arc<OnceLock<RedisCache>>,
     connecting: JoinHandle<()>,
 }
 
-impl LateCache {
+impl LazyCache {
     pub(super) fn new(url: &ServerUrl, options: RedisOptions) -> Self {
         let cache = Arc::new(OnceLock::new());
         let connecting = tokio::spawn(connect(url.to_string(), options, Arc::clone(&cache)));
@@ -56,19 +56,19 @@ async fn connect(url: String, options: RedisOptions, cache: Arc<OnceLock<RedisCa
     }
 }
 
-impl Drop for LateCache {
+impl Drop for LazyCache {
     fn drop(&mut self) {
         self.connecting.abort();
     }
 }
 
-impl fmt::Debug for LateCache {
+impl fmt::Debug for LazyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LateCache").field("reached", &self.cache.get().is_some()).finish()
     }
 }
 
-impl Cache for LateCache {
+impl Cache for LazyCache {
     fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move { Ok(self.cache()?.get(key).await?) })
     }

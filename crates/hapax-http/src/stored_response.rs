@@ -18,7 +18,7 @@ use http::header::{
 };
 use http::{Response, StatusCode};
 
-use crate::header::{is_ours, retain};
+use crate::header::{is_protocol_header, retain};
 use crate::length;
 
 /// The name of the format in a record's outcome.
@@ -31,9 +31,9 @@ const NOT_RETAINED: u8 = 1;
 
 /// What is kept of a response. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Stored {
+pub enum StoredResponse {
     /// All of it.
-    Whole(Whole),
+    Whole(FullResponse),
     /// That it was given, not what it said: it was too large, or streamed.
     NotRetained {
         /// The status it was given with.
@@ -43,7 +43,7 @@ pub enum Stored {
 
 /// A whole response. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Whole {
+pub struct FullResponse {
     /// Its status.
     pub status: StatusCode,
     /// Its headers, without those that belong to one connection or one attempt.
@@ -54,14 +54,14 @@ pub struct Whole {
     pub trailers: Option<HeaderMap>,
 }
 
-impl Whole {
+impl FullResponse {
     /// What is to be kept of a response.
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
         let no_length = length::must_go(response.status(), trailers);
         let keep = |name: &HeaderName, _: &HeaderValue| {
-            !(is_ours(name)
+            !(is_protocol_header(name)
                 || (*name == CONTENT_LENGTH && no_length)
                 || hop_by_hop(name)
                 || named.contains(name)
@@ -72,7 +72,8 @@ impl Whole {
             status: response.status(),
             headers: retain(response.headers(), keep),
             body: response.body().clone(),
-            trailers: trailers.map(|trailers| retain(trailers, |name, _| !is_ours(name))),
+            trailers: trailers
+                .map(|trailers| retain(trailers, |name, _| !is_protocol_header(name))),
         }
     }
 
@@ -103,7 +104,7 @@ impl Whole {
     }
 }
 
-impl fmt::Debug for Whole {
+impl fmt::Debug for FullResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Whole")
             .field("status", &self.status)
@@ -124,7 +125,7 @@ pub enum Cookies {
     Keep,
 }
 
-impl Stored {
+impl StoredResponse {
     /// As a record keeps it.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
@@ -134,9 +135,13 @@ impl Stored {
     /// As a record kept it.
     ///
     /// # Errors
-    /// [`NotStored`] if the record is another door's, or damaged.
-    pub fn from_outcome(outcome: &Outcome) -> Result<Self, NotStored> {
-        if outcome.format() == FORMAT { Self::decode(outcome.bytes()) } else { Err(NotStored) }
+    /// [`StoredResponseError`] if the record is another door's, or damaged.
+    pub fn from_outcome(outcome: &Outcome) -> Result<Self, StoredResponseError> {
+        if outcome.format() == FORMAT {
+            Self::decode(outcome.bytes())
+        } else {
+            Err(StoredResponseError)
+        }
     }
 
     /// The status.
@@ -156,7 +161,7 @@ impl Stored {
                 out.put_u8(NOT_RETAINED);
                 out.put_u16(status.as_u16());
             }
-            Self::Whole(Whole { status, headers, body, trailers }) => {
+            Self::Whole(FullResponse { status, headers, body, trailers }) => {
                 out.put_u8(WHOLE);
                 out.put_u16(status.as_u16());
                 put_map(&mut out, headers);
@@ -173,18 +178,18 @@ impl Stored {
     fn encoded_len(&self) -> usize {
         match self {
             Self::NotRetained { .. } => 3,
-            Self::Whole(Whole { headers, body, trailers, .. }) => {
+            Self::Whole(FullResponse { headers, body, trailers, .. }) => {
                 let trailers = trailers.as_ref().map_or(0, map_len);
                 3 + map_len(headers) + 4 + body.len() + 1 + trailers
             }
         }
     }
 
-    fn decode(bytes: &Bytes) -> Result<Self, NotStored> {
+    fn decode(bytes: &Bytes) -> Result<Self, StoredResponseError> {
         let mut rest = bytes.clone();
-        let form = rest.try_get_u8().map_err(|_| NotStored)?;
-        let status = rest.try_get_u16().map_err(|_| NotStored)?;
-        let status = StatusCode::from_u16(status).map_err(|_| NotStored)?;
+        let form = rest.try_get_u8().map_err(|_| StoredResponseError)?;
+        let status = rest.try_get_u16().map_err(|_| StoredResponseError)?;
+        let status = StatusCode::from_u16(status).map_err(|_| StoredResponseError)?;
         let stored = match form {
             NOT_RETAINED => Self::NotRetained { status },
             WHOLE => {
@@ -193,20 +198,20 @@ impl Stored {
                 let trailers = match rest.try_get_u8() {
                     Ok(0) => None,
                     Ok(1) => Some(take_map(&mut rest)?),
-                    _ => return Err(NotStored),
+                    _ => return Err(StoredResponseError),
                 };
-                Self::Whole(Whole { status, headers, body, trailers })
+                Self::Whole(FullResponse { status, headers, body, trailers })
             }
-            _ => return Err(NotStored),
+            _ => return Err(StoredResponseError),
         };
-        if rest.is_empty() { Ok(stored) } else { Err(NotStored) }
+        if rest.is_empty() { Ok(stored) } else { Err(StoredResponseError) }
     }
 }
 
 /// The bytes are not a stored response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the outcome is not a stored HTTP response")]
-pub struct NotStored;
+pub struct StoredResponseError;
 
 /// Whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
 #[must_use]
@@ -252,18 +257,18 @@ fn map_len(map: &HeaderMap) -> usize {
     4 + map.iter().map(|(name, value)| 8 + name.as_str().len() + value.len()).sum::<usize>()
 }
 
-fn take(rest: &mut Bytes) -> Result<Bytes, NotStored> {
-    let length = rest.try_get_u32().map_err(|_| NotStored)? as usize;
-    if length > rest.len() { Err(NotStored) } else { Ok(rest.split_to(length)) }
+fn take(rest: &mut Bytes) -> Result<Bytes, StoredResponseError> {
+    let length = rest.try_get_u32().map_err(|_| StoredResponseError)? as usize;
+    if length > rest.len() { Err(StoredResponseError) } else { Ok(rest.split_to(length)) }
 }
 
-fn take_map(rest: &mut Bytes) -> Result<HeaderMap, NotStored> {
-    let count = rest.try_get_u32().map_err(|_| NotStored)?;
+fn take_map(rest: &mut Bytes) -> Result<HeaderMap, StoredResponseError> {
+    let count = rest.try_get_u32().map_err(|_| StoredResponseError)?;
     let mut map = HeaderMap::new();
     for _ in 0..count {
-        let name = HeaderName::from_bytes(&take(rest)?).map_err(|_| NotStored)?;
-        let value = HeaderValue::from_maybe_shared(take(rest)?).map_err(|_| NotStored)?;
-        map.try_append(name, value).map_err(|_| NotStored)?;
+        let name = HeaderName::from_bytes(&take(rest)?).map_err(|_| StoredResponseError)?;
+        let value = HeaderValue::from_maybe_shared(take(rest)?).map_err(|_| StoredResponseError)?;
+        map.try_append(name, value).map_err(|_| StoredResponseError)?;
     }
     Ok(map)
 }

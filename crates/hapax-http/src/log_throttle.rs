@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// Lets one log line through a minute and counts the others.
 #[derive(Debug, Default)]
-pub struct Seldom(Mutex<Lines>);
+pub struct LogThrottle(Mutex<Lines>);
 
 #[derive(Debug, Default)]
 struct Lines {
@@ -18,7 +18,7 @@ struct Lines {
     left_out: u64,
 }
 
-impl Seldom {
+impl LogThrottle {
     /// Returns how many lines were left out since the last one, if another one is due now.
     #[must_use]
     pub fn due(&self) -> Option<u64> {
@@ -40,7 +40,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute_says_how_many_were_left_out() {
-        let seldom = Seldom::default();
+        let seldom = LogThrottle::default();
         assert_eq!([seldom.due(), seldom.due(), seldom.due()], [Some(0), None, None]);
         tokio::time::advance(EVERY).await;
         assert_eq!([seldom.due(), seldom.due()], [Some(2), None]);
