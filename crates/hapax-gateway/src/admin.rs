@@ -68,12 +68,12 @@ pub(crate) struct Admin {
 ///
 /// Until [`open`](Self::open) it answers probes alone: the process is there and not ready.
 #[derive(Debug)]
-pub(crate) struct Serving {
+pub(crate) struct AdminServer {
     task: JoinHandle<()>,
     app: watch::Sender<Router>,
 }
 
-impl Serving {
+impl AdminServer {
     /// Begins to accept connections, until `work` closes. The caller aborts the task, or awaits it.
     pub(crate) fn begin(listener: TcpListener, shutdown: Shutdown) -> Self {
         let (app, current) = watch::channel(before_the_store());

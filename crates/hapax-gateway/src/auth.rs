@@ -24,9 +24,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ForwardAuth;
-use crate::metrics::{Authorised, Metrics};
+use crate::metrics::{AuthResult, Metrics};
 use crate::proxy::{Peer, headers};
-use crate::upstream::{Dialling, Origin, Upstream, UpstreamError};
+use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
 
 /// The largest body of an answer, in bytes. While a client is given one it gets nothing from the
 /// upstream, so that this is within what a connection may take.
@@ -90,12 +90,12 @@ impl Auth {
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
         config: &ForwardAuth,
-        dialling: &Dialling,
+        connect: &ConnectOptions,
         metrics: Arc<Metrics>,
     ) -> Self {
         let given = config.given().into_iter();
         Self {
-            upstream: Upstream::new(origin, config.timeout, PLACES, dialling.http1()),
+            upstream: Upstream::new(origin, config.timeout, PLACES, connect.http1()),
             path,
             timeout: config.timeout,
             scope: config.scope.clone(),
@@ -148,9 +148,9 @@ impl Auth {
         let answer =
             answer.unwrap_or(Err(AuthFailure::Late)).and_then(|answer| self.decide(answer));
         let outcome = match &answer {
-            Ok(Ok(_)) => Authorised::Allowed,
-            Ok(Err(_)) => Authorised::Denied,
-            Err(_) => Authorised::Unavailable,
+            Ok(Ok(_)) => AuthResult::Allowed,
+            Ok(Err(_)) => AuthResult::Denied,
+            Err(_) => AuthResult::Unavailable,
         };
         self.metrics.authorised(outcome, began.elapsed());
         match answer {

@@ -170,7 +170,7 @@ impl Config {
     /// [`ConfigError`] says what would only show in production.
     pub fn check(&self) -> Result<(), ConfigError> {
         let resolved = self.resolve()?;
-        crate::routes::Table::new(&self.policy, &self.routes).map(drop)?;
+        crate::routes::RouteTable::new(&self.policy, &self.routes).map(drop)?;
         drop(resolved);
         Ok(())
     }

@@ -28,9 +28,9 @@ use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{CurrentConfig, SharedResources};
-use crate::store::{Finding, Measured, OpenStore, StoreOpenError, StoreOpener, StoreUrl};
+use crate::store::{Finding, MeasuredStore, OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
-use crate::upstream::Dialling;
+use crate::upstream::ConnectOptions;
 pub use reload::ReloadError;
 use reload::ReloadState;
 
@@ -162,8 +162,8 @@ impl Gateway {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(config).await?;
         let engine = Idempotency::builder(Arc::new(hapax::MemoryStore::default())).build();
-        let (metrics, dialling) = (Arc::new(Metrics::new()), dialling(config, &certificates));
-        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, dialling)
+        let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
+        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)
             .snapshot(config, resolved, None)?;
         let mut findings = Vec::new();
         for asker in snapshot.reconcile_clients() {
@@ -314,7 +314,7 @@ struct Listeners {
 }
 
 /// An admin listener that answers; dropping it ends that.
-struct Probed(Option<admin::Serving>);
+struct Probed(Option<admin::AdminServer>);
 
 impl Probed {
     fn open(mut self, admin: Arc<Admin>, operators: &Operators) -> Option<Task> {
@@ -336,7 +336,7 @@ impl Listeners {
         let data = bind(config.listen)?;
         let admin = config.admin.map(bind).transpose()?;
         let admin_addr = admin.as_ref().map(local_addr).transpose()?;
-        let begin = |listener| Probed(Some(admin::Serving::begin(listener, shutdown.clone())));
+        let begin = |listener| Probed(Some(admin::AdminServer::begin(listener, shutdown.clone())));
         Ok(Self { data, admin: admin.map(begin), admin_addr, shutdown })
     }
 }
@@ -373,7 +373,7 @@ fn run(
     let MemoryPlan { bodies, observed, .. } = resolved.memory;
     let census = Arc::new(Census::default());
     let engine = engine(config, &resolved, &opened, &metrics, &census);
-    let dialling = dialling(config, &certificates);
+    let connect = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let resources = SharedResources::new(
         engine.clone(),
@@ -381,7 +381,7 @@ fn run(
         observed,
         Arc::clone(&metrics),
         concurrent,
-        dialling,
+        connect,
     );
     let reloading = ReloadState::new(config.clone(), resolved.largest);
     let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
@@ -453,8 +453,8 @@ fn admin_token(path: &Path) -> Result<AdminToken, StartError> {
     AdminToken::read_or_make(path, &SystemEntropy).map_err(failed)
 }
 
-fn dialling(config: &Config, certificates: &AllCertificates) -> Dialling {
-    Dialling {
+fn dialling(config: &Config, certificates: &AllCertificates) -> ConnectOptions {
+    ConnectOptions {
         protocol: config.transport.upstream_protocol,
         tls: certificates.upstream.clone(),
         timeout: config.transport.connect_timeout,
@@ -494,8 +494,11 @@ fn engine(
     metrics: &Metrics,
     census: &Arc<Census>,
 ) -> Idempotency {
-    let store =
-        Measured::new(Arc::clone(&opened.store), Arc::clone(&metrics.calls), config.store_timeout);
+    let store = MeasuredStore::new(
+        Arc::clone(&opened.store),
+        Arc::clone(&metrics.calls),
+        config.store_timeout,
+    );
     let mut limits = hapax::EngineLimits {
         waiters_per_key: config.max_waiters,
         deferred_bytes: resolved.memory.deferred,

@@ -25,11 +25,11 @@ use crate::cors;
 use crate::guard::{GuardState, http2};
 use crate::proxy::Peer;
 use crate::proxy::headers::{drop_own, name_host};
-use crate::proxy::names::overriding;
+use crate::proxy::spoofing::overriding;
 use crate::proxy::tunnel::Switch;
 use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{self, ConfigSnapshot, CurrentConfig, Route};
-use crate::upstream::Fault;
+use crate::upstream::UploadError;
 
 /// Of this attempt alone: an earlier one with the same key may have been executed.
 const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
@@ -245,7 +245,7 @@ impl RequestHandler {
             );
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
-        route.names.drop_feigned(&mut parts.headers, connection.peer);
+        route.names.drop_spoofed(&mut parts.headers, connection.peer);
         // What the layer keeps whole in memory must come at a pace; everything else streams.
         let kept = may_be_protected(route, &parts);
         let http2 = parts.version == Version::HTTP_2;
@@ -394,7 +394,7 @@ impl http_body::Body for PacedBody {
                 }
             }
             if frame.is_none() && this.http2 && !this.body.is_end_stream() {
-                return Poll::Ready(Some(Err(Fault::Broken.into())));
+                return Poll::Ready(Some(Err(UploadError::Broken.into())));
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
@@ -402,7 +402,7 @@ impl http_body::Body for PacedBody {
         let begin = || (Instant::now(), Box::pin(sleep(idle_timeout)));
         let (_, timer) = this.waiting.get_or_insert_with(begin);
         if timer.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(Fault::Slow.into_error())));
+            return Poll::Ready(Some(Err(UploadError::Slow.into_error())));
         }
         Poll::Pending
     }

@@ -156,8 +156,8 @@ async fn speak(
     let opening = timeout(context.limits.head_timeout, opening).await;
     let DetectedConnection { io, read, http2 } =
         opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
-    let believed = context.trusted.iter().any(|network| network.contains(addr.ip()));
-    let peer = Peer { addr, secure: context.tls.is_some(), believed, http2 };
+    let trusted = context.trusted.iter().any(|network| network.contains(addr.ip()));
+    let peer = Peer { addr, secure: context.tls.is_some(), trusted, http2 };
     if http2 {
         http2::serve(io, read, peer, context, place).await;
         return Ok(());

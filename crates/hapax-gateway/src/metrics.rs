@@ -14,9 +14,9 @@ use std::time::Duration;
 use hapax::{Clock, SystemClock, Timestamp};
 use hapax_operators::Undecided;
 
-use crate::store::{Calls, OpenStore};
+use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
-pub(crate) use counts::{Counts, ReconcileAnswer, Seen, Would};
+pub(crate) use counts::{ObservedResult, ReconcileAnswer, RouteCounts, RouteObserver};
 
 /// Upper bounds of the time an execution takes, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
@@ -28,15 +28,15 @@ const AUTH_MS: [u64; 9] = [1, 5, 10, 25, 50, 100, 500, 1_000, 5_000];
 /// per cent. Replays near the end say that clients retry for longer than the window.
 const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
 
-const AUTHORISED: [(Authorised, &str); 3] = [
-    (Authorised::Allowed, "allowed"),
-    (Authorised::Denied, "denied"),
-    (Authorised::Unavailable, "unavailable"),
+const AUTHORISED: [(AuthResult, &str); 3] = [
+    (AuthResult::Allowed, "allowed"),
+    (AuthResult::Denied, "denied"),
+    (AuthResult::Unavailable, "unavailable"),
 ];
 
 /// What came of asking whether a request is allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Authorised {
+pub(crate) enum AuthResult {
     /// It is.
     Allowed,
     /// The client was given the answer.
@@ -56,7 +56,7 @@ pub(crate) struct Metrics {
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
     /// What the store was asked.
-    pub(crate) calls: Arc<Calls>,
+    pub(crate) calls: Arc<StoreCalls>,
 }
 
 /// What is true at the moment, beside what was counted.
@@ -87,16 +87,16 @@ impl Metrics {
     }
 
     /// The counts of the route of this name; the empty one for no route.
-    pub(crate) fn route(&self, name: &str) -> Arc<Counts> {
+    pub(crate) fn route(&self, name: &str) -> Arc<RouteCounts> {
         self.by_route.of(name)
     }
 
     /// It was asked whether a request is allowed, and this came of it.
-    pub(crate) fn authorised(&self, outcome: Authorised, took: Duration) {
+    pub(crate) fn authorised(&self, outcome: AuthResult, took: Duration) {
         if let Some(index) = AUTHORISED.iter().position(|(it, _)| *it == outcome) {
             add(&self.authorised[index]);
         }
-        self.auth_silent.store(outcome == Authorised::Unavailable, Relaxed);
+        self.auth_silent.store(outcome == AuthResult::Unavailable, Relaxed);
         self.auth_took.observe(&AUTH_MS, millis(took));
     }
 
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn what_is_observed_is_rendered() {
         let metrics = Arc::new(Metrics::new());
-        let seen = Seen {
+        let seen = RouteObserver {
             metrics: Arc::clone(&metrics),
             counts: metrics.route(""),
             retention: Duration::from_secs(100),
@@ -312,8 +312,8 @@ mod tests {
         );
         seen.observe("", RequestEvent::Rejected(Code::KeyReused));
         seen.observe("", RequestEvent::Replayed { expires_in: Some(Duration::from_secs(60)) });
-        metrics.authorised(Authorised::Denied, Duration::from_millis(7));
-        metrics.authorised(Authorised::Unavailable, Duration::from_secs(2));
+        metrics.authorised(AuthResult::Denied, Duration::from_millis(7));
+        metrics.authorised(AuthResult::Unavailable, Duration::from_secs(2));
         let opened = OpenStore::new(Arc::new(hapax::MemoryStore::default()), None);
         let gauges = Gauges { requests: 3, store_up: true, ..Gauges::default() };
         let text = metrics.render(gauges, &opened);

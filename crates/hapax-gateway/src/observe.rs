@@ -44,9 +44,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::metrics::{Counts, Would};
+use crate::metrics::{ObservedResult, RouteCounts};
 use crate::proxy::headers::drop_own;
-use crate::proxy::{Heard, Proxy};
+use crate::proxy::{KeepOutcomeHeaders, Proxy};
 use crate::snapshot::PolicyExtension;
 
 /// Bytes of a permit for copies of bodies.
@@ -57,12 +57,12 @@ const TIMES: usize = 2;
 
 /// A route that is observed.
 #[derive(Clone, Debug)]
-pub(crate) struct Observed {
-    shadow: IdempotencyService<StandIn>,
+pub(crate) struct ObservedRoute {
+    shadow: IdempotencyService<ShadowUpstream>,
     policy: Arc<RoutePolicy>,
     proxy: Proxy,
     budget: Arc<Semaphore>,
-    counts: Arc<Counts>,
+    counts: Arc<RouteCounts>,
 }
 
 /// What would change for clients under `options`, but for what others would have to be asked.
@@ -76,7 +76,7 @@ pub(crate) fn options(mut options: RouteOptions) -> RouteOptions {
     options
 }
 
-impl Observed {
+impl ObservedRoute {
     /// `layer`: over the engine for what is observed; `policy`: with [`options`] of those that would
     /// hold, of which `waits` and `asks` tell what is not in them any more.
     pub(crate) fn new(
@@ -84,11 +84,11 @@ impl Observed {
         policy: Arc<RoutePolicy>,
         proxy: Proxy,
         budget: Arc<Semaphore>,
-        counts: Arc<Counts>,
+        counts: Arc<RouteCounts>,
         (waits, asks): (bool, bool),
     ) -> Self {
-        let observer = Arc::new(Counting { counts: Arc::clone(&counts), waits, asks });
-        let shadow = layer.clone().observer(observer).layer(StandIn);
+        let observer = Arc::new(ShadowObserver { counts: Arc::clone(&counts), waits, asks });
+        let shadow = layer.clone().observer(observer).layer(ShadowUpstream);
         Self { shadow, policy, proxy, budget, counts }
     }
 
@@ -106,11 +106,11 @@ impl Observed {
         let (answer, answered) = oneshot::channel();
         let mut shadow = parts.clone();
         shadow.extensions.insert(PolicyExtension(Arc::clone(&self.policy)));
-        shadow.extensions.insert(Real(Arc::new(Mutex::new(Some(answered)))));
+        shadow.extensions.insert(RealResponseSlot(Arc::new(Mutex::new(Some(answered)))));
         let limit = if has_key { options.max_request_body } else { 0 };
-        let copied = Copied {
+        let copied = CopiedBody {
             body,
-            copy: Some(Copy {
+            copy: Some(BodyCopy {
                 observed: self.clone(),
                 head: shadow,
                 bytes: BytesMut::new(),
@@ -118,12 +118,12 @@ impl Observed {
                 share: None,
             }),
         };
-        parts.extensions.insert(Heard);
+        parts.extensions.insert(KeepOutcomeHeaders);
         let body = Body::new(copied.looked_at());
         let response = forward(&self.proxy, Request::from_parts(parts, body)).await;
         let (mut head, body) = response.into_parts();
         let (end, ended) = oneshot::channel();
-        let told = Told {
+        let told = RealResponse {
             status: head.status,
             headers: head.headers.clone(),
             class: head.extensions.get::<ClassifiedResponse>().cloned(),
@@ -132,7 +132,7 @@ impl Observed {
         // The shadow may be gone, having been refused.
         drop(answer.send(told));
         drop_own(&mut head.headers, false);
-        Response::from_parts(head, Body::new(Watched { body, end: Some(end) }))
+        Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
     }
 }
 
@@ -144,15 +144,15 @@ async fn forward(proxy: &Proxy, request: Request<Body>) -> Response<Body> {
 }
 
 /// The copy of a body that is being read.
-struct Copy {
-    observed: Observed,
+struct BodyCopy {
+    observed: ObservedRoute,
     head: Parts,
     bytes: BytesMut,
     limit: usize,
     share: Option<OwnedSemaphorePermit>,
 }
 
-impl Copy {
+impl BodyCopy {
     /// Whether there was room. Of what is over the limit only so much is copied as shows it.
     fn add(&mut self, data: &[u8]) -> bool {
         let take = data.len().min((self.limit + 1).saturating_sub(self.bytes.len()));
@@ -175,12 +175,15 @@ impl Copy {
     /// Sends the shadow on its way.
     fn finish(self, trailers: Option<HeaderMap>) {
         let Self { observed, head, bytes, share, .. } = self;
-        let body = Held { body: Body::whole(bytes.freeze(), trailers), _share: share };
+        let body = BudgetedBody { body: Body::whole(bytes.freeze(), trailers), _share: share };
         let mut service = observed.shadow;
         let request = Request::from_parts(head, body);
         tokio::spawn(async move {
             // It is always ready, and so is the stand-in.
-            if poll_fn(|cx| Service::<Request<Held>>::poll_ready(&mut service, cx)).await.is_ok() {
+            if poll_fn(|cx| Service::<Request<BudgetedBody>>::poll_ready(&mut service, cx))
+                .await
+                .is_ok()
+            {
                 drop(service.call(request).await);
             }
         });
@@ -188,12 +191,12 @@ impl Copy {
 }
 
 /// A request's body that is copied while it is read.
-struct Copied {
+struct CopiedBody {
     body: Body,
-    copy: Option<Copy>,
+    copy: Option<BodyCopy>,
 }
 
-impl Copied {
+impl CopiedBody {
     /// An empty body is not read by anybody.
     fn looked_at(mut self) -> Self {
         self.look(None);
@@ -210,7 +213,7 @@ impl Copied {
     }
 }
 
-impl http_body::Body for Copied {
+impl http_body::Body for CopiedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -230,7 +233,7 @@ impl http_body::Body for Copied {
                 if let (Some(data), Some(copy)) = (frame.data_ref(), &mut this.copy)
                     && !copy.add(data)
                 {
-                    copy.observed.counts.would(Would::Unmeasured);
+                    copy.observed.counts.would(ObservedResult::Unmeasured);
                     this.copy = None;
                 }
                 this.look(frame.trailers_ref().cloned());
@@ -249,22 +252,22 @@ impl http_body::Body for Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for CopiedBody {
     fn drop(&mut self) {
         // It was not read to its end: the client broke off, or the upstream did not want it.
         if let Some(copy) = &self.copy {
-            copy.observed.counts.would(Would::Unmeasured);
+            copy.observed.counts.would(ObservedResult::Unmeasured);
         }
     }
 }
 
 /// A body with its share of the memory.
-struct Held {
+struct BudgetedBody {
     body: Body,
     _share: Option<OwnedSemaphorePermit>,
 }
 
-impl http_body::Body for Held {
+impl http_body::Body for BudgetedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -285,29 +288,29 @@ impl http_body::Body for Held {
 }
 
 /// What the real request is answered with.
-struct Told {
+struct RealResponse {
     status: StatusCode,
     headers: HeaderMap,
     class: Option<ClassifiedResponse>,
-    ended: oneshot::Receiver<End>,
+    ended: oneshot::Receiver<ResponseEnd>,
 }
 
 /// How an answer ended. Where nobody says so, the client hung up.
-enum End {
+enum ResponseEnd {
     Whole(Option<HeaderMap>),
     Broken,
 }
 
 /// A request extension of a shadow: where the real request's answer comes from.
 #[derive(Clone)]
-struct Real(Arc<Mutex<Option<oneshot::Receiver<Told>>>>);
+struct RealResponseSlot(Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>);
 
 /// Stands in for the upstream: it answers a shadow with what the real request was answered with, but
 /// for the content.
-#[derive(Clone, Copy, Debug)]
-struct StandIn;
+#[derive(Clone, BodyCopy, Debug)]
+struct ShadowUpstream;
 
-impl Service<Request<Body>> for StandIn {
+impl Service<Request<Body>> for ShadowUpstream {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -317,15 +320,16 @@ impl Service<Request<Body>> for StandIn {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let real = request.extensions_mut().remove::<Real>();
+        let real = request.extensions_mut().remove::<RealResponseSlot>();
         // The copy of the body has done its duty.
         drop(request);
-        let answered =
-            real.and_then(|Real(told)| told.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let answered = real.and_then(|RealResponseSlot(told)| {
+            told.lock().unwrap_or_else(PoisonError::into_inner).take()
+        });
         Box::pin(async move {
             let Some(answered) = answered else { return Ok(Response::new(Body::empty())) };
             let Ok(told) = answered.await else { return Ok(Response::new(Body::empty())) };
-            let mut response = Response::new(Body::new(Ending(Some(told.ended))));
+            let mut response = Response::new(Body::new(ShadowBody(Some(told.ended))));
             *response.status_mut() = told.status;
             *response.headers_mut() = told.headers;
             // It is of the content.
@@ -339,9 +343,9 @@ impl Service<Request<Body>> for StandIn {
 }
 
 /// A body without content that ends as another one does.
-struct Ending(Option<oneshot::Receiver<End>>);
+struct ShadowBody(Option<oneshot::Receiver<ResponseEnd>>);
 
-impl http_body::Body for Ending {
+impl http_body::Body for ShadowBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -353,21 +357,21 @@ impl http_body::Body for Ending {
         let end = ready!(Pin::new(ended).poll(cx));
         self.0 = None;
         Poll::Ready(match end {
-            Ok(End::Whole(Some(trailers))) => Some(Ok(Frame::trailers(trailers))),
-            Ok(End::Whole(None)) | Err(_) => None,
-            Ok(End::Broken) => Some(Err("the response broke off".into())),
+            Ok(ResponseEnd::Whole(Some(trailers))) => Some(Ok(Frame::trailers(trailers))),
+            Ok(ResponseEnd::Whole(None)) | Err(_) => None,
+            Ok(ResponseEnd::Broken) => Some(Err("the response broke off".into())),
         })
     }
 }
 
 /// A response's body, of which it is told how it ended.
-struct Watched {
+struct WatchedBody {
     body: Body,
-    end: Option<oneshot::Sender<End>>,
+    end: Option<oneshot::Sender<ResponseEnd>>,
 }
 
-impl Watched {
-    fn ended(&mut self, end: End) {
+impl WatchedBody {
+    fn ended(&mut self, end: ResponseEnd) {
         if let Some(sender) = self.end.take() {
             // The shadow may be gone, having been refused.
             drop(sender.send(end));
@@ -375,7 +379,7 @@ impl Watched {
     }
 }
 
-impl http_body::Body for Watched {
+impl http_body::Body for WatchedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -385,11 +389,11 @@ impl http_body::Body for Watched {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         match &mut frame {
-            None => self.ended(End::Whole(None)),
-            Some(Err(_)) => self.ended(End::Broken),
+            None => self.ended(ResponseEnd::Whole(None)),
+            Some(Err(_)) => self.ended(ResponseEnd::Broken),
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    self.ended(End::Whole(Some(trailers.clone())));
+                    self.ended(ResponseEnd::Whole(Some(trailers.clone())));
                     drop_own(trailers, false);
                 }
             }
@@ -408,21 +412,21 @@ impl http_body::Body for Watched {
 
 /// Counts what would have been.
 #[derive(Debug)]
-struct Counting {
-    counts: Arc<Counts>,
+struct ShadowObserver {
+    counts: Arc<RouteCounts>,
     waits: bool,
     asks: bool,
 }
 
-impl Observer for Counting {
+impl Observer for ShadowObserver {
     fn observe(&self, _: &str, event: RequestEvent) {
         let would = match event {
-            RequestEvent::Executed { .. } => Would::Execute,
-            RequestEvent::Replayed { .. } => Would::Replay,
-            RequestEvent::Rejected(Code::InFlight) if self.waits => Would::Wait,
-            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => Would::Ask,
+            RequestEvent::Executed { .. } => ObservedResult::Execute,
+            RequestEvent::Replayed { .. } => ObservedResult::Replay,
+            RequestEvent::Rejected(Code::InFlight) if self.waits => ObservedResult::Wait,
+            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Ask,
             // Of the engine for what is observed, which is full.
-            RequestEvent::Rejected(Code::StoreUnavailable) => Would::Unmeasured,
+            RequestEvent::Rejected(Code::StoreUnavailable) => ObservedResult::Unmeasured,
             // Of an execution that was counted.
             RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
             RequestEvent::Rejected(code) => return self.counts.would_reject(code),

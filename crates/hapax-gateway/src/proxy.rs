@@ -1,7 +1,7 @@
 //! The service behind the layer: one upstream.
 
 pub(crate) mod headers;
-pub(crate) mod names;
+pub(crate) mod spoofing;
 pub(crate) mod tunnel;
 
 use std::convert::Infallible;
@@ -27,8 +27,8 @@ use http::{HeaderValue, Request, Response, Uri, Version};
 use http_body::Body as _;
 use tower_service::Service;
 
-use crate::metrics::Counts;
-use crate::upstream::{Fault, Upstream, UpstreamError};
+use crate::metrics::RouteCounts;
+use crate::upstream::{UploadError, Upstream, UpstreamError};
 
 /// A request extension: who sent it, and over what.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +37,14 @@ pub(crate) struct Peer {
     /// Over TLS.
     pub(crate) secure: bool,
     /// What it says of who is behind it is true.
-    pub(crate) believed: bool,
+    pub(crate) trusted: bool,
     /// In HTTP/2.
     pub(crate) http2: bool,
 }
 
 /// A request extension: somebody reads what the upstream says by `Idempotency-*`, and removes it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heard;
+pub(crate) struct KeepOutcomeHeaders;
 
 /// Forwards requests to an upstream. It never fails: what has no answer gets a problem, marked with
 /// what it means for the key.
@@ -52,7 +52,7 @@ pub(crate) struct Heard;
 pub(crate) struct Proxy {
     pub(crate) upstream: Upstream,
     pub(crate) docs: Option<DocsUrl>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<RouteCounts>,
 }
 
 impl Proxy {
@@ -78,7 +78,7 @@ impl Proxy {
         }
         let id = execution.map(ExecutionHandle::id);
         let protected = id.is_some();
-        let is_heard = parts.extensions.get::<Heard>().is_some();
+        let is_heard = parts.extensions.get::<KeepOutcomeHeaders>().is_some();
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
         let mut forwarded = Request::new(body);
@@ -131,8 +131,12 @@ impl Proxy {
             UpstreamError::Unreachable(_) => (Code::UpstreamUnreachable, OutcomeClass::Retryable),
             UpstreamError::Broken(_) => (Code::UpstreamBroken, OutcomeClass::Unknown),
             UpstreamError::Timeout => (Code::UpstreamTimeout, OutcomeClass::Unknown),
-            UpstreamError::Upload(Fault::Slow) => (Code::RequestTimeout, OutcomeClass::Unknown),
-            UpstreamError::Upload(Fault::Broken) => (Code::MalformedRequest, OutcomeClass::Unknown),
+            UpstreamError::Upload(UploadError::Slow) => {
+                (Code::RequestTimeout, OutcomeClass::Unknown)
+            }
+            UpstreamError::Upload(UploadError::Broken) => {
+                (Code::MalformedRequest, OutcomeClass::Unknown)
+            }
         };
         self.counts.rejected(code);
         let mut problem = Problem::new(code, failure.to_string());
@@ -172,5 +176,5 @@ fn origin_form(uri: Uri) -> Uri {
 /// A request that did not come through the listener.
 fn unknown_peer() -> Peer {
     let addr = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
-    Peer { addr, secure: false, believed: false, http2: false }
+    Peer { addr, secure: false, trusted: false, http2: false }
 }

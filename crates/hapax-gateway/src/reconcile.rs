@@ -22,9 +22,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
-use crate::metrics::{Counts, ReconcileAnswer};
+use crate::metrics::{ReconcileAnswer, RouteCounts};
 use crate::proxy::headers::X_FORWARDED_HOST;
-use crate::upstream::{Dialling, Origin, Upstream, UpstreamError};
+use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
 pub(crate) use probe::{finding, warn_of};
 
 /// Value of `Idempotency-Outcome` by which a 404 says that the operation did not happen. A 404
@@ -117,9 +117,9 @@ impl ReconcileClient {
         shown: Vec<HeaderName>,
         max_body: usize,
         timeout: Duration,
-        dialling: &Dialling,
+        connect: &ConnectOptions,
     ) -> Self {
-        let upstream = Upstream::new(origin, timeout, CONCURRENT, dialling.http1());
+        let upstream = Upstream::new(origin, timeout, CONCURRENT, connect.http1());
         let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
         Self { upstream, path, shown, max_body, readers, warned: Arc::default() }
     }
@@ -215,7 +215,7 @@ pub(crate) struct RouteReconciler {
     pub(crate) reconciler: ReconcileClient,
     /// The route's name.
     pub(crate) route: Arc<str>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<RouteCounts>,
 }
 
 impl Reconcile for RouteReconciler {

@@ -3,7 +3,7 @@
 //! 1. A route's pattern is matched against the path's [readings](path), without regard to ASCII case:
 //!    some servers have none. The request is forwarded with the path as it came.
 //! 2. Where the readings fall under several routes, or some under none, the request is held to the
-//!    [strictest](Grip::holds): first the plain reading's, if no other is stricter. Which handler the
+//!    [strictest](ProtectionLevel::holds): first the plain reading's, if no other is stricter. Which handler the
 //!    upstream runs cannot be told; that it runs under no laxer policy than its own can be.
 //! 3. Where none is the strictest (one needs a key, the other never executes twice; or they disagree on
 //!    who the caller is), it is refused: any choice would be the wrong one for somebody. Nobody sends
@@ -29,10 +29,10 @@ use tree::{PatternError, Tree};
 
 /// The routes of a configuration, by their paths.
 #[derive(Clone, Debug)]
-pub(crate) struct Table {
+pub(crate) struct RouteTable {
     tree: Tree<usize>,
-    routes: Vec<Grip>,
-    rest: Grip,
+    routes: Vec<ProtectionLevel>,
+    rest: ProtectionLevel,
     /// One for each policy that differs from the others, as far as a path without readings is
     /// concerned: thousands of routes have few.
     kinds: Vec<Option<usize>>,
@@ -42,9 +42,9 @@ pub(crate) struct Table {
 
 /// It is not certain which policy the upstream's handler is under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ambiguous;
+pub(crate) struct AmbiguousRoute;
 
-impl Table {
+impl RouteTable {
     /// `policy`: for what falls under no route.
     pub(crate) fn new(policy: &PolicyConfig, routes: &[RouteConfig]) -> Result<Self, ConfigError> {
         let mut tree = Tree::default();
@@ -59,14 +59,16 @@ impl Table {
             });
             added.map_err(|reason| route.error(index, ConfigError::RoutePath { reason }))?;
         }
-        let grips = routes.iter().map(|route| Grip::of(route.handling, &route.policy)).collect();
-        let rest = Grip::of(RouteMode::Protect, policy);
+        let grips =
+            routes.iter().map(|route| ProtectionLevel::of(route.handling, &route.policy)).collect();
+        let rest = ProtectionLevel::of(RouteMode::Protect, policy);
         let last = |route: &RouteConfig| route.path.rsplit('/').next().map(str::to_owned);
         let dotted = routes.iter().map(|route| last(route).is_some_and(|it| it.contains('.')));
         let dotted = dotted.collect();
         let mut table = Self { tree, routes: grips, rest, kinds: vec![None], dotted };
         for index in 0..table.routes.len() {
-            let is_new = |grip: &Grip| table.kinds.iter().all(|kind| table.grip(*kind) != grip);
+            let is_new =
+                |grip: &ProtectionLevel| table.kinds.iter().all(|kind| table.grip(*kind) != grip);
             if table.routes.get(index).is_some_and(is_new) {
                 table.kinds.push(Some(index));
             }
@@ -96,13 +98,17 @@ impl Table {
         if self.resembles_protected(method) {
             return Err("Expected the method in upper case.");
         }
-        self.find(path, method).map_err(|Ambiguous| {
+        self.find(path, method).map_err(|AmbiguousRoute| {
             "The path can be read in several ways, for which policies hold that contradict each other."
         })
     }
 
     /// The index of the route that a request falls under; `None` for none.
-    pub(crate) fn find(&self, path: &str, method: &Method) -> Result<Option<usize>, Ambiguous> {
+    pub(crate) fn find(
+        &self,
+        path: &str,
+        method: &Method,
+    ) -> Result<Option<usize>, AmbiguousRoute> {
         if self.routes.is_empty() {
             return Ok(None);
         }
@@ -126,17 +132,17 @@ impl Table {
             let grip = self.grip(**one);
             found.iter().all(|other| grip.holds(self.grip(*other), method))
         };
-        found.iter().find(holds_all).copied().ok_or(Ambiguous)
+        found.iter().find(holds_all).copied().ok_or(AmbiguousRoute)
     }
 
-    fn grip(&self, route: Option<usize>) -> &Grip {
+    fn grip(&self, route: Option<usize>) -> &ProtectionLevel {
         route.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)
     }
 }
 
 /// As far as policies can be stricter than others.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Grip {
+struct ProtectionLevel {
     /// Protected methods.
     methods: Vec<Method>,
     needs_key: bool,
@@ -144,13 +150,13 @@ struct Grip {
     closed: bool,
     withholds: bool,
     most_in_flight: u32,
-    of_record: OfRecord,
+    of_record: RecordIdentity,
 }
 
 /// What none is stricter in: whose record a request has, and what counts as the same request and as
 /// its outcome. Under another caller's scope it would get that caller's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct OfRecord {
+struct RecordIdentity {
     scope: Option<ScopeConfig>,
     missing: MissingScope,
     key_header: HeaderName,
@@ -161,7 +167,7 @@ struct OfRecord {
     reconcile_url: Option<Uri>,
 }
 
-impl Grip {
+impl ProtectionLevel {
     fn of(handling: RouteMode, policy: &PolicyConfig) -> Self {
         let methods = if handling == RouteMode::Protect { &policy.methods[..] } else { &[] };
         Self {
@@ -171,7 +177,7 @@ impl Grip {
             closed: policy.store_outage == StoreOutage::Closed,
             withholds: policy.completion_outage == CompletionOutage::Withhold,
             most_in_flight: policy.max_in_flight_per_scope.map_or(u32::MAX, Into::into),
-            of_record: OfRecord {
+            of_record: RecordIdentity {
                 scope: policy.scope.clone(),
                 missing: policy.scope_missing.unwrap_or_default(),
                 key_header: policy.key_header.clone(),
@@ -246,12 +252,12 @@ mod tests {
 
     use super::*;
 
-    fn table(policy: &PolicyConfig, routes: &[(&str, PolicyConfig)]) -> Table {
+    fn table(policy: &PolicyConfig, routes: &[(&str, PolicyConfig)]) -> RouteTable {
         let route = |(path, policy): &(&str, PolicyConfig)| RouteConfig::new(*path, policy.clone());
-        Table::new(policy, &routes.iter().map(route).collect::<Vec<_>>()).unwrap()
+        RouteTable::new(policy, &routes.iter().map(route).collect::<Vec<_>>()).unwrap()
     }
 
-    fn alike(paths: &[&str]) -> Table {
+    fn alike(paths: &[&str]) -> RouteTable {
         let routes: Vec<_> = paths.iter().map(|path| (*path, lax())).collect();
         table(&lax(), &routes)
     }
@@ -330,7 +336,8 @@ mod tests {
             ("/:", "`{id}`"),
         ] {
             let route = RouteConfig::new(path, PolicyConfig::default());
-            let error = Table::new(&PolicyConfig::default(), &[route]).unwrap_err().to_string();
+            let error =
+                RouteTable::new(&PolicyConfig::default(), &[route]).unwrap_err().to_string();
             assert!(error.contains(path) && error.contains(form), "{error}");
         }
         for path in ["/charges/{*rest}", "/{id}", "/accounts/me:close", "/a/{id}/b"] {
@@ -361,7 +368,7 @@ mod tests {
         let mut observed = RouteConfig::new("/observed", needs_key());
         observed.handling = RouteMode::Observe;
         let optional = RouteConfig::new("/optional", lax());
-        let table = Table::new(&needs_key(), &[open, observed, optional]).unwrap();
+        let table = RouteTable::new(&needs_key(), &[open, observed, optional]).unwrap();
         for (index, name) in ["health", "observed", "optional"].iter().enumerate() {
             for path in [format!("/{name}"), format!("/{name}/"), format!("//{name}")] {
                 assert_eq!(table.find(&path, &Method::POST), Ok(Some(index)), "{path}");
@@ -380,7 +387,7 @@ mod tests {
         let routes = [("/keyed/{*rest}", needs_key()), ("/blocked/{*rest}", blocks())];
         let table = table(&lax(), &routes);
         for path in ["/keyed/..%2fblocked", "/keyed/../blocked/x", "/blocked%2f..%5Ckeyed/", "/%"] {
-            assert_eq!(table.find(path, &Method::POST), Err(Ambiguous), "{path}");
+            assert_eq!(table.find(path, &Method::POST), Err(AmbiguousRoute), "{path}");
             assert!(table.find(path, &Method::GET).is_ok(), "{path}");
         }
         for path in ["/keyed/a%2Fb", "/keyed/a;b", "/keyed/100%25", "/keyed/a/../b"] {
@@ -401,7 +408,7 @@ mod tests {
                 assert!(table.find(path, &Method::GET).is_ok(), "{path}");
             }
             for path in ["/payments;v=1", "/payments.json", "/x%2f..%2fpayments", "/%zz"] {
-                assert_eq!(table.find(path, &Method::POST), Err(Ambiguous), "{path}");
+                assert_eq!(table.find(path, &Method::POST), Err(AmbiguousRoute), "{path}");
             }
             assert_eq!(table.find("/payments", &Method::POST), Ok(Some(0)));
         }
@@ -413,14 +420,14 @@ mod tests {
         let mut open = RouteConfig::new("/hooks/bank.json", lax());
         open.handling = RouteMode::Pass;
         let calls = RouteConfig::new("/accounts/{sid}/calls.json", of.clone());
-        let table = Table::new(&needs_key(), &[open, calls]).unwrap();
+        let table = RouteTable::new(&needs_key(), &[open, calls]).unwrap();
         for (path, route) in [
             ("/hooks/bank.json", Ok(Some(0))),
             ("/Accounts/x/Calls.json", Ok(Some(1))),
             ("/hooks/bank.xml", Ok(None)),
             // Whatever else is odd counts as ever.
             ("/hooks/bank.json;v=1", Ok(None)),
-            ("/x%2f../accounts/x/calls.json", Err(Ambiguous)),
+            ("/x%2f../accounts/x/calls.json", Err(AmbiguousRoute)),
         ] {
             assert_eq!(table.find(path, &Method::POST), route, "{path}");
         }
@@ -443,7 +450,7 @@ mod tests {
             .map(|index| RouteConfig::new(format!("/{index}"), lax()))
             .chain([RouteConfig::new("/keyed", needs_key())])
             .collect();
-        let table = Table::new(&lax(), &routes).unwrap();
+        let table = RouteTable::new(&lax(), &routes).unwrap();
         assert_eq!(table.kinds, [None, Some(RouteConfig::MOST)]);
         assert_eq!(table.find("/%zz", &Method::POST), Ok(Some(RouteConfig::MOST)));
     }
@@ -451,7 +458,7 @@ mod tests {
     #[test]
     fn what_is_stricter() {
         let lax = lax();
-        let grip = |policy: &PolicyConfig| Grip::of(RouteMode::Protect, policy);
+        let grip = |policy: &PolicyConfig| ProtectionLevel::of(RouteMode::Protect, policy);
         let closed = PolicyConfig { store_outage: StoreOutage::Open, ..lax.clone() };
         let few =
             PolicyConfig { max_in_flight_per_scope: std::num::NonZeroU32::new(1), ..lax.clone() };
@@ -493,7 +500,7 @@ mod tests {
         ] {
             let routes: Vec<RouteConfig> =
                 paths.iter().map(|path| RouteConfig::new(*path, lax())).collect();
-            let error = Table::new(&lax(), &routes).unwrap_err().to_string();
+            let error = RouteTable::new(&lax(), &routes).unwrap_err().to_string();
             assert!(error.contains(says), "{paths:?}: {error}");
         }
     }

@@ -24,13 +24,13 @@ use crate::config::{
     Config, ConfigError, ForwardAuth, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode,
     ScopeConfig,
 };
-use crate::metrics::{Counts, Metrics, Seen};
-use crate::observe::{self, Observed};
+use crate::metrics::{Metrics, RouteCounts, RouteObserver};
+use crate::observe::{self, ObservedRoute};
 use crate::proxy::Proxy;
-use crate::proxy::names::Names;
+use crate::proxy::spoofing::ProtectedHeaders;
 use crate::reconcile::{ReconcileClient, RouteReconciler};
-use crate::routes::Table;
-use crate::upstream::{Dialling, Origin, Upstream, Upstreams};
+use crate::routes::RouteTable;
+use crate::upstream::{ConnectOptions, Origin, Upstream, Upstreams};
 
 /// The configuration that holds for new requests.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl CurrentConfig {
 /// One configuration, at work.
 #[derive(Debug)]
 pub(crate) struct ConfigSnapshot {
-    table: Table,
+    table: RouteTable,
     routes: Vec<Arc<Route>>,
     /// For what falls under no route.
     rest: Arc<Route>,
@@ -73,9 +73,9 @@ pub(crate) struct Route {
     pub(crate) service: RouteService,
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) cors: Option<CorsLayer>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<RouteCounts>,
     /// Fields that count on it.
-    pub(crate) names: Names,
+    pub(crate) names: ProtectedHeaders,
     /// The header that has the key.
     pub(crate) key_header: HeaderName,
     /// The headers that name the caller.
@@ -90,7 +90,7 @@ pub(crate) enum RouteService {
     /// The upstream.
     Passed(Proxy),
     /// The upstream, and it is found out what the layer would have done.
-    Observed(Observed),
+    Observed(ObservedRoute),
 }
 
 /// A request extension: the policy that the layer holds it to.
@@ -140,7 +140,7 @@ pub(crate) struct SharedResources {
     /// How many requests may be under way to the upstream.
     pub(crate) concurrent: usize,
     /// How upstreams are connected to.
-    pub(crate) dialling: Dialling,
+    pub(crate) connect: ConnectOptions,
     observing: IdempotencyLayer,
     pub(crate) observed: Arc<MemoryStore>,
     /// For copies of bodies that are observed.
@@ -155,7 +155,7 @@ impl SharedResources {
         observed: usize,
         metrics: Arc<Metrics>,
         concurrent: usize,
-        dialling: Dialling,
+        connect: ConnectOptions,
     ) -> Self {
         let held = |engine| {
             IdempotencyLayer::routed(engine, |parts| {
@@ -173,7 +173,7 @@ impl SharedResources {
             metrics,
             upstreams: Arc::default(),
             concurrent,
-            dialling,
+            connect,
             // Its bodies are copies within `room`.
             observing: held(Idempotency::builder(Arc::clone(&store) as _).build()),
             observed: store,
@@ -188,7 +188,7 @@ impl SharedResources {
         resolved: ResolvedConfig,
         before: Option<&ConfigSnapshot>,
     ) -> Result<ConfigSnapshot, ConfigError> {
-        let table = Table::new(&config.policy, &config.routes)?;
+        let table = RouteTable::new(&config.policy, &config.routes)?;
         let upstream = before
             .map(|snapshot| &snapshot.upstream)
             .filter(|upstream| *upstream.origin() == resolved.upstream)
@@ -199,7 +199,7 @@ impl SharedResources {
                     resolved.upstream.clone(),
                     timeout,
                     self.concurrent,
-                    self.dialling.clone(),
+                    self.connect.clone(),
                 ))
             });
         let mut builder = SnapshotBuilder {
@@ -223,7 +223,7 @@ impl SharedResources {
             let same =
                 before.and_then(|snapshot| snapshot.auth.as_ref()).filter(|(it, _)| it == config);
             same.cloned().unwrap_or_else(|| {
-                let auth = Auth::new(target, config, &self.dialling, Arc::clone(&self.metrics));
+                let auth = Auth::new(target, config, &self.connect, Arc::clone(&self.metrics));
                 self.upstreams.add(auth.upstream().clone());
                 (config.clone(), Arc::new(auth))
             })
@@ -274,7 +274,7 @@ impl SnapshotBuilder<'_> {
                     Arc::new(RouteReconciler { reconciler, route, counts }) as _
                 });
                 let policy = PolicyExtension(Arc::new(RoutePolicy::new(scope, options)?));
-                let seen = Seen {
+                let seen = RouteObserver {
                     metrics: Arc::clone(&resources.metrics),
                     counts: Arc::clone(&counts),
                     retention: config.retention,
@@ -291,7 +291,7 @@ impl SnapshotBuilder<'_> {
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let waits = config.in_flight != InFlight::Reject;
                 let asks = config.on_unknown == OnUnknown::Reconcile;
-                RouteService::Observed(Observed::new(
+                RouteService::Observed(ObservedRoute::new(
                     &resources.observing,
                     policy,
                     proxy,
@@ -306,7 +306,7 @@ impl SnapshotBuilder<'_> {
         let scope = resolved.callers.headers().to_vec();
         let key_header = config.key_header.clone();
         let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);
-        let names = Names::new(counted);
+        let names = ProtectedHeaders::new(counted);
         let docs = config.docs_url.clone();
         Ok(Arc::new(Route {
             name: name.into(),
@@ -347,8 +347,7 @@ impl SnapshotBuilder<'_> {
         }
         let resources = self.resources;
         let (target, shown, max_body, timeout) = question.clone();
-        let reconciler =
-            ReconcileClient::new(target, shown, max_body, timeout, &resources.dialling);
+        let reconciler = ReconcileClient::new(target, shown, max_body, timeout, &resources.connect);
         self.resources.upstreams.add(reconciler.upstream().clone());
         self.reconcile_clients.push((question, reconciler.clone()));
         reconciler

@@ -25,7 +25,7 @@ use crate::budget::StoreMemoryPlan;
 pub use doctor::{Finding, Severity};
 use identity::IdentityFile;
 use lazy_cache::LazyCache;
-pub(crate) use measured::{Calls, Measured};
+pub(crate) use measured::{MeasuredStore, StoreCalls};
 pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
 
 /// Requests that may wait for a store. Their bytes are the tighter limit where they are large.

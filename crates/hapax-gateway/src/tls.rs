@@ -124,17 +124,17 @@ impl fmt::Debug for ReadCertificates {
 }
 
 /// What files hold that differ from what holds.
-struct Look<C> {
+struct TlsChange<C> {
     /// What held.
     before: Arc<Vec<Vec<u8>>>,
     read: Arc<Vec<Vec<u8>>>,
     made: Arc<C>,
 }
 
-type Looked<S, C> = (Arc<Reloading<S, C>>, Option<Look<C>>);
+type Looked<S, C> = (Arc<ReloadableTls<S, C>>, Option<TlsChange<C>>);
 
-fn look<S: Certificates>(
-    tls: Arc<Reloading<S, S::Config>>,
+fn look<S: TlsSource>(
+    tls: Arc<ReloadableTls<S, S::Config>>,
 ) -> Result<Looked<S, S::Config>, TlsError> {
     let look = tls.look()?;
     Ok((tls, look))
@@ -152,7 +152,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// What files say now, and what was made of them.
-pub(crate) struct Reloading<S, C> {
+pub(crate) struct ReloadableTls<S, C> {
     said: S,
     now: RwLock<Arc<C>>,
     /// What it was made of: a change is told by it.
@@ -160,12 +160,12 @@ pub(crate) struct Reloading<S, C> {
 }
 
 /// For the listener.
-pub(crate) type ServerTls = Reloading<ListenTls, ServerConfig>;
+pub(crate) type ServerTls = ReloadableTls<ListenTls, ServerConfig>;
 /// For servers.
-pub(crate) type ClientTls = Reloading<UpstreamTls, ClientConfig>;
+pub(crate) type ClientTls = ReloadableTls<UpstreamTls, ClientConfig>;
 
 /// What is made of files.
-pub(crate) trait Certificates: Send + Sync + 'static {
+pub(crate) trait TlsSource: Send + Sync + 'static {
     /// What is made.
     type Config: Send + Sync + 'static;
 
@@ -176,7 +176,7 @@ pub(crate) trait Certificates: Send + Sync + 'static {
     fn make(&self, read: &[Vec<u8>]) -> Result<Self::Config, TlsError>;
 }
 
-impl<S: Certificates> Reloading<S, S::Config> {
+impl<S: TlsSource> ReloadableTls<S, S::Config> {
     /// Reads for the first time. Blocks for as long as files take to be read.
     pub(crate) fn new(said: S) -> Result<Self, TlsError> {
         let read = read_all(&said)?;
@@ -190,7 +190,7 @@ impl<S: Certificates> Reloading<S, S::Config> {
     }
 
     /// Reads again; `None` where nothing differs. Blocks for as long as files take to be read.
-    fn look(&self) -> Result<Option<Look<S::Config>>, TlsError> {
+    fn look(&self) -> Result<Option<TlsChange<S::Config>>, TlsError> {
         // One at a time: of two looks, the one that began later read later.
         let before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let read = read_all(&self.said)?;
@@ -198,12 +198,12 @@ impl<S: Certificates> Reloading<S, S::Config> {
             return Ok(None);
         }
         let made = Arc::new(self.said.make(&read)?);
-        Ok(Some(Look { before: Arc::clone(&before), read: Arc::new(read), made }))
+        Ok(Some(TlsChange { before: Arc::clone(&before), read: Arc::new(read), made }))
     }
 
     /// Whether anything else holds now.
-    fn replace(&self, look: Option<Look<S::Config>>) -> bool {
-        let Some(Look { before, read, made }) = look else { return false };
+    fn replace(&self, look: Option<TlsChange<S::Config>>) -> bool {
+        let Some(TlsChange { before, read, made }) = look else { return false };
         let mut now = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&now, &before) {
             // What replaced it in between was read later.
@@ -215,21 +215,21 @@ impl<S: Certificates> Reloading<S, S::Config> {
     }
 }
 
-impl<S: fmt::Debug, C> fmt::Debug for Reloading<S, C> {
+impl<S: fmt::Debug, C> fmt::Debug for ReloadableTls<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A key is among what was read.
         f.debug_tuple("Reloading").field(&self.said).finish()
     }
 }
 
-fn read_all(said: &impl Certificates) -> Result<Vec<Vec<u8>>, TlsError> {
+fn read_all(said: &impl TlsSource) -> Result<Vec<Vec<u8>>, TlsError> {
     let read = |path: &Path| {
         std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
     };
     said.files().into_iter().map(read).collect()
 }
 
-impl Certificates for ListenTls {
+impl TlsSource for ListenTls {
     type Config = ServerConfig;
 
     fn files(&self) -> Vec<&Path> {
@@ -262,7 +262,7 @@ impl Certificates for ListenTls {
     }
 }
 
-impl Certificates for UpstreamTls {
+impl TlsSource for UpstreamTls {
     type Config = ClientConfig;
 
     fn files(&self) -> Vec<&Path> {

@@ -19,15 +19,15 @@
 //! to one that was kept from before (the server had closed it meanwhile), and if hyper hands the
 //! request back, which it does when it had not begun to encode it.
 
-mod all;
 mod connect;
-mod form;
+mod connection;
 mod meter;
+mod normalize;
 mod pool;
 mod receive;
+mod registry;
 mod socket;
 mod upload;
-mod wire;
 
 use std::error::Error;
 use std::fmt;
@@ -43,16 +43,16 @@ use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
-pub(crate) use all::Upstreams;
-pub(crate) use connect::{Dialling, Origin};
+pub(crate) use connect::{ConnectOptions, Origin};
+use connection::UpstreamConnection;
 use hapax_http::{Body, BoxError};
 pub(crate) use meter::Metered;
 use pool::Pool;
-use receive::{Asked, receive};
+use receive::{RequestTraits, receive};
 pub(crate) use receive::{Switched, Tunnel};
-pub(crate) use upload::Fault;
+pub(crate) use registry::Upstreams;
 use upload::Upload;
-use wire::Wire;
+pub(crate) use upload::UploadError;
 
 /// The most bytes of a response head, and that hyper buffers of a body.
 const MAX_BUFFER: usize = 128 * 1024;
@@ -73,7 +73,7 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 struct Inner {
     origin: Origin,
-    dialling: Dialling,
+    connect: ConnectOptions,
     pool: Pool,
     permits: Arc<Semaphore>,
     cut: watch::Sender<bool>,
@@ -93,7 +93,7 @@ pub(crate) enum UpstreamError {
     /// Something was sent, and no answer came in time.
     Timeout,
     /// Not all of it was sent, because of whoever the request is from.
-    Upload(Fault),
+    Upload(UploadError),
 }
 
 impl fmt::Display for UpstreamError {
@@ -103,10 +103,10 @@ impl fmt::Display for UpstreamError {
             Self::Unreachable(_) => "The upstream could not be reached. Nothing was sent.",
             Self::Broken(_) => "The upstream broke off: the request may have taken effect.",
             Self::Timeout => "No answer came in time: the request may have taken effect.",
-            Self::Upload(Fault::Slow) => {
+            Self::Upload(UploadError::Slow) => {
                 "The request's body comes too slowly. What came of it may have been passed on."
             }
-            Self::Upload(Fault::Broken) => {
+            Self::Upload(UploadError::Broken) => {
                 "The request's body broke off. What came of it may have been passed on."
             }
         })
@@ -129,12 +129,12 @@ impl Upstream {
         origin: Origin,
         timeout: Duration,
         concurrent: usize,
-        dialling: Dialling,
+        connect: ConnectOptions,
     ) -> Self {
         let inner = Inner {
             origin,
-            pool: Pool::new(dialling.idle),
-            dialling,
+            pool: Pool::new(connect.idle),
+            connect,
             permits: Arc::new(Semaphore::new(concurrent)),
             cut: watch::Sender::new(false),
             warned: AtomicBool::new(false),
@@ -205,19 +205,21 @@ impl Upstream {
             return Err(UpstreamError::Busy);
         };
         let switch = request.headers().contains_key(UPGRADE);
-        let asked = Asked { switch, head: request.method() == Method::HEAD, counts };
+        let asked = RequestTraits { switch, head: request.method() == Method::HEAD, counts };
         let (request, upload) = Upload::watch(request);
-        let alone = counts && self.inner.dialling.fresh;
+        let alone = counts && self.inner.connect.fresh;
         let kept = if alone { None } else { self.inner.pool.take(counts) };
         let answered = match kept {
-            Some(wire) => match self.send_on(wire, request).await {
-                Err(Unanswered { again: Some(request), .. }) => self.send_fresh(*request).await,
+            Some(connection) => match self.send_on(connection, request).await {
+                Err(SendError { again: Some(request), .. }) => self.send_fresh(*request).await,
                 answered => answered.map_err(|unanswered| unanswered.failure),
             },
             None => self.send_fresh(request).await,
         };
         match (answered, upload.fault()) {
-            (Ok((wire, response)), _) => receive(self, wire, response, place, asked).await,
+            (Ok((connection, response)), _) => {
+                receive(self, connection, response, place, asked).await
+            }
             (Err(UpstreamError::Broken(_) | UpstreamError::Unreachable(_)), Some(fault)) => {
                 Err(UpstreamError::Upload(fault))
             }
@@ -228,79 +230,79 @@ impl Upstream {
     async fn send_fresh(
         &self,
         request: Request<Body>,
-    ) -> Result<(Wire, Response<Incoming>), UpstreamError> {
-        let Inner { origin, dialling, cut: ending, .. } = &*self.inner;
-        let wire = tokio::select! {
-            wire = dialling.dial(origin, self.timeout) => wire,
+    ) -> Result<(UpstreamConnection, Response<Incoming>), UpstreamError> {
+        let Inner { origin, connect, cut: ending, .. } = &*self.inner;
+        let connection = tokio::select! {
+            connection = connect.dial(origin, self.timeout) => connection,
             () = cut(ending.subscribe()) => Err(ENDING.into()),
         };
-        let wire = wire.map_err(UpstreamError::Unreachable)?;
-        self.send_on(wire, request).await.map_err(|unanswered| unanswered.failure)
+        let connection = connection.map_err(UpstreamError::Unreachable)?;
+        self.send_on(connection, request).await.map_err(|unanswered| unanswered.failure)
     }
 
     async fn send_on(
         &self,
-        mut wire: Wire,
+        mut connection: UpstreamConnection,
         request: Request<Body>,
-    ) -> Result<(Wire, Response<Incoming>), Unanswered> {
-        let meter = Arc::clone(&wire.meter);
+    ) -> Result<(UpstreamConnection, Response<Incoming>), SendError> {
+        let meter = Arc::clone(&connection.meter);
         let before = meter.written();
         let begun = Instant::now();
         let sent = {
-            let mut sending = pin!(wire.try_send(request));
+            let mut sending = pin!(connection.try_send(request));
             let mut cut = self.inner.cut.subscribe();
             loop {
                 // An upload that goes on is no silence.
                 let deadline = begun.max(meter.last()) + self.timeout;
                 tokio::select! {
-                    sent = &mut sending => break Sent::Answered(sent),
-                    _ = cut.wait_for(|cut| *cut) => break Sent::Cut,
+                    sent = &mut sending => break SendResult::Answered(sent),
+                    _ = cut.wait_for(|cut| *cut) => break SendResult::Cut,
                     () = sleep_until(deadline) => {
                         if meter.last() + self.timeout <= Instant::now() {
-                            break Sent::Silent;
+                            break SendResult::Silent;
                         }
                     }
                 }
             }
         };
         let (failure, reason): (fn(BoxError) -> UpstreamError, _) = match sent {
-            Sent::Answered(Ok(response)) => return Ok((wire, response)),
-            Sent::Answered(Err(mut error)) => {
+            SendResult::Answered(Ok(response)) => return Ok((connection, response)),
+            SendResult::Answered(Err(mut error)) => {
                 let again = error.take_message();
                 let error = error.into_error();
                 let refused = is_refused(&error);
                 let error: BoxError = error.into();
-                wire.end().await;
+                connection.end().await;
                 let unsent = meter.written() == before;
                 return Err(if unsent {
                     let failure = UpstreamError::Unreachable(error);
-                    Unanswered { failure, again: again.map(Box::new) }
+                    SendError { failure, again: again.map(Box::new) }
                 } else if refused {
-                    Unanswered { failure: UpstreamError::Unreachable(error), again: None }
+                    SendError { failure: UpstreamError::Unreachable(error), again: None }
                 } else {
-                    Unanswered { failure: UpstreamError::Broken(error), again: None }
+                    SendError { failure: UpstreamError::Broken(error), again: None }
                 });
             }
-            Sent::Cut => (UpstreamError::Broken, ENDING),
-            Sent::Silent => (|_| UpstreamError::Timeout, "no answer in time"),
+            SendResult::Cut => (UpstreamError::Broken, ENDING),
+            SendResult::Silent => (|_| UpstreamError::Timeout, "no answer in time"),
         };
-        wire.end().await;
+        connection.end().await;
         let failure = if meter.written() == before {
             UpstreamError::Unreachable(reason.into())
         } else {
             failure(reason.into())
         };
-        Err(Unanswered { failure, again: None })
+        Err(SendError { failure, again: None })
     }
 }
 
-enum Sent<R> {
+enum SendResult<R> {
     Answered(R),
     Cut,
     Silent,
 }
 
-struct Unanswered {
+struct SendError {
     failure: UpstreamError,
     /// The request, if it may be tried again.
     again: Option<Box<Request<Body>>>,

@@ -3,7 +3,7 @@
 use http::Method;
 
 use super::{Config, ConfigError, RouteConfig};
-use crate::routes::Table;
+use crate::routes::RouteTable;
 
 /// What holds for a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -34,7 +34,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] if the routes cannot be.
     pub fn route_of(&self, method: &Method, path: &str) -> Result<RouteMatch<'_>, ConfigError> {
-        let table = Table::new(&self.policy, &self.routes)?;
+        let table = RouteTable::new(&self.policy, &self.routes)?;
         Ok(match table.route(path, method) {
             Ok(found) => {
                 let route = found.and_then(|index| self.routes.get(index));

@@ -25,7 +25,7 @@ use crate::config::{
     Config, ConfigError, ListenTls, PolicyConfig, RouteMode, ScopeConfig, Transport, UpstreamTls,
 };
 use crate::reconcile;
-use crate::routes::Table;
+use crate::routes::RouteTable;
 use crate::snapshot::{CurrentConfig, SharedResources};
 
 /// Why a configuration does not hold now. What held before holds on.
@@ -89,7 +89,7 @@ impl ReloadState {
         if response > self.largest.response {
             fixed.push("--max-response-body (above the largest at the start)");
         }
-        if resolved.is_secure() && resources.dialling.tls.is_none() {
+        if resolved.is_secure() && resources.connect.tls.is_none() {
             fixed.push("https for a URL, where there was none before,");
         }
         if !fixed.is_empty() {
@@ -215,7 +215,7 @@ struct ChangedRoutes<'a> {
 impl<'a> ChangedRoutes<'a> {
     /// Of each path that either configuration names, and of all others.
     fn of(before: &'a Config, after: &'a Config) -> Self {
-        let table = |config: &Config| Table::new(&config.policy, &config.routes);
+        let table = |config: &Config| RouteTable::new(&config.policy, &config.routes);
         // Both hold, or held: their routes are in order.
         let (Ok(was), Ok(is)) = (table(before), table(after)) else { return Self::default() };
         let named =
@@ -240,7 +240,7 @@ impl<'a> ChangedRoutes<'a> {
 /// What holds for paths like this; `None` for those without a route.
 fn held<'a>(
     config: &'a Config,
-    table: &Table,
+    table: &RouteTable,
     path: Option<&str>,
 ) -> (RouteMode, &'a PolicyConfig) {
     let route = path.and_then(|path| config.routes.get(table.find_pattern(path)?));

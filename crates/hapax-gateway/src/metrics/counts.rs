@@ -29,7 +29,7 @@ const RECORDED: [(RecordStatus, &str); 3] = [
 
 /// Counts of one route.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct RouteCounts {
     executed: [[AtomicU64; 3]; 3],
     took: Histogram<{ TOOK_MS.len() }>,
     retried: AtomicU64,
@@ -40,14 +40,14 @@ pub(crate) struct Counts {
     invalid_override: AtomicU64,
     asked: AtomicU64,
     reconciled: [AtomicU64; ReconcileAnswer::ALL.len()],
-    would: [AtomicU64; Would::ALL.len()],
+    would: [AtomicU64; ObservedResult::ALL.len()],
     would_reject: [AtomicU64; Code::ALL.len()],
 }
 
 /// What would have become of a request on a route that is only observed, if it had been protected;
 /// refusals are counted by their codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Would {
+pub(crate) enum ObservedResult {
     Execute,
     Replay,
     Wait,
@@ -56,7 +56,7 @@ pub(crate) enum Would {
     Unmeasured,
 }
 
-impl Would {
+impl ObservedResult {
     const ALL: [(Self, &str); 5] = [
         (Self::Execute, "execute"),
         (Self::Replay, "replay"),
@@ -91,7 +91,7 @@ impl ReconcileAnswer {
     ];
 }
 
-impl Counts {
+impl RouteCounts {
     /// A reconcile URL answered.
     pub(crate) fn reconciled(&self, verdict: ReconcileAnswer) {
         let index =
@@ -104,8 +104,8 @@ impl Counts {
         add(&self.rejected[index(code)]);
     }
 
-    pub(crate) fn would(&self, would: Would) {
-        let index = Would::ALL.iter().position(|(it, _)| *it == would).unwrap_or_default();
+    pub(crate) fn would(&self, would: ObservedResult) {
+        let index = ObservedResult::ALL.iter().position(|(it, _)| *it == would).unwrap_or_default();
         add(&self.would[index]);
     }
 
@@ -121,11 +121,11 @@ fn index(code: Code) -> usize {
 /// Counts by route; those of no route under no name.
 #[derive(Debug, Default)]
 pub(super) struct ByRoute {
-    all: RwLock<BTreeMap<Arc<str>, Arc<Counts>>>,
+    all: RwLock<BTreeMap<Arc<str>, Arc<RouteCounts>>>,
 }
 
 impl ByRoute {
-    pub(super) fn of(&self, name: &str) -> Arc<Counts> {
+    pub(super) fn of(&self, name: &str) -> Arc<RouteCounts> {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(counts) = all.get(name) {
             return Arc::clone(counts);
@@ -136,17 +136,17 @@ impl ByRoute {
 
     pub(super) fn totals(&self) -> serde_json::Map<String, serde_json::Value> {
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        let sum = |of: &dyn Fn(&Counts) -> u64| all.values().map(|it| of(it)).sum::<u64>();
+        let sum = |of: &dyn Fn(&RouteCounts) -> u64| all.values().map(|it| of(it)).sum::<u64>();
         let class =
             |row: usize| sum(&|it| it.executed[row].iter().map(|count| count.load(Relaxed)).sum());
-        let by_code = |of: &dyn Fn(&Counts) -> &[AtomicU64]| {
+        let by_code = |of: &dyn Fn(&RouteCounts) -> &[AtomicU64]| {
             let count = |(index, code): (usize, &Code)| {
                 let count = sum(&|it| of(it)[index].load(Relaxed));
                 (code.as_str().to_owned(), serde_json::Value::from(count))
             };
             Code::ALL.iter().enumerate().map(count).collect::<serde_json::Map<_, _>>()
         };
-        let would = Would::ALL.iter().enumerate().map(|(index, (_, word))| {
+        let would = ObservedResult::ALL.iter().enumerate().map(|(index, (_, word))| {
             let count = sum(&|it| it.would[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
@@ -176,7 +176,7 @@ impl ByRoute {
 
     pub(super) fn write(&self, out: &mut String) -> fmt::Result {
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        let mut family = |name: &str, help: &str, of: &dyn Fn(&Counts) -> Series| {
+        let mut family = |name: &str, help: &str, of: &dyn Fn(&RouteCounts) -> Series| {
             head(out, name, "counter", help)?;
             for (route, counts) in &*all {
                 for (labels, count) in of(counts) {
@@ -209,10 +209,10 @@ impl ByRoute {
         let name = "hapax_would_total";
         let help = "Requests on observed routes, by what protection would have made of them.";
         family(name, help, &|it| {
-            let count = |((_, word), count): (&(Would, &str), &AtomicU64)| {
+            let count = |((_, word), count): (&(ObservedResult, &str), &AtomicU64)| {
                 (format!("outcome=\"{word}\""), count.load(Relaxed))
             };
-            Would::ALL.iter().zip(&it.would).map(count).collect()
+            ObservedResult::ALL.iter().zip(&it.would).map(count).collect()
         })?;
         let help = "Requests on observed routes that protection would have refused.";
         family("hapax_would_refuse_total", help, &|it| by_code(&it.would_reject))?;
@@ -232,7 +232,7 @@ impl ByRoute {
 /// Labels, and the count.
 type Series = Vec<(String, u64)>;
 
-type Of = fn(&Counts) -> &AtomicU64;
+type Of = fn(&RouteCounts) -> &AtomicU64;
 
 const ONE_EACH: [(&str, &str, Of); 6] = [
     ("hapax_reexecutions_total", "Executions after the first of a record.", |it| &it.retried),
@@ -281,14 +281,14 @@ pub(super) fn label(route: &str) -> String {
 
 /// Counts what happens on a route.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct RouteObserver {
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<RouteCounts>,
     /// How long its outcomes are kept, unless the upstream says otherwise.
     pub(crate) retention: Duration,
 }
 
-impl Observer for Seen {
+impl Observer for RouteObserver {
     fn observe(&self, _: &str, event: RequestEvent) {
         let counts = &self.counts;
         match event {
@@ -334,7 +334,7 @@ mod tests {
     fn routes_are_told_apart_and_bounded() {
         let by_route = ByRoute::default();
         by_route.of("").rejected(Code::InFlight);
-        by_route.of("/a\"b").would(Would::Replay);
+        by_route.of("/a\"b").would(ObservedResult::Replay);
         by_route.of("pay").reconciled(ReconcileAnswer::NotFound);
         by_route.of("/a\"b").would_reject(Code::KeyReused);
         by_route.of("/a\"b").took.observe(&TOOK_MS, 30);

@@ -70,7 +70,7 @@ pub(crate) fn question(
             || plain.starts_with("x-original-")
             || plain == "x-rewrite-url"
             || matches!(plain.as_str(), "x-forwarded-method" | "x-forwarded-uri")
-            || (plain.starts_with("x-forwarded-") && !peer.believed)
+            || (plain.starts_with("x-forwarded-") && !peer.trusted)
     });
     forwarded(&mut headers, peer);
     let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
@@ -181,7 +181,7 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer) {
     drop_where(headers, |name| {
         name.as_str().contains('_') && plain(name).starts_with("x-forwarded-")
     });
-    if !peer.believed {
+    if !peer.trusted {
         for name in [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO] {
             headers.remove(name);
         }
@@ -221,7 +221,7 @@ mod tests {
 
     fn from(addr: &str) -> Peer {
         let addr: std::net::SocketAddr = addr.parse().unwrap();
-        Peer { addr, secure: false, believed: addr.ip().is_loopback(), http2: false }
+        Peer { addr, secure: false, trusted: addr.ip().is_loopback(), http2: false }
     }
 
     fn passed(peer: &str, fields: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn what_it_came_over_is_said() {
         let mut headers = map(&[("x-forwarded-proto", "http"), ("forwarded", "for=10.0.0.1")]);
-        let peer = Peer { secure: true, believed: false, http2: true, ..from("127.0.0.1:1") };
+        let peer = Peer { secure: true, trusted: false, http2: true, ..from("127.0.0.1:1") };
         to_upstream(&mut headers, peer, &Authority::from_static("up:1"));
         assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["via"], "2 hapax");

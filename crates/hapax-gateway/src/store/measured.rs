@@ -23,7 +23,7 @@ const SILENT: usize = 5;
 
 /// What a store was asked.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct StoreCalls {
     swaps: [AtomicU64; ENDINGS.len()],
     loads: [AtomicU64; ENDINGS.len()],
     swap_took: Histogram<{ TOOK_US.len() }>,
@@ -32,7 +32,7 @@ pub(crate) struct Calls {
     rejected: AtomicBool,
 }
 
-impl Calls {
+impl StoreCalls {
     /// Whether the last swap had a definite answer, or there was none. A store may answer what it is
     /// asked and take nothing more: a server without memory or disk.
     pub(crate) fn are_written(&self) -> bool {
@@ -70,16 +70,20 @@ impl Calls {
 
 /// A store that is counted.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredStore {
     store: Arc<dyn Inspect>,
-    calls: Arc<Calls>,
+    calls: Arc<StoreCalls>,
     timeout: Duration,
 }
 
-impl Measured {
+impl MeasuredStore {
     /// Counts in `calls` what is asked of `store`, of which an answer is expected within
     /// `patience`.
-    pub(crate) const fn new(store: Arc<dyn Inspect>, calls: Arc<Calls>, timeout: Duration) -> Self {
+    pub(crate) const fn new(
+        store: Arc<dyn Inspect>,
+        calls: Arc<StoreCalls>,
+        timeout: Duration,
+    ) -> Self {
         Self { store, calls, timeout }
     }
 }
@@ -132,7 +136,7 @@ impl Drop for Timed<'_> {
     }
 }
 
-impl Measured {
+impl MeasuredStore {
     fn timed<'a>(
         &self,
         counts: &'a [AtomicU64; ENDINGS.len()],
@@ -145,9 +149,9 @@ impl Measured {
 }
 
 // Dropping any of these futures drops the store's own: what that means is for the store to say.
-impl Store for Measured {
+impl Store for MeasuredStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        let Calls { swaps, swap_took, rejected, .. } = &*self.calls;
+        let StoreCalls { swaps, swap_took, rejected, .. } = &*self.calls;
         let timed = self.timed(swaps, swap_took, Some(rejected));
         Box::pin(timed.count(self.store.swap(swap), |swapped| match swapped {
             Swapped::Stored(_) => 0,
@@ -165,7 +169,7 @@ impl Store for Measured {
     }
 }
 
-impl Inspect for Measured {
+impl Inspect for MeasuredStore {
     fn page(
         &self,
         after: Option<OperationId>,
@@ -223,11 +227,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_and_silence_are_counted() {
-        let calls = Arc::new(Calls::default());
+        let calls = Arc::new(StoreCalls::default());
         let key = OperationId::from_bytes([1; 32]);
-        let well = Measured::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), PATIENCE);
+        let well =
+            MeasuredStore::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), PATIENCE);
         well.load(&key).await.unwrap();
-        let silent = Measured::new(Arc::new(Silent), Arc::clone(&calls), PATIENCE);
+        let silent = MeasuredStore::new(Arc::new(Silent), Arc::clone(&calls), PATIENCE);
         // Whoever asked has heard elsewhere; and nobody has heard.
         for waited in [PATIENCE / 10, PATIENCE] {
             assert!(timeout(waited, silent.load(&key)).await.is_err());

@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::connection::UpstreamConnection;
 use super::socket::Socket;
-use super::wire::Wire;
 use crate::config::UpstreamProtocol;
 use crate::tls::ClientTls;
 use hapax_http::BoxError;
@@ -38,7 +38,7 @@ impl Origin {
 
 /// How connections are made, and for how long they are kept.
 #[derive(Clone, Debug)]
-pub(crate) struct Dialling {
+pub(crate) struct ConnectOptions {
     pub(crate) protocol: UpstreamProtocol,
     /// There wherever any server is behind TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
@@ -50,14 +50,18 @@ pub(crate) struct Dialling {
     pub(crate) fresh: bool,
 }
 
-impl Dialling {
+impl ConnectOptions {
     /// In HTTP/1.1, whatever others are spoken to in.
     pub(crate) fn http1(&self) -> Self {
         Self { protocol: UpstreamProtocol::Http1, ..self.clone() }
     }
 
     /// A connection that is ready for a request. Nothing of one is sent.
-    pub(super) async fn dial(&self, to: &Origin, at_most: Duration) -> Result<Wire, BoxError> {
+    pub(super) async fn dial(
+        &self,
+        to: &Origin,
+        at_most: Duration,
+    ) -> Result<UpstreamConnection, BoxError> {
         let dial = async {
             let stream = TcpStream::connect((to.host(), to.port())).await?;
             stream.set_nodelay(true)?;
@@ -68,17 +72,17 @@ impl Dialling {
         timeout(self.timeout.min(at_most), dial).await.unwrap_or_else(late)
     }
 
-    async fn plain(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
+    async fn plain(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BoxError> {
         Ok(match self.protocol {
-            UpstreamProtocol::Http2 => Wire::http2(stream, to).await?,
+            UpstreamProtocol::Http2 => UpstreamConnection::http2(stream, to).await?,
             UpstreamProtocol::Auto | UpstreamProtocol::Http1 => {
-                let ear = stream.ear();
-                Wire::http1(stream, Some(ear)).await?
+                let probe = stream.probe();
+                UpstreamConnection::http1(stream, Some(probe)).await?
             }
         })
     }
 
-    async fn secured(&self, to: &Origin, stream: Socket) -> Result<Wire, BoxError> {
+    async fn secured(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BoxError> {
         let tls = self.tls.as_ref().ok_or("there are no certificates to believe in")?;
         let mut config = (*tls.now()).clone();
         let offered: &[&[u8]] = match self.protocol {
@@ -88,13 +92,13 @@ impl Dialling {
         };
         config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
         let name = ServerName::try_from(to.host().to_owned())?;
-        let ear = stream.ear();
+        let probe = stream.probe();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let chosen = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok(match self.protocol {
             UpstreamProtocol::Http2 if !chosen => return Err("it does not offer HTTP/2".into()),
-            _ if chosen => Wire::http2(stream, to).await?,
-            _ => Wire::http1(stream, Some(ear)).await?,
+            _ if chosen => UpstreamConnection::http2(stream, to).await?,
+            _ => UpstreamConnection::http1(stream, Some(probe)).await?,
         })
     }
 }

@@ -24,7 +24,7 @@ impl Meter {
     }
 
     /// Bytes of requests that were taken so far. Exact once the connection has
-    /// [`ended`](super::wire::Wire::end): then nobody can write any more.
+    /// [`ended`](super::connection::UpstreamConnection::end): then nobody can write any more.
     pub(crate) fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }

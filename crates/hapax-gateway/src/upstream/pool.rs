@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::wire::Wire;
+use super::connection::UpstreamConnection;
 
 /// How many are kept.
 const MAX_KEPT: usize = 512;
@@ -15,7 +15,7 @@ const MAX_KEPT: usize = 512;
 pub(super) struct Pool {
     /// How long a connection may have been idle to be used again.
     most: Duration,
-    idle: Mutex<Vec<(Instant, Wire)>>,
+    idle: Mutex<Vec<(Instant, UpstreamConnection)>>,
 }
 
 impl Pool {
@@ -25,41 +25,42 @@ impl Pool {
 
     /// The connection that was used last, unless all have been idle for too long. `careful`: of those
     /// on which no `HEAD` was answered.
-    pub(super) fn take(&self, careful: bool) -> Option<Wire> {
+    pub(super) fn take(&self, careful: bool) -> Option<UpstreamConnection> {
         let mut idle = self.lock();
         let mut index = idle.len();
-        while let Some((since, wire)) = index.checked_sub(1).and_then(|last| idle.get(last)) {
+        while let Some((since, connection)) = index.checked_sub(1).and_then(|last| idle.get(last)) {
             index -= 1;
             if since.elapsed() > self.most {
                 // All below it are older.
                 idle.drain(..=index);
                 return None;
             }
-            if careful && wire.had_head {
+            if careful && connection.had_head {
                 continue;
             }
-            let (is_ready, (_, wire)) = (wire.is_ready(), idle.remove(index));
+            let (is_ready, (_, connection)) = (connection.is_ready(), idle.remove(index));
             if is_ready {
-                return Some(wire);
+                return Some(connection);
             }
         }
         None
     }
 
     /// Keeps a connection that is ready for another request.
-    pub(super) fn put(&self, wire: Wire) {
+    pub(super) fn put(&self, connection: UpstreamConnection) {
         let mut idle = self.lock();
         if idle.len() < MAX_KEPT {
-            idle.push((Instant::now(), wire));
+            idle.push((Instant::now(), connection));
         }
     }
 
     /// Drops what has been idle for too long.
     pub(super) fn prune(&self) {
-        self.lock().retain(|(since, wire)| since.elapsed() <= self.most && wire.is_ready());
+        self.lock()
+            .retain(|(since, connection)| since.elapsed() <= self.most && connection.is_ready());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Instant, Wire)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Instant, UpstreamConnection)>> {
         // Nothing here panics half way through a change.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }

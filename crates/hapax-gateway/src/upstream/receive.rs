@@ -17,7 +17,7 @@ use hyper::upgrade::Upgraded;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::wire::Wire;
+use super::connection::UpstreamConnection;
 use super::{ENDING, Inner, MAX_FIELDS, Upstream, UpstreamError, cut};
 
 /// How long a connection may go nowhere once its response is over or given up: a server that
@@ -26,7 +26,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 /// What of a request its answer depends on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestTraits {
     /// To switch protocols.
     pub(super) switch: bool,
     /// By `HEAD`.
@@ -38,13 +38,13 @@ pub(super) struct Asked {
 /// Hands the response on, and keeps the connection once it is read whole.
 pub(super) async fn receive(
     Upstream { inner, timeout }: &Upstream,
-    mut wire: Wire,
+    mut connection: UpstreamConnection,
     mut response: Response<Incoming>,
     place: OwnedSemaphorePermit,
-    asked: Asked,
+    request: RequestTraits,
 ) -> Result<Response<Body>, UpstreamError> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        if !asked.switch {
+        if !request.switch {
             return Err(UpstreamError::Broken("the upstream switched protocols unasked".into()));
         }
         // The wire stays until its driver has given the connection up.
@@ -57,27 +57,27 @@ pub(super) async fn receive(
     }
     let (parts, body) = response.into_parts();
     let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
-    let is_bare = asked.head || bodiless;
+    let is_bare = request.head || bodiless;
     if let Some(why) = unreadable(&parts.headers, is_bare) {
         // The place is free when the connection takes up nothing any more.
-        wire.end().await;
+        connection.end().await;
         return Err(UpstreamError::Broken(why.into()));
     }
     let http2 = parts.version == Version::HTTP_2;
     let length = body.size_hint().exact().filter(|_| !is_bare);
     let by_closing =
         !http2 && !is_bare && length.is_none() && !parts.headers.contains_key(TRANSFER_ENCODING);
-    if by_closing && asked.counts && !inner.warned.swap(true, Ordering::Relaxed) {
+    if by_closing && request.counts && !inner.warned.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             upstream = %inner.origin.authority,
             "an answer ends where its connection does: one that is cut off looks whole"
         );
     }
-    wire.had_head |= asked.head && !http2;
+    connection.had_head |= request.head && !http2;
     let (over, is_over) = watch::channel(());
-    let keep = !(asked.counts && inner.dialling.fresh);
-    tokio::spawn(settle(Arc::clone(inner), wire, place, is_over, keep));
-    let body = Receiving {
+    let keep = !(request.counts && inner.connect.fresh);
+    tokio::spawn(settle(Arc::clone(inner), connection, place, is_over, keep));
+    let body = ReceivedBody {
         body,
         http2,
         left: length,
@@ -134,12 +134,12 @@ impl Switched {
 /// connection nor what is left of the request takes up anything any more.
 async fn settle(
     inner: Arc<Inner>,
-    mut wire: Wire,
+    mut connection: UpstreamConnection,
     place: OwnedSemaphorePermit,
     is_over: watch::Receiver<()>,
     keep: bool,
 ) {
-    let meter = Arc::clone(&wire.meter);
+    let meter = Arc::clone(&connection.meter);
     let over = |mut is_over: watch::Receiver<()>| async move {
         // Its sender is dropped when the body is read, fails or is dropped.
         while is_over.changed().await.is_ok() {}
@@ -157,15 +157,15 @@ async fn settle(
         }
     };
     let ready = tokio::select! {
-        ready = wire.reusable(over(is_over.clone())) => ready,
+        ready = connection.reusable(over(is_over.clone())) => ready,
         () = stuck => false,
         () = cut(inner.cut.subscribe()) => false,
     };
     if ready && keep {
-        inner.pool.put(wire);
+        inner.pool.put(connection);
     } else {
         // The driver has let go of the rest of the request before the place is free.
-        wire.end().await;
+        connection.end().await;
     }
     drop(place);
 }
@@ -173,7 +173,7 @@ async fn settle(
 /// The body of a response: it fails where the upstream is silent for too long, or is cut off; and
 /// where it ends before its end, which of all that end it the library alone would not say: to it,
 /// `RST_STREAM` with `NO_ERROR` ends a body well.
-struct Receiving {
+struct ReceivedBody {
     body: Incoming,
     http2: bool,
     /// What is to come of the length that was declared.
@@ -186,14 +186,14 @@ struct Receiving {
     over: Option<watch::Sender<()>>,
 }
 
-impl Receiving {
+impl ReceivedBody {
     /// Of a body that ends: whether there should be more of it.
     fn is_cut_short(&self) -> bool {
         (self.http2 && !self.body.is_end_stream()) || self.left.is_some_and(|left| left > 0)
     }
 }
 
-impl http_body::Body for Receiving {
+impl http_body::Body for ReceivedBody {
     type Data = Bytes;
     type Error = BoxError;
 

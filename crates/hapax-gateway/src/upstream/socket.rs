@@ -17,19 +17,19 @@ pub(super) struct Socket(Arc<TcpStream>);
 
 /// What can be asked of a [`Socket`] that somebody else has. It does not keep it open.
 #[derive(Debug)]
-pub(super) struct Ear(Weak<TcpStream>);
+pub(super) struct SocketProbe(Weak<TcpStream>);
 
 impl Socket {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self(Arc::new(stream))
     }
 
-    pub(super) fn ear(&self) -> Ear {
-        Ear(Arc::downgrade(&self.0))
+    pub(super) fn probe(&self) -> SocketProbe {
+        SocketProbe(Arc::downgrade(&self.0))
     }
 }
 
-impl Ear {
+impl SocketProbe {
     /// Whether it is open, and nothing has come that was not read, nor the end of it all. Asked is the
     /// kernel: what the runtime knows is as old as its last look.
     pub(super) fn is_quiet(&self) -> bool {

@@ -21,9 +21,9 @@ fn at(
     let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
     let origin = Origin { secure: false, authority };
     let second = Duration::from_secs(1);
-    let dialling =
-        Dialling { protocol, tls: None, timeout: 5 * second, idle: second, fresh: false };
-    Upstream::new(origin, timeout, concurrent, dialling)
+    let connect =
+        ConnectOptions { protocol, tls: None, timeout: 5 * second, idle: second, fresh: false };
+    Upstream::new(origin, timeout, concurrent, connect)
 }
 
 /// A connection that takes `takes` bytes, and then breaks.
@@ -71,9 +71,9 @@ where
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(5), 10, UpstreamProtocol::Http1);
-    let mut wire = Wire::http1(io, None).await.unwrap();
-    assert!(wire.reusable(std::future::ready(())).await);
-    upstream.inner.pool.put(wire);
+    let mut connection = UpstreamConnection::http1(io, None).await.unwrap();
+    assert!(connection.reusable(std::future::ready(())).await);
+    upstream.inner.pool.put(connection);
     (upstream, listener)
 }
 

@@ -12,14 +12,14 @@ use http_body_util::BodyExt;
 
 /// Why whoever a request is from did not send the rest of its body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum UploadError {
     /// It sends too slowly.
     Slow,
     /// It broke off, or sent what is no body.
     Broken,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for UploadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Slow => "the client sends too slowly",
@@ -28,9 +28,9 @@ impl fmt::Display for Fault {
     }
 }
 
-impl Error for Fault {}
+impl Error for UploadError {}
 
-impl Fault {
+impl UploadError {
     /// The error that a body fails with. One that comes too slowly has timed out, whoever reads it.
     pub(crate) fn into_error(self) -> BoxError {
         match self {
@@ -49,7 +49,7 @@ impl Fault {
 /// What became of an upload: of its errors a connection in HTTP/2 says nothing, and one in HTTP/1 no
 /// more than that there was one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Upload(Arc<OnceLock<Fault>>);
+pub(super) struct Upload(Arc<OnceLock<UploadError>>);
 
 impl Upload {
     /// Watches a request's body.
@@ -57,7 +57,7 @@ impl Upload {
         let upload = Self::default();
         let watched = upload.clone();
         let note = move |error: BoxError| {
-            let fault = Fault::of(&error);
+            let fault = UploadError::of(&error);
             // The first one counts.
             let _ = watched.0.set(fault);
             error
@@ -71,7 +71,7 @@ impl Upload {
     }
 
     /// Why it ended early, if it did.
-    pub(super) fn fault(&self) -> Option<Fault> {
+    pub(super) fn fault(&self) -> Option<UploadError> {
         self.0.get().copied()
     }
 }

@@ -9,9 +9,9 @@ use super::headers::{drop_own, drop_where, plain};
 
 /// Fields that are told from others by their names: those that count for the layer on a route.
 #[derive(Debug)]
-pub(crate) struct Names(Vec<(HeaderName, String)>);
+pub(crate) struct ProtectedHeaders(Vec<(HeaderName, String)>);
 
-impl Names {
+impl ProtectedHeaders {
     pub(crate) fn new<'a>(names: impl IntoIterator<Item = &'a HeaderName>) -> Self {
         Self(names.into_iter().map(|name| (name.clone(), plain(name))).collect())
     }
@@ -19,11 +19,11 @@ impl Names {
     /// Removes from a request what its service could take for something else than is known of it here.
     ///
     /// To be done before anything is added, such as what an auth answer gives.
-    pub(crate) fn drop_feigned(&self, headers: &mut HeaderMap, peer: Peer) {
+    pub(crate) fn drop_spoofed(&self, headers: &mut HeaderMap, peer: Peer) {
         drop_where(headers, |name| {
             let plain = plain(name);
             is_target(&plain)
-                || (!peer.believed && is_forwarded(&plain))
+                || (!peer.trusted && is_forwarded(&plain))
                 || self.is_other_spelling(name, &plain)
         });
     }
@@ -104,15 +104,15 @@ fn is_of_the_message(plain: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn left(names: &[&'static str], fields: &[&'static str], believed: bool) -> Vec<String> {
+    fn left(names: &[&'static str], fields: &[&'static str], trusted: bool) -> Vec<String> {
         let names: Vec<_> = names.iter().map(|name| HeaderName::from_static(name)).collect();
         let mut headers = HeaderMap::new();
         for field in fields {
             headers.insert(*field, http::HeaderValue::from_static("a"));
         }
         let addr = (std::net::Ipv4Addr::LOCALHOST, 1).into();
-        let peer = Peer { addr, secure: false, believed, http2: false };
-        Names::new(&names).drop_feigned(&mut headers, peer);
+        let peer = Peer { addr, secure: false, trusted, http2: false };
+        ProtectedHeaders::new(&names).drop_spoofed(&mut headers, peer);
         let mut left: Vec<_> = headers.keys().map(ToString::to_string).collect();
         left.sort_unstable();
         left

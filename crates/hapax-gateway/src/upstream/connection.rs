@@ -17,9 +17,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use hapax_http::Body;
 
-use super::form::{self, Sending};
 use super::meter::{Meter, Metered};
-use super::socket::Ear;
+use super::normalize::{self, SentBody};
+use super::socket::SocketProbe;
 use super::{MAX_BUFFER, MAX_FIELDS, Origin};
 
 /// Bytes of a request that wait to be written in HTTP/2.
@@ -27,13 +27,13 @@ const SEND_BUFFER: usize = 64 * 1024;
 
 /// One connection: what sends on it, and the tasks that drive it.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct UpstreamConnection {
     sender: Sender,
     pub(super) meter: Arc<Meter>,
     /// Whether `HEAD` was answered on it, in HTTP/1.
     pub(super) had_head: bool,
     /// Below HTTP/1: where anything comes unasked, it would be taken for the next answer.
-    ear: Option<Ear>,
+    probe: Option<SocketProbe>,
     driver: JoinHandle<()>,
     tasks: Tasks,
 }
@@ -49,9 +49,9 @@ enum Sender {
     },
 }
 
-impl Wire {
+impl UpstreamConnection {
     /// Speaks HTTP/1.1 on `io`, at the bottom of which is the socket of `ear`. Nothing is written yet.
-    pub(super) async fn http1<S>(io: S, ear: Option<Ear>) -> hyper::Result<Self>
+    pub(super) async fn http1<S>(io: S, probe: Option<SocketProbe>) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -64,7 +64,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection.with_upgrades()));
         let (sender, tasks) = (Sender::Http1(sender), Tasks::default());
-        Ok(Self { sender, meter, had_head: false, ear, driver, tasks })
+        Ok(Self { sender, meter, had_head: false, probe, driver, tasks })
     }
 
     /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
@@ -88,7 +88,7 @@ impl Wire {
             .await?;
         let driver = tokio::spawn(drive(connection));
         let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
-        Ok(Self { sender, meter, had_head: false, ear: None, driver, tasks })
+        Ok(Self { sender, meter, had_head: false, probe: None, driver, tasks })
     }
 
     /// Whether it takes a request now: it is idle, and nothing came that nobody asked for.
@@ -97,7 +97,7 @@ impl Wire {
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
             Sender::Http1(sender) => {
-                sender.is_ready() && self.ear.as_ref().is_none_or(Ear::is_quiet)
+                sender.is_ready() && self.probe.as_ref().is_none_or(SocketProbe::is_quiet)
             }
             Sender::Http2 { sender, .. } => sender.is_ready() && !sender.is_closed(),
         }
@@ -111,12 +111,12 @@ impl Wire {
     ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
         match &mut self.sender {
             Sender::Http1(sender) => {
-                form::for_http1(&mut request);
+                normalize::for_http1(&mut request);
                 sender.try_send_request(request).await
             }
             Sender::Http2 { sender, origin, sent } => {
-                form::for_http2(&mut request, origin);
-                let (request, done) = Sending::watch(request);
+                normalize::for_http2(&mut request, origin);
+                let (request, done) = SentBody::watch(request);
                 *sent = Some(done);
                 sender.try_send_request(request).await
             }
@@ -155,7 +155,7 @@ async fn drive(connection: impl Future<Output = hyper::Result<()>>) {
     }
 }
 
-impl Drop for Wire {
+impl Drop for UpstreamConnection {
     fn drop(&mut self) {
         self.driver.abort();
         self.tasks.lock().abort_all();

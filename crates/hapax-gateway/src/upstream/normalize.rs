@@ -56,19 +56,19 @@ pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
 }
 
 /// A request's body, which tells when it is let go of.
-pub(super) struct Sending {
+pub(super) struct SentBody {
     body: Body,
     _done: oneshot::Sender<()>,
 }
 
-impl Sending {
+impl SentBody {
     pub(super) fn watch(request: Request<Body>) -> (Request<Body>, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
         (request.map(|body| Body::new(Self { body, _done: done })), is_done)
     }
 }
 
-impl http_body::Body for Sending {
+impl http_body::Body for SentBody {
     type Data = Bytes;
     type Error = BoxError;
 
