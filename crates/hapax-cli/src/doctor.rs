@@ -8,7 +8,7 @@ use clap::Args;
 use hapax_gateway::{CacheUrl, Finding, Gateway, Severity, StoreOpener, StoreUrl, UrlText};
 
 use crate::exit::{CliError, of};
-use crate::gateway::OfFile;
+use crate::gateway::StoreSettings;
 use crate::keys;
 
 /// Look for what would silently break a store's promise
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     }
     let store = args.store.map(UrlText::read).transpose().map_err(of("--store"))?;
     let cache = args.cache.map(UrlText::read).transpose().map_err(of("--cache"))?;
-    let file = OfFile::for_the_rest(args.config.as_deref(), store.is_some())?;
+    let file = StoreSettings::for_the_rest(args.config.as_deref(), store.is_some())?;
     let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
     let opening = StoreOpener {
         cache: cache.or(file.cache),

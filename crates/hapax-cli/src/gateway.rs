@@ -3,7 +3,6 @@
 mod args;
 mod build;
 mod check;
-mod effect;
 pub(crate) mod environment;
 mod fields;
 mod file;
@@ -12,7 +11,8 @@ mod limits;
 mod load;
 mod methods;
 mod transport;
-mod values;
+mod unused;
+mod value_args;
 
 use std::io::Write;
 use std::pin::pin;
@@ -28,7 +28,7 @@ use crate::exit::CliError;
 use crate::logging::{self, LogFormat};
 pub(crate) use args::GatewayArgs;
 use load::Loaded;
-pub(crate) use load::{OfFile, to_probe};
+pub(crate) use load::{StoreSettings, to_probe};
 
 /// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
 /// means it a second time says it later, or once more.
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     let mut warnings = environment::unknown(environment::variables());
     warnings.extend(loaded.warnings());
     if let Some(about) = &args.check {
-        let about = check::Request::read(about)?;
+        let about = check::CheckedRequest::read(about)?;
         Gateway::check(&loaded.config).await.map_err(|error| loaded.failed(&error))?;
         let shown = match about {
             None => loaded.shown()?,
@@ -78,7 +78,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     ready(&gateway, &told);
     tell(NotifyState::Ready);
     let logs = (loaded.log_format, loaded.log_level);
-    let mut running = Running { gateway, args, logs, routes: paths(&told) };
+    let mut running = GatewayProcess { gateway, args, logs, routes: paths(&told) };
     running.obey(&mut signals).await;
     tell(NotifyState::Stopping);
     let gateway = running.gateway;
@@ -110,7 +110,7 @@ fn paths(config: &Config) -> Vec<String> {
 }
 
 /// A gateway, and what it was told.
-struct Running {
+struct GatewayProcess {
     gateway: hapax_gateway::RunningGateway,
     args: GatewayArgs,
     /// What the log was begun with.
@@ -119,10 +119,10 @@ struct Running {
     routes: Vec<String>,
 }
 
-impl Running {
+impl GatewayProcess {
     /// Reloads when it is told to, until it is told to end: at once, however long files take to be read.
     async fn obey(&mut self, signals: &mut Signals) {
-        while let Told::Reload = signals.next().await {
+        while let SignalAction::Reload = signals.next().await {
             let mut again = true;
             while std::mem::take(&mut again) {
                 let mut reloading = pin!(self.reload());
@@ -131,8 +131,8 @@ impl Running {
                         () = &mut reloading => break,
                         told = signals.next() => match told {
                             // Dropped while it reads, it has changed nothing.
-                            Told::End(_) => return,
-                            Told::Reload => {
+                            SignalAction::End(_) => return,
+                            SignalAction::Reload => {
                                 // What is being read may be from before.
                                 again = true;
                                 tracing::warn!("SIGHUP: files are being read still, and then again");
@@ -235,7 +235,7 @@ fn ready(gateway: &hapax_gateway::RunningGateway, told: &Config) {
 }
 
 /// What a signal says.
-enum Told {
+enum SignalAction {
     /// To end; the signal's number.
     End(u8),
     Reload,
@@ -265,7 +265,7 @@ impl Signals {
     async fn another(&mut self, from: Instant) -> u8 {
         loop {
             // What ends has nothing to reload for.
-            let Told::End(signal) = self.next().await else { continue };
+            let SignalAction::End(signal) = self.next().await else { continue };
             if Instant::now() >= from {
                 return signal;
             }
@@ -282,11 +282,11 @@ impl Signals {
     }
 
     /// The next one.
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.terminate.recv() => Told::End(15),
-            _ = self.interrupt.recv() => Told::End(2),
-            _ = self.hang_up.recv() => Told::Reload,
+            _ = self.terminate.recv() => SignalAction::End(15),
+            _ = self.interrupt.recv() => SignalAction::End(2),
+            _ = self.hang_up.recv() => SignalAction::Reload,
         }
     }
 }

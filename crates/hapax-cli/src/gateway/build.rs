@@ -15,10 +15,10 @@ use http::HeaderName;
 
 use super::fields::{GatewayFields, PolicyFields};
 use super::file::RouteFields;
-use super::methods::{AnyVerb, Verb};
-use super::values::{
-    Addr, AdminAddr, CompletionOutageArg, Copies, Docs, Key, KeyForm, Missing, Name, Outage,
-    Status, Time, Unknown, Url,
+use super::methods::{AnyMethodArg, MethodArg};
+use super::value_args::{
+    AdminArg, CompletionOutageArg, DocsUrlArg, DurationArg, GrammarArg, HeaderArg, InFlightArg,
+    KeyRuleArg, ListenArg, OnUnknownArg, ScopeMissingArg, StatusArg, StoreOutageArg, UrlArg,
 };
 
 /// How long a copy waits unless it is said.
@@ -43,7 +43,7 @@ impl GatewayFields {
         let scope = headers("--auth-scope", self.auth_scope)?.unwrap_or_default();
         let copy = headers("--auth-copy", self.auth_copy)?.unwrap_or_default();
         config.auth = match self.auth_url {
-            Some(Url(url)) => {
+            Some(UrlArg(url)) => {
                 let mut auth = ForwardAuth::new(url);
                 set(&mut auth.timeout, self.auth_timeout.map(|time| time.0));
                 Some(ForwardAuth { scope, copy, ..auth })
@@ -88,29 +88,29 @@ impl GatewayFields {
     pub(super) fn of(config: &Config) -> Self {
         let auth = config.auth.as_ref();
         Self {
-            listen: Some(Addr(config.listen)),
-            upstream: Some(Url(config.upstream.clone())),
-            admin: Some(AdminAddr(config.admin)),
+            listen: Some(ListenArg(config.listen)),
+            upstream: Some(UrlArg(config.upstream.clone())),
+            admin: Some(AdminArg(config.admin)),
             admin_token_file: config.admin_token_file.clone(),
             audit_file: config.audit_file.clone(),
             access_log: config.access_log.clone(),
             store: Some(config.store.clone().into()),
             cache: config.cache.clone().map(Into::into),
             secret_file: config.secret_file.clone(),
-            auth_url: auth.map(|auth| Url(auth.url.clone())),
-            auth_timeout: auth.map(|auth| Time(auth.timeout)),
+            auth_url: auth.map(|auth| UrlArg(auth.url.clone())),
+            auth_timeout: auth.map(|auth| DurationArg(auth.timeout)),
             auth_scope: auth.map(|auth| or_none(&auth.scope)),
             auth_copy: auth.map(|auth| or_none(&auth.copy)),
             max_memory: Some(ByteSize(config.limits.memory)),
             max_connections: u32::try_from(config.limits.connections).ok(),
             max_connections_per_peer: u32::try_from(config.limits.per_peer()).ok(),
             max_waiters: Some(config.max_waiters),
-            head_timeout: Some(Time(config.limits.head_timeout)),
-            body_timeout: Some(Time(config.limits.stall)),
-            store_timeout: Some(Time(config.store_timeout)),
-            store_wait: Some(Time(config.store_wait)),
-            drain_timeout: Some(Time(config.drain_timeout)),
-            drain_delay: Some(Time(config.drain_delay)),
+            head_timeout: Some(DurationArg(config.limits.head_timeout)),
+            body_timeout: Some(DurationArg(config.limits.stall)),
+            store_timeout: Some(DurationArg(config.store_timeout)),
+            store_wait: Some(DurationArg(config.store_wait)),
+            drain_timeout: Some(DurationArg(config.drain_timeout)),
+            drain_delay: Some(DurationArg(config.drain_delay)),
             log_format: None,
             log_level: None,
             ..Self::of_transport(&config.transport)
@@ -125,34 +125,34 @@ impl PolicyFields {
         let fingerprint = self.fingerprint()?;
         let mut policy = PolicyConfig { cors, fingerprint, ..PolicyConfig::default() };
         let rule = |key| match key {
-            Key::Optional => KeyRule::Optional,
-            Key::Required => KeyRule::Required,
+            KeyRuleArg::Optional => KeyRule::Optional,
+            KeyRuleArg::Required => KeyRule::Required,
         };
         set(&mut policy.key, self.key.map(rule));
         let form = |form| match form {
-            KeyForm::Lenient => Grammar::Lenient,
-            KeyForm::Strict => Grammar::Strict,
+            GrammarArg::Lenient => Grammar::Lenient,
+            GrammarArg::Strict => Grammar::Strict,
         };
         set(&mut policy.grammar, self.grammar.map(form));
         set(&mut policy.key_header, self.key_header.map(|name| name.0));
-        let methods = |verbs: Vec<Verb>| verbs.into_iter().map(|verb| verb.0).collect();
+        let methods = |verbs: Vec<MethodArg>| verbs.into_iter().map(|verb| verb.0).collect();
         set(&mut policy.methods, self.methods.map(methods));
         policy.scope = names(self.scope).map(callers).transpose()?;
         policy.scope_missing = self.scope_missing.map(|missing| match missing {
-            Missing::Reject => MissingScope::Reject,
-            Missing::Shared => MissingScope::Shared,
+            ScopeMissingArg::Reject => MissingScope::Reject,
+            ScopeMissingArg::Shared => MissingScope::Shared,
         });
         set(&mut policy.lease, self.lease.map(|time| time.0));
         set(&mut policy.retention, self.retention.map(|time| time.0));
         let patience = self.wait_for.map_or(WAIT_FOR, |time| time.0);
         policy.in_flight = match self.in_flight {
-            None | Some(Copies::Reject) => InFlight::Reject,
-            Some(Copies::Wait) => InFlight::Wait(patience),
+            None | Some(InFlightArg::Reject) => InFlight::Reject,
+            Some(InFlightArg::Wait) => InFlight::Wait(patience),
         };
         let unknown = |unknown| match unknown {
-            Unknown::Reexecute => OnUnknown::Reexecute,
-            Unknown::Block => OnUnknown::Block,
-            Unknown::Reconcile => OnUnknown::Reconcile,
+            OnUnknownArg::Reexecute => OnUnknown::Reexecute,
+            OnUnknownArg::Block => OnUnknown::Block,
+            OnUnknownArg::Reconcile => OnUnknown::Reconcile,
         };
         set(&mut policy.on_unknown, self.on_unknown.map(unknown));
         policy.reconcile_url = self.reconcile_url.map(|url| url.0);
@@ -163,8 +163,8 @@ impl PolicyFields {
             unknown_statuses: ranges("--unknown-statuses", self.unknown_statuses)?,
         };
         let outage = |outage| match outage {
-            Outage::Closed => StoreOutage::Closed,
-            Outage::Open => StoreOutage::Open,
+            StoreOutageArg::Closed => StoreOutage::Closed,
+            StoreOutageArg::Open => StoreOutage::Open,
         };
         set(&mut policy.store_outage, self.store_outage.map(outage));
         let answer = |answer| match answer {
@@ -192,7 +192,7 @@ impl PolicyFields {
         };
         let Some(origins) = origins else { return Ok(None) };
         let mut cors = Cors::new(origins);
-        let methods = |verbs: Vec<AnyVerb>| verbs.into_iter().map(|verb| verb.0).collect();
+        let methods = |verbs: Vec<AnyMethodArg>| verbs.into_iter().map(|verb| verb.0).collect();
         set(&mut cors.methods, self.cors_methods.clone().map(methods));
         let names = headers("--cors-headers", self.cors_headers.clone())?;
         let names = names.map(|names| match &names[..] {
@@ -210,52 +210,52 @@ impl PolicyFields {
     pub(super) fn of(policy: &PolicyConfig) -> Self {
         let wait_for = match policy.in_flight {
             InFlight::Reject => None,
-            InFlight::Wait(patience) => Some(Time(patience)),
+            InFlight::Wait(patience) => Some(DurationArg(patience)),
         };
         let cors = policy.cors.as_ref();
         let (fingerprint_body, fingerprint_only, fingerprint_except, fingerprint_headers) =
             super::fingerprint::said(&policy.fingerprint);
-        let header = |names: &[HeaderName]| names.iter().cloned().map(Name).collect();
+        let header = |names: &[HeaderName]| names.iter().cloned().map(HeaderArg).collect();
         Self {
             key: Some(match policy.key {
-                KeyRule::Optional => Key::Optional,
-                KeyRule::Required => Key::Required,
+                KeyRule::Optional => KeyRuleArg::Optional,
+                KeyRule::Required => KeyRuleArg::Required,
             }),
-            key_header: Some(Name(policy.key_header.clone())),
+            key_header: Some(HeaderArg(policy.key_header.clone())),
             grammar: Some(match policy.grammar {
-                Grammar::Lenient => KeyForm::Lenient,
-                Grammar::Strict => KeyForm::Strict,
+                Grammar::Lenient => GrammarArg::Lenient,
+                Grammar::Strict => GrammarArg::Strict,
             }),
-            methods: Some(policy.methods.iter().cloned().map(Verb).collect()),
+            methods: Some(policy.methods.iter().cloned().map(MethodArg).collect()),
             scope: policy.scope.as_ref().map(|callers| match callers {
                 ScopeConfig::Headers(names) => header(names),
                 ScopeConfig::Everyone => header(&[NONE]),
             }),
             scope_missing: policy.scope_missing.map(|missing| match missing {
-                MissingScope::Reject => Missing::Reject,
-                MissingScope::Shared => Missing::Shared,
+                MissingScope::Reject => ScopeMissingArg::Reject,
+                MissingScope::Shared => ScopeMissingArg::Shared,
             }),
             fingerprint_body,
             fingerprint_only,
             fingerprint_except,
             fingerprint_headers,
-            lease: Some(Time(policy.lease)),
-            retention: Some(Time(policy.retention)),
-            in_flight: Some(wait_for.map_or(Copies::Reject, |_| Copies::Wait)),
+            lease: Some(DurationArg(policy.lease)),
+            retention: Some(DurationArg(policy.retention)),
+            in_flight: Some(wait_for.map_or(InFlightArg::Reject, |_| InFlightArg::Wait)),
             wait_for,
             on_unknown: Some(match policy.on_unknown {
-                OnUnknown::Reexecute => Unknown::Reexecute,
-                OnUnknown::Block => Unknown::Block,
-                OnUnknown::Reconcile => Unknown::Reconcile,
+                OnUnknown::Reexecute => OnUnknownArg::Reexecute,
+                OnUnknown::Block => OnUnknownArg::Block,
+                OnUnknown::Reconcile => OnUnknownArg::Reconcile,
             }),
-            reconcile_url: policy.reconcile_url.clone().map(Url),
+            reconcile_url: policy.reconcile_url.clone().map(UrlArg),
             profile: Some(policy.profile),
             final_statuses: Some(statuses(&policy.statuses.final_statuses)),
             retryable_statuses: Some(statuses(&policy.statuses.retryable_statuses)),
             unknown_statuses: Some(statuses(&policy.statuses.unknown_statuses)),
             store_outage: Some(match policy.store_outage {
-                StoreOutage::Closed => Outage::Closed,
-                StoreOutage::Open => Outage::Open,
+                StoreOutage::Closed => StoreOutageArg::Closed,
+                StoreOutage::Open => StoreOutageArg::Open,
             }),
             completion_outage: Some(match policy.completion_outage {
                 CompletionOutage::Deliver => CompletionOutageArg::Deliver,
@@ -265,23 +265,23 @@ impl PolicyFields {
             expires: Some(policy.expires),
             max_request_body: Some(ByteSize(policy.max_request_body)),
             max_response_body: Some(ByteSize(policy.max_response_body)),
-            upstream_timeout: Some(Time(policy.upstream_timeout)),
+            upstream_timeout: Some(DurationArg(policy.upstream_timeout)),
             max_in_flight_per_scope: Some(policy.max_in_flight_per_scope.map_or(0, Into::into)),
-            docs_url: Some(Docs(policy.docs_url.clone())),
+            docs_url: Some(DocsUrlArg(policy.docs_url.clone())),
             replay_set_cookie: Some(policy.replay_set_cookie),
             cors_origins: Some(match cors.map(|cors| &cors.origins) {
                 None => vec!["none".into()],
                 Some(Origins::Any) => vec!["*".into()],
                 Some(Origins::List(origins)) => origins.clone(),
             }),
-            cors_methods: cors.map(|cors| cors.methods.iter().cloned().map(AnyVerb).collect()),
+            cors_methods: cors.map(|cors| cors.methods.iter().cloned().map(AnyMethodArg).collect()),
             cors_headers: cors.map(|cors| match &cors.headers {
                 CorsHeaders::Any => header(&[HeaderName::from_static("*")]),
                 CorsHeaders::List(names) => or_none(names),
             }),
             cors_expose: cors.map(|cors| or_none(&cors.expose)),
             cors_credentials: cors.map(|cors| cors.credentials),
-            cors_max_age: cors.and_then(|cors| cors.max_age).map(Time),
+            cors_max_age: cors.and_then(|cors| cors.max_age).map(DurationArg),
         }
     }
 }
@@ -324,12 +324,12 @@ pub(super) fn set<T>(field: &mut T, said: Option<T>) {
     }
 }
 
-pub(super) fn names(said: Option<Vec<Name>>) -> Option<Vec<HeaderName>> {
+pub(super) fn names(said: Option<Vec<HeaderArg>>) -> Option<Vec<HeaderName>> {
     said.map(|names| names.into_iter().map(|name| name.0).collect())
 }
 
 /// `none` alone is no header.
-fn headers(flag: &str, said: Option<Vec<Name>>) -> Result<Option<Vec<HeaderName>>, String> {
+fn headers(flag: &str, said: Option<Vec<HeaderArg>>) -> Result<Option<Vec<HeaderName>>, String> {
     names(said)
         .map(|names| match &names[..] {
             [only] if *only == NONE => Ok(Vec::new()),
@@ -340,7 +340,7 @@ fn headers(flag: &str, said: Option<Vec<Name>>) -> Result<Option<Vec<HeaderName>
 }
 
 /// Reads `none` alone as no status.
-fn ranges(flag: &str, said: Option<Vec<Status>>) -> Result<Vec<StatusRange>, String> {
+fn ranges(flag: &str, said: Option<Vec<StatusArg>>) -> Result<Vec<StatusRange>, String> {
     let said = said.unwrap_or_default();
     let ranges: Vec<_> = said.iter().filter_map(|status| status.0).collect();
     match (said.len(), ranges.len()) {
@@ -351,16 +351,16 @@ fn ranges(flag: &str, said: Option<Vec<Status>>) -> Result<Vec<StatusRange>, Str
 }
 
 /// As [`ranges`] reads it.
-fn statuses(ranges: &[StatusRange]) -> Vec<Status> {
+fn statuses(ranges: &[StatusRange]) -> Vec<StatusArg> {
     if ranges.is_empty() {
-        return vec![Status(None)];
+        return vec![StatusArg(None)];
     }
-    ranges.iter().copied().map(|range| Status(Some(range))).collect()
+    ranges.iter().copied().map(|range| StatusArg(Some(range))).collect()
 }
 
 /// As [`headers`] reads it.
-fn or_none(names: &[HeaderName]) -> Vec<Name> {
+fn or_none(names: &[HeaderName]) -> Vec<HeaderArg> {
     let none = [NONE];
     let names = if names.is_empty() { &none[..] } else { names };
-    names.iter().cloned().map(Name).collect()
+    names.iter().cloned().map(HeaderArg).collect()
 }

@@ -12,13 +12,13 @@ use crate::exit::CliError;
 
 /// A request that `--check` is about.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct CheckedRequest {
     method: Method,
     /// As a client writes it, without its query.
     path: String,
 }
 
-impl Request {
+impl CheckedRequest {
     /// Reads the values of `--check`; `None` where there are none. Values are not repeated: they may
     /// be a URL with a secret.
     pub(super) fn read(values: &[String]) -> Result<Option<Self>, CliError> {
@@ -40,8 +40,8 @@ impl Request {
 
 impl Loaded {
     /// The route that a request falls under, and what holds for it there.
-    pub(super) fn shown_for(&self, request: &Request) -> Result<String, CliError> {
-        let Request { method, path } = request;
+    pub(super) fn shown_for(&self, request: &CheckedRequest) -> Result<String, CliError> {
+        let CheckedRequest { method, path } = request;
         let matched = self.config.route_of(method, path).map_err(CliError::usage)?;
         let mut text = format!("# {method} {path}\n");
         let (place, handling, policy) = match matched {

@@ -9,12 +9,13 @@ use hapax_gateway::{ByteSize, CacheUrl, StoreUrl, UrlText};
 use hapax_http::classify::Profile;
 use serde::{Deserialize, Serialize};
 
-use super::fingerprint::{Form, Part};
-use super::methods::{AnyVerb, Verb};
-use super::transport::{Spoken, Trusted};
-use super::values::{
-    Addr, AdminAddr, CompletionOutageArg, Copies, Docs, Key, KeyForm, Missing, Name, Outage,
-    Status, Time, Unknown, Url, list, statuses, text, trimmed,
+use super::fingerprint::{BodyFormArg, PointerArg};
+use super::methods::{AnyMethodArg, MethodArg};
+use super::transport::{ProtocolArg, TrustedArg};
+use super::value_args::{
+    AdminArg, CompletionOutageArg, DocsUrlArg, DurationArg, GrammarArg, HeaderArg, InFlightArg,
+    KeyRuleArg, ListenArg, OnUnknownArg, ScopeMissingArg, StatusArg, StoreOutageArg, UrlArg, list,
+    statuses, text, trimmed,
 };
 use crate::logging::LogFormat;
 
@@ -25,17 +26,17 @@ pub(super) struct GatewayFields {
     /// Where clients connect [default: 127.0.0.1:8080]
     #[arg(long, env = "HAPAX_LISTEN", value_name = "ADDR")]
     #[serde(with = "text")]
-    pub(super) listen: Option<Addr>,
+    pub(super) listen: Option<ListenArg>,
 
     /// The service to protect, like http://127.0.0.1:3000
     #[arg(long, env = "HAPAX_UPSTREAM", value_name = "URL")]
     #[serde(with = "text")]
-    pub(super) upstream: Option<Url>,
+    pub(super) upstream: Option<UrlArg>,
 
     /// The operators' listener; `off` for none [default: 127.0.0.1:9090]
     #[arg(long, env = "HAPAX_ADMIN", value_name = "ADDR")]
     #[serde(with = "text")]
-    pub(super) admin: Option<AdminAddr>,
+    pub(super) admin: Option<AdminArg>,
 
     /// The file of the token that operators show; made with mode 0600 if there is none [default:
     /// PATH.admin-token beside a file: store, else ./hapax.admin-token]
@@ -76,23 +77,23 @@ pub(super) struct GatewayFields {
     /// credentials]
     #[arg(long, env = "HAPAX_AUTH_URL", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
-    pub(super) auth_url: Option<Url>,
+    pub(super) auth_url: Option<UrlArg>,
 
     /// Within which time --auth-url must have answered [default: 2s]
     #[arg(long, env = "HAPAX_AUTH_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) auth_timeout: Option<Time>,
+    pub(super) auth_timeout: Option<DurationArg>,
 
     /// Headers of the auth answer whose values together say who the caller is, instead of --scope; an
     /// answer without one of them is 503. They are copied like those of --auth-copy
     #[arg(long, env = "HAPAX_AUTH_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) auth_scope: Option<Vec<Name>>,
+    pub(super) auth_scope: Option<Vec<HeaderArg>>,
 
     /// Headers of the auth answer that your service gets; from clients it gets none of these names
     #[arg(long, env = "HAPAX_AUTH_COPY", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) auth_copy: Option<Vec<Name>>,
+    pub(super) auth_copy: Option<Vec<HeaderArg>>,
 
     /// The memory that the process may take in all: 192 KiB for each of --max-connections, 32 MiB
     /// for the program, and the rest for the store, outcomes held back, and bodies [default: 512MiB]
@@ -119,36 +120,36 @@ pub(super) struct GatewayFields {
     /// [default: 30s]
     #[arg(long, env = "HAPAX_HEAD_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) head_timeout: Option<Time>,
+    pub(super) head_timeout: Option<DurationArg>,
 
     /// How long a client may be silent in the middle of a body, or take nothing of an answer
     /// [default: 30s]
     #[arg(long, env = "HAPAX_BODY_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) body_timeout: Option<Time>,
+    pub(super) body_timeout: Option<DurationArg>,
 
     /// How long the store may be silent before it counts as unreachable [default: 2s]
     #[arg(long, env = "HAPAX_STORE_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) store_timeout: Option<Time>,
+    pub(super) store_timeout: Option<DurationArg>,
 
     /// How long a start waits for a store whose server is unreachable or starting up; 0s gives up at
     /// once. Until then connections wait, and /readyz is 503 [default: 30s]
     #[arg(long, env = "HAPAX_STORE_WAIT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) store_wait: Option<Time>,
+    pub(super) store_wait: Option<DurationArg>,
 
     /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
     /// later or more, ends at once [default: 25s]
     #[arg(long, env = "HAPAX_DRAIN_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) drain_timeout: Option<Time>,
+    pub(super) drain_timeout: Option<DurationArg>,
 
     /// On SIGTERM or SIGINT: how long requests are still accepted while /readyz is 503 already, so that
     /// balancers send them elsewhere; --drain-timeout begins after it [default: 0s]
     #[arg(long, env = "HAPAX_DRAIN_DELAY", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) drain_delay: Option<Time>,
+    pub(super) drain_delay: Option<DurationArg>,
 
     /// The listener's certificate, with its chain, in PEM; read again when it changes, and on SIGHUP
     /// [default: no TLS]
@@ -172,12 +173,12 @@ pub(super) struct GatewayFields {
     /// networks and addresses, `loopback`, or `none` [default: loopback]
     #[arg(long, env = "HAPAX_TRUST_FORWARDED", value_name = "NET,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) trust_forwarded: Option<Vec<Trusted>>,
+    pub(super) trust_forwarded: Option<Vec<TrustedArg>>,
 
     /// What --upstream is spoken to in; `auto` is what it chooses behind https, else HTTP/1.1
     /// [default: auto]
     #[arg(long, env = "HAPAX_UPSTREAM_PROTOCOL", value_enum)]
-    pub(super) upstream_protocol: Option<Spoken>,
+    pub(super) upstream_protocol: Option<ProtocolArg>,
 
     /// The root certificates believed behind https URLs, in PEM [default: the system's]
     #[arg(long, env = "HAPAX_UPSTREAM_CA", value_name = "PATH")]
@@ -195,13 +196,13 @@ pub(super) struct GatewayFields {
     /// [default: 5s]
     #[arg(long, env = "HAPAX_CONNECT_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) connect_timeout: Option<Time>,
+    pub(super) connect_timeout: Option<DurationArg>,
 
     /// How long a connection to the upstream may be idle and be used again: less than after which the
     /// upstream drops it [default: 1s]
     #[arg(long, env = "HAPAX_UPSTREAM_IDLE", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) upstream_idle: Option<Time>,
+    pub(super) upstream_idle: Option<DurationArg>,
 
     /// Give each request with a key a connection to the upstream of its own: a late second answer to
     /// one request is then never taken for the answer to the next [default: false]
@@ -271,80 +272,80 @@ impl GatewayFields {
 pub(super) struct PolicyFields {
     /// Whether protected methods need a key [default: optional]
     #[arg(long, env = "HAPAX_KEY", value_enum)]
-    pub(super) key: Option<Key>,
+    pub(super) key: Option<KeyRuleArg>,
 
     /// The header that has the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded as it
     /// came [default: idempotency-key]
     #[arg(long, env = "HAPAX_KEY_HEADER", value_name = "HEADER")]
     #[serde(with = "text")]
-    pub(super) key_header: Option<Name>,
+    pub(super) key_header: Option<HeaderArg>,
 
     /// What a key is: a quoted string, or a bare value as well [default: lenient]
     #[arg(long, env = "HAPAX_GRAMMAR", value_enum)]
-    pub(super) grammar: Option<KeyForm>,
+    pub(super) grammar: Option<GrammarArg>,
 
     /// Protected methods [default: POST,PATCH]
     #[arg(long, env = "HAPAX_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) methods: Option<Vec<Verb>>,
+    pub(super) methods: Option<Vec<MethodArg>>,
 
     /// The request headers whose values together name the caller, so that the same key of two
     /// callers is two keys; `none` gives all callers one scope, in which they get each other's
     /// answers [default: authorization]
     #[arg(long, env = "HAPAX_SCOPE", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) scope: Option<Vec<Name>>,
+    pub(super) scope: Option<Vec<HeaderArg>>,
 
     /// A request with a key in which a scope header is missing or empty. reject: 400; shared: one
     /// scope for all such callers, who get each other's answers [default: reject]
     #[arg(long, env = "HAPAX_SCOPE_MISSING", value_enum)]
-    pub(super) scope_missing: Option<Missing>,
+    pub(super) scope_missing: Option<ScopeMissingArg>,
 
     /// How the body of a retry is compared: JSON and form data by what they say, all by its bytes, or
     /// not at all [default: canonical]
     #[arg(long, env = "HAPAX_FINGERPRINT_BODY", value_enum)]
-    pub(super) fingerprint_body: Option<Form>,
+    pub(super) fingerprint_body: Option<BodyFormArg>,
 
     /// Of a JSON body only what these pointers lead to counts, like /amount,/currency; `none` for all
     /// of it [default: none]
     #[arg(long, env = "HAPAX_FINGERPRINT_ONLY", value_name = "POINTER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) fingerprint_only: Option<Vec<Part>>,
+    pub(super) fingerprint_only: Option<Vec<PointerArg>>,
 
     /// Of a JSON body all but what these pointers lead to counts, like /sent_at [default: none]
     #[arg(long, env = "HAPAX_FINGERPRINT_EXCEPT", value_name = "POINTER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) fingerprint_except: Option<Vec<Part>>,
+    pub(super) fingerprint_except: Option<Vec<PointerArg>>,
 
     /// Headers that count too [default: none]
     #[arg(long, env = "HAPAX_FINGERPRINT_HEADERS", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) fingerprint_headers: Option<Vec<Name>>,
+    pub(super) fingerprint_headers: Option<Vec<HeaderArg>>,
 
     /// How long a dead process blocks its key [default: 30s]
     #[arg(long, env = "HAPAX_LEASE", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) lease: Option<Time>,
+    pub(super) lease: Option<DurationArg>,
 
     /// How long an outcome is replayed [default: 24h]
     #[arg(long, env = "HAPAX_RETENTION", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) retention: Option<Time>,
+    pub(super) retention: Option<DurationArg>,
 
     /// A copy of a request that is still running: 409, or it waits for the answer [default: reject]
     #[arg(long, env = "HAPAX_IN_FLIGHT", value_enum)]
-    pub(super) in_flight: Option<Copies>,
+    pub(super) in_flight: Option<InFlightArg>,
 
     /// How long it waits [default: 5s]
     #[arg(long, env = "HAPAX_WAIT_FOR", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) wait_for: Option<Time>,
+    pub(super) wait_for: Option<DurationArg>,
 
     /// The answer to a retry when the outcome is unknown. block: 409 until an operator resolves it
     /// (at-most-once); reexecute: it executes again and may take effect twice (at-least-once);
     /// reconcile: --reconcile-url decides [default: block]
     #[arg(long, env = "HAPAX_ON_UNKNOWN", value_enum)]
-    pub(super) on_unknown: Option<Unknown>,
+    pub(super) on_unknown: Option<OnUnknownArg>,
 
     /// Needed by --on-unknown reconcile: a GET here, with Idempotency-Operation-Id and
     /// Idempotency-Fence, asks what became of an operation. 2xx: its answer, which is replayed. 404
@@ -352,7 +353,7 @@ pub(super) struct PolicyFields {
     /// fence from now on. Anything else: not known yet. Probed at start and on reload
     #[arg(long, env = "HAPAX_RECONCILE_URL", value_name = "URL", hide_env_values = true)]
     #[serde(with = "text")]
-    pub(super) reconcile_url: Option<Url>,
+    pub(super) reconcile_url: Option<UrlArg>,
 
     /// Which answers are kept and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all but
     /// 409 and 429) or `success-only` (2xx). Under `standard` other 5xx leave open whether it happened,
@@ -365,23 +366,23 @@ pub(super) struct PolicyFields {
     /// for none [default: none]
     #[arg(long, env = "HAPAX_FINAL_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
     #[serde(with = "statuses")]
-    pub(super) final_statuses: Option<Vec<Status>>,
+    pub(super) final_statuses: Option<Vec<StatusArg>>,
 
     /// Statuses after which a retry executes: the service had no effect before it answered so
     /// [default: none]
     #[arg(long, env = "HAPAX_RETRYABLE_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
     #[serde(with = "statuses")]
-    pub(super) retryable_statuses: Option<Vec<Status>>,
+    pub(super) retryable_statuses: Option<Vec<StatusArg>>,
 
     /// Statuses after which the request may or may not have happened [default: none]
     #[arg(long, env = "HAPAX_UNKNOWN_STATUSES", value_name = "STATUS,…", value_delimiter = ',')]
     #[serde(with = "statuses")]
-    pub(super) unknown_statuses: Option<Vec<Status>>,
+    pub(super) unknown_statuses: Option<Vec<StatusArg>>,
 
     /// While the store is unreachable. closed: 503; open: requests execute unprotected, which needs
     /// --on-unknown reexecute [default: closed]
     #[arg(long, env = "HAPAX_STORE_OUTAGE", value_enum)]
-    pub(super) store_outage: Option<Outage>,
+    pub(super) store_outage: Option<StoreOutageArg>,
 
     /// Where the store goes away before an outcome is recorded: the client gets the answer, marked as
     /// pending, or 503 [default: deliver]
@@ -410,7 +411,7 @@ pub(super) struct PolicyFields {
     /// How long the upstream may be silent; after that the outcome is unknown [default: 60s]
     #[arg(long, env = "HAPAX_UPSTREAM_TIMEOUT", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) upstream_timeout: Option<Time>,
+    pub(super) upstream_timeout: Option<DurationArg>,
 
     /// Keys of one caller that may be in flight at once, in this process; a further one gets 429. 0
     /// for any number [default: 0]
@@ -420,7 +421,7 @@ pub(super) struct PolicyFields {
     /// Where the API documents its refusals; `none` for nowhere [default: none]
     #[arg(long, env = "HAPAX_DOCS_URL", value_name = "URL")]
     #[serde(with = "text")]
-    pub(super) docs_url: Option<Docs>,
+    pub(super) docs_url: Option<DocsUrlArg>,
 
     /// Replay Set-Cookie too [default: false]
     #[arg(long, env = "HAPAX_REPLAY_SET_COOKIE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
@@ -435,19 +436,19 @@ pub(super) struct PolicyFields {
     /// What they may send, or `*` [default: GET,HEAD,POST,PUT,PATCH,DELETE]
     #[arg(long, env = "HAPAX_CORS_METHODS", value_name = "METHOD,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) cors_methods: Option<Vec<AnyVerb>>,
+    pub(super) cors_methods: Option<Vec<AnyMethodArg>>,
 
     /// With which headers, or `*`; the key header and the scope headers are always among them
     /// [default: authorization,content-type]
     #[arg(long, env = "HAPAX_CORS_HEADERS", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) cors_headers: Option<Vec<Name>>,
+    pub(super) cors_headers: Option<Vec<HeaderArg>>,
 
     /// Which headers of answers they may read, besides Idempotency-*, Retry-After and Link [default:
     /// none]
     #[arg(long, env = "HAPAX_CORS_EXPOSE", value_name = "HEADER,…", value_delimiter = ',')]
     #[serde(with = "list")]
-    pub(super) cors_expose: Option<Vec<Name>>,
+    pub(super) cors_expose: Option<Vec<HeaderArg>>,
 
     /// Whether they may send cookies and the like [default: false]
     #[arg(long, env = "HAPAX_CORS_CREDENTIALS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), value_name = "BOOL")]
@@ -456,7 +457,7 @@ pub(super) struct PolicyFields {
     /// For how long a browser may keep the answer to a preflight [default: its own choice]
     #[arg(long, env = "HAPAX_CORS_MAX_AGE", value_name = "DUR")]
     #[serde(with = "text")]
-    pub(super) cors_max_age: Option<Time>,
+    pub(super) cors_max_age: Option<DurationArg>,
 }
 
 impl PolicyFields {

@@ -15,7 +15,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
 use super::fields::{GatewayFields, PolicyFields};
-use super::values::Url;
+use super::value_args::UrlArg;
 
 /// The largest file, in bytes: with ten thousand routes it is as large.
 const LARGEST: u64 = 1 << 20;
@@ -53,7 +53,7 @@ pub(super) struct RouteFields {
 
 /// What is of a route alone, beside what of the policy differs there.
 #[derive(Deserialize)]
-struct Alone {
+struct RouteOwnFields {
     path: String,
     name: Option<String>,
     protect: Option<bool>,
@@ -64,7 +64,7 @@ const ALONE: [&str; 4] = ["path", "name", "protect", "observe"];
 
 /// In which line what is wrong, if that can be told.
 #[derive(Debug)]
-pub(super) struct Wrong {
+pub(super) struct FileError {
     pub(super) line: Option<usize>,
     pub(super) what: String,
 }
@@ -73,8 +73,8 @@ type Table<'i> = Spanned<DeTable<'i>>;
 
 impl File {
     /// The file at `path`. Blocks for as long as it takes to be read, which of a pipe may be for ever.
-    pub(super) fn read(path: &Path) -> Result<Self, Wrong> {
-        let failed = |what: String| Wrong { line: None, what };
+    pub(super) fn read(path: &Path) -> Result<Self, FileError> {
+        let failed = |what: String| FileError { line: None, what };
         let unread = |error: io::Error| failed(format!("cannot be read: {error}"));
         let opened = std::fs::File::open(path).map_err(unread)?;
         let about = opened.metadata().map_err(unread)?;
@@ -102,7 +102,8 @@ impl File {
         let GatewayFields { store, cache, auth_url, .. } = &self.gateway;
         let store = store.clone().and_then(|store| store.read().ok());
         let cache = cache.clone().and_then(|cache| cache.read().ok());
-        let asked = |url: &Option<Url>| url.as_ref().is_some_and(|Url(url)| url.query().is_some());
+        let asked =
+            |url: &Option<UrlArg>| url.as_ref().is_some_and(|UrlArg(url)| url.query().is_some());
         let mut policies =
             std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy));
         [
@@ -118,7 +119,7 @@ impl File {
         .find_map(|(field, is_secret)| is_secret.then_some(field))
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, Wrong> {
+    pub(super) fn parse(text: &str) -> Result<Self, FileError> {
         let reading = Reading { text };
         let mut file = Self::default();
         let document = DeTable::parse(text).map_err(|error| reading.error(&error))?;
@@ -169,20 +170,24 @@ struct Reading<'i> {
 }
 
 impl<'i> Reading<'i> {
-    fn route(&self, mut table: Table<'i>) -> Result<RouteFields, Wrong> {
+    fn route(&self, mut table: Table<'i>) -> Result<RouteFields, FileError> {
         let mut alone = DeTable::new();
         for name in ALONE {
             if let Some((name, value)) = table.get_mut().remove_entry(name) {
                 alone.insert(name, value);
             }
         }
-        let alone: Alone = self.fields(Spanned::new(table.span(), alone), "[[route]]")?;
+        let alone: RouteOwnFields = self.fields(Spanned::new(table.span(), alone), "[[route]]")?;
         let policy = self.fields(table, "[[route]]")?;
-        let Alone { path, name, protect, observe } = alone;
+        let RouteOwnFields { path, name, protect, observe } = alone;
         Ok(RouteFields { path, name, protect, observe, policy })
     }
 
-    fn table(&self, at: &Range<usize>, value: Spanned<DeValue<'i>>) -> Result<Table<'i>, Wrong> {
+    fn table(
+        &self,
+        at: &Range<usize>,
+        value: Spanned<DeValue<'i>>,
+    ) -> Result<Table<'i>, FileError> {
         let span = value.span();
         match value.into_inner() {
             DeValue::Table(table) => Ok(Spanned::new(span, table)),
@@ -190,7 +195,7 @@ impl<'i> Reading<'i> {
         }
     }
 
-    fn fields<T: DeserializeOwned>(&self, table: Table<'i>, section: &str) -> Result<T, Wrong> {
+    fn fields<T: DeserializeOwned>(&self, table: Table<'i>, section: &str) -> Result<T, FileError> {
         let span = table.span();
         let value = Spanned::new(span.clone(), DeValue::Table(table.into_inner()));
         T::deserialize(ValueDeserializer::from(value)).map_err(|error| {
@@ -214,13 +219,13 @@ impl<'i> Reading<'i> {
         }
     }
 
-    fn error(&self, error: &Error) -> Wrong {
+    fn error(&self, error: &Error) -> FileError {
         let line = error.span().map(|span| self.line(&span));
-        Wrong { line, what: error.message().to_owned() }
+        FileError { line, what: error.message().to_owned() }
     }
 
-    fn wrong(&self, at: &Range<usize>, what: impl Display) -> Wrong {
-        Wrong { line: Some(self.line(at)), what: what.to_string() }
+    fn wrong(&self, at: &Range<usize>, what: impl Display) -> FileError {
+        FileError { line: Some(self.line(at)), what: what.to_string() }
     }
 
     /// From 1.

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::build::names;
 use super::fields::PolicyFields;
-use super::values::Name;
+use super::value_args::HeaderArg;
 
 /// How a body counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Form {
+pub(super) enum BodyFormArg {
     Canonical,
     Raw,
     None,
@@ -25,9 +25,9 @@ pub(super) enum Form {
 
 /// A JSON pointer, or `none` alone. What is no pointer is refused with all that is said beside it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Part(String);
+pub(super) struct PointerArg(String);
 
-impl FromStr for Part {
+impl FromStr for PointerArg {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
@@ -35,7 +35,7 @@ impl FromStr for Part {
     }
 }
 
-impl Display for Part {
+impl Display for PointerArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -47,9 +47,9 @@ impl PolicyFields {
     /// What of a request counts.
     pub(super) fn fingerprint(&self) -> Result<HttpFingerprintScheme, String> {
         let body = match self.fingerprint_body {
-            None | Some(Form::Canonical) => BodyForm::Canonical,
-            Some(Form::Raw) => BodyForm::Raw,
-            Some(Form::None) => BodyForm::Ignored,
+            None | Some(BodyFormArg::Canonical) => BodyForm::Canonical,
+            Some(BodyFormArg::Raw) => BodyForm::Raw,
+            Some(BodyFormArg::None) => BodyForm::Ignored,
         };
         let only = pointers("--fingerprint-only", self.fingerprint_only.as_deref())?;
         let except = pointers("--fingerprint-except", self.fingerprint_except.as_deref())?;
@@ -81,7 +81,7 @@ impl PolicyFields {
     }
 }
 
-fn pointers(flag: &str, said: Option<&[Part]>) -> Result<Option<JsonPointers>, String> {
+fn pointers(flag: &str, said: Option<&[PointerArg]>) -> Result<Option<JsonPointers>, String> {
     match said {
         None => Ok(None),
         Some([only]) if only.0 == NONE => Ok(None),
@@ -93,24 +93,26 @@ fn pointers(flag: &str, said: Option<&[Part]>) -> Result<Option<JsonPointers>, S
 }
 
 /// Body, only, except, headers.
-type Said = (Option<Form>, Option<Vec<Part>>, Option<Vec<Part>>, Option<Vec<Name>>);
+type FingerprintFields =
+    (Option<BodyFormArg>, Option<Vec<PointerArg>>, Option<Vec<PointerArg>>, Option<Vec<HeaderArg>>);
 
 /// What would have to be said for this scheme.
-pub(super) fn said(scheme: &HttpFingerprintScheme) -> Said {
-    let none = || vec![Part(NONE.into())];
-    let parts = |pointers: &JsonPointers| pointers.iter().map(|text| Part(text.into())).collect();
+pub(super) fn said(scheme: &HttpFingerprintScheme) -> FingerprintFields {
+    let none = || vec![PointerArg(NONE.into())];
+    let parts =
+        |pointers: &JsonPointers| pointers.iter().map(|text| PointerArg(text.into())).collect();
     let (only, except) = match scheme.json_parts() {
         JsonParts::All => (none(), none()),
         JsonParts::Only(pointers) => (parts(pointers), none()),
         JsonParts::Except(pointers) => (none(), parts(pointers)),
     };
     let form = match scheme.body_form() {
-        BodyForm::Canonical => Form::Canonical,
-        BodyForm::Raw => Form::Raw,
-        BodyForm::Ignored => Form::None,
+        BodyForm::Canonical => BodyFormArg::Canonical,
+        BodyForm::Raw => BodyFormArg::Raw,
+        BodyForm::Ignored => BodyFormArg::None,
     };
-    let headers: Vec<_> = scheme.headers().iter().cloned().map(Name).collect();
+    let headers: Vec<_> = scheme.headers().iter().cloned().map(HeaderArg).collect();
     let headers =
-        if headers.is_empty() { vec![Name(HeaderName::from_static(NONE))] } else { headers };
+        if headers.is_empty() { vec![HeaderArg(HeaderName::from_static(NONE))] } else { headers };
     (Some(form), Some(only), Some(except), Some(headers))
 }

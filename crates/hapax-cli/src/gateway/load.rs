@@ -23,12 +23,12 @@ pub(super) struct Loaded {
     pub(super) config: Config,
     pub(super) log_format: LogFormat,
     pub(super) log_level: String,
-    said: Said,
+    said: SettingSources,
 }
 
 /// Where it was said.
 #[derive(Debug)]
-struct Said {
+struct SettingSources {
     /// The file's name, and what is in it.
     file: Option<(String, File)>,
     /// Flags and environment.
@@ -46,12 +46,14 @@ impl GatewayArgs {
             Some((_, file)) => (file.gateway.clone(), file.policy.clone(), file.routes.clone()),
             None => Default::default(),
         };
-        let said = Said { file, gateway: said(&self.gateway), policy: said(&self.policy) };
+        let said =
+            SettingSources { file, gateway: said(&self.gateway), policy: said(&self.policy) };
         let gateway = self.gateway.clone().or(of_file);
         let policy = self.policy.clone().or(policy);
         let log_format = gateway.log_format.unwrap_or(LogFormat::Text);
         let log_level = gateway.log_level.clone().unwrap_or_else(|| "info".into());
-        crate::logging::filter(&log_level).map_err(|what| said.failure(&Reason::Said(what)))?;
+        crate::logging::filter(&log_level)
+            .map_err(|what| said.failure(&SettingError::Setting(what)))?;
         let config = config(gateway, &policy, routes).map_err(|error| said.failure(&error))?;
         config.check().map_err(|error| said.failure(&error.into()))?;
         Ok(Loaded { config, log_format, log_level, said })
@@ -63,7 +65,7 @@ impl Loaded {
     pub(super) fn refused(&self, error: &ReloadError) -> CliError {
         let reason = match error {
             ReloadError::Config(error) => error.clone().into(),
-            other => Reason::Said(other.to_string()),
+            other => SettingError::Setting(other.to_string()),
         };
         let failure = self.said.failure(&reason);
         match (&self.said.file, error) {
@@ -94,7 +96,7 @@ impl Loaded {
             other => return CliError::unavailable(other),
         };
         let what = flag.map_or(what.clone(), |flag| format!("{flag}: {what}"));
-        self.said.failure(&Reason::Said(what))
+        self.said.failure(&SettingError::Setting(what))
     }
 
     /// Which setting names the file that certificates cannot be had from.
@@ -185,7 +187,7 @@ fn read(path: &Path) -> Result<(String, File), CliError> {
 
 /// What a gateway's file says to whoever looks into its store.
 #[derive(Debug, Default)]
-pub(crate) struct OfFile {
+pub(crate) struct StoreSettings {
     pub(crate) store: Option<StoreUrl>,
     pub(crate) cache: Option<CacheUrl>,
     pub(crate) secret_file: Option<PathBuf>,
@@ -194,7 +196,7 @@ pub(crate) struct OfFile {
     pub(crate) audit_file: Option<PathBuf>,
 }
 
-impl OfFile {
+impl StoreSettings {
     /// Of the file at `path`, for what was not said. Where it was `said` which store it is, a file that
     /// cannot be read is warned of: who looks into a store in an emergency may have no other.
     pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, CliError> {
@@ -236,24 +238,24 @@ pub(crate) fn to_probe(path: &Path) -> Result<Config, CliError> {
     let (name, file) = read(path)?;
     let mut gateway = file.gateway.clone();
     gateway.upstream = "http://127.0.0.1:1".parse().ok();
-    let failed = |reason: Reason| {
-        let (Reason::Said(what) | Reason::Route(_, what)) = reason;
+    let failed = |reason: SettingError| {
+        let (SettingError::Setting(what) | SettingError::Route(_, what)) = reason;
         CliError::usage(format!("{name}: {what}"))
     };
     config(gateway, &file.policy, file.routes).map_err(failed)
 }
 
 /// Why it cannot be: something that was said, or on which route.
-pub(super) enum Reason {
-    Said(String),
+pub(super) enum SettingError {
+    Setting(String),
     Route(usize, String),
 }
 
-impl From<ConfigError> for Reason {
+impl From<ConfigError> for SettingError {
     fn from(error: ConfigError) -> Self {
         match error {
             ConfigError::Route { index, .. } => Self::Route(index, error.to_string()),
-            error => Self::Said(error.to_string()),
+            error => Self::Setting(error.to_string()),
         }
     }
 }
@@ -262,34 +264,34 @@ fn config(
     gateway: GatewayFields,
     policy: &PolicyFields,
     routes: Vec<RouteFields>,
-) -> Result<Config, Reason> {
-    super::effect::check(policy, &routes)?;
-    let everywhere = policy.clone().policy().map_err(Reason::Said)?;
-    let mut config = gateway.config(everywhere).map_err(Reason::Said)?;
+) -> Result<Config, SettingError> {
+    super::unused::check(policy, &routes)?;
+    let everywhere = policy.clone().policy().map_err(SettingError::Setting)?;
+    let mut config = gateway.config(everywhere).map_err(SettingError::Setting)?;
     for (index, route) in routes.into_iter().enumerate() {
         let path = route.path.clone();
         let route = route.route(policy);
-        config
-            .routes
-            .push(route.map_err(|what| Reason::Route(index, format!("route {path}: {what}")))?);
+        config.routes.push(
+            route.map_err(|what| SettingError::Route(index, format!("route {path}: {what}")))?,
+        );
     }
     Ok(config)
 }
 
-impl Said {
+impl SettingSources {
     /// One line: the file and its line, where it was said there.
-    fn failure(&self, reason: &Reason) -> CliError {
-        let (Reason::Said(what) | Reason::Route(_, what)) = reason;
+    fn failure(&self, reason: &SettingError) -> CliError {
+        let (SettingError::Setting(what) | SettingError::Route(_, what)) = reason;
         CliError::usage(match (&self.file, self.line_of(reason)) {
             (Some((name, _)), Some(line)) => format!("{name}:{line}: {what}"),
             _ => what.clone(),
         })
     }
 
-    fn line_of(&self, reason: &Reason) -> Option<usize> {
+    fn line_of(&self, reason: &SettingError) -> Option<usize> {
         let (route, what) = match reason {
-            Reason::Said(what) => (None, what),
-            Reason::Route(index, what) => (Some(*index), what),
+            SettingError::Setting(what) => (None, what),
+            SettingError::Route(index, what) => (Some(*index), what),
         };
         let (_, file) = self.file.as_ref()?;
         // Errors name what is wrong as a flag; the first that the file says is the place.

@@ -55,13 +55,13 @@ const ANY: &str = "*";
 
 /// A method, in upper case: they are case-sensitive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Verb(pub(super) Method);
+pub(super) struct MethodArg(pub(super) Method);
 
 /// A method, or `*` for any.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct AnyVerb(pub(super) Method);
+pub(super) struct AnyMethodArg(pub(super) Method);
 
-impl FromStr for Verb {
+impl FromStr for MethodArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -69,7 +69,7 @@ impl FromStr for Verb {
     }
 }
 
-impl FromStr for AnyVerb {
+impl FromStr for AnyMethodArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -80,13 +80,13 @@ impl FromStr for AnyVerb {
     }
 }
 
-impl Display for Verb {
+impl Display for MethodArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Display for AnyVerb {
+impl Display for AnyMethodArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -107,15 +107,15 @@ mod tests {
     #[test]
     fn methods_are_those_of_the_registry() {
         for known in METHODS {
-            assert_eq!(known.parse::<Verb>().unwrap().to_string(), known);
-            assert_eq!(known.parse::<AnyVerb>().unwrap().to_string(), known);
+            assert_eq!(known.parse::<MethodArg>().unwrap().to_string(), known);
+            assert_eq!(known.parse::<AnyMethodArg>().unwrap().to_string(), known);
         }
-        assert_eq!(" PATCH".parse::<Verb>().unwrap().0, Method::PATCH);
-        assert_eq!("*".parse::<AnyVerb>().unwrap().to_string(), "*");
+        assert_eq!(" PATCH".parse::<MethodArg>().unwrap().0, Method::PATCH);
+        assert_eq!("*".parse::<AnyMethodArg>().unwrap().to_string(), "*");
         for none in ["*", "ANY", "POTS", "post", "", "PRI", "a b"] {
-            let error = none.parse::<Verb>().unwrap_err();
+            let error = none.parse::<MethodArg>().unwrap_err();
             assert!(error.contains("PATCH, POST, PROPFIND"), "{none}: {error}");
-            assert!(none == "*" || none.parse::<AnyVerb>().is_err(), "{none}");
+            assert!(none == "*" || none.parse::<AnyMethodArg>().is_err(), "{none}");
         }
     }
 }

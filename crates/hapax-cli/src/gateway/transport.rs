@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::build::set;
 use super::fields::GatewayFields;
-use super::values::Time;
+use super::value_args::DurationArg;
 
 impl GatewayFields {
     /// What they say of connections.
@@ -31,9 +31,9 @@ impl GatewayFields {
         set(&mut transport.streams, self.max_streams);
         set(&mut transport.trusted, self.trust_forwarded.as_deref().map(networks).transpose()?);
         let protocol = self.upstream_protocol.map(|protocol| match protocol {
-            Spoken::Auto => UpstreamProtocol::Auto,
-            Spoken::Http1 => UpstreamProtocol::Http1,
-            Spoken::Http2 => UpstreamProtocol::Http2,
+            ProtocolArg::Auto => UpstreamProtocol::Auto,
+            ProtocolArg::Http1 => UpstreamProtocol::Http1,
+            ProtocolArg::Http2 => UpstreamProtocol::Http2,
         });
         set(&mut transport.upstream_protocol, protocol);
         set(&mut transport.connect_timeout, self.connect_timeout.map(|time| time.0));
@@ -46,9 +46,9 @@ impl GatewayFields {
     pub(super) fn of_transport(transport: &Transport) -> Self {
         let (tls, client) = (transport.tls.as_ref(), transport.upstream_tls.client.as_ref());
         let trusted = match &transport.trusted[..] {
-            [] => vec![Trusted::Nobody],
-            all if all == IpNetwork::loopback() => vec![Trusted::Loopback],
-            all => all.iter().copied().map(Trusted::Network).collect(),
+            [] => vec![TrustedArg::Nobody],
+            all if all == IpNetwork::loopback() => vec![TrustedArg::Loopback],
+            all => all.iter().copied().map(TrustedArg::Network).collect(),
         };
         Self {
             tls_cert: tls.map(|tls| tls.certificate.clone()),
@@ -57,15 +57,15 @@ impl GatewayFields {
             max_streams: Some(transport.streams),
             trust_forwarded: Some(trusted),
             upstream_protocol: Some(match transport.upstream_protocol {
-                UpstreamProtocol::Auto => Spoken::Auto,
-                UpstreamProtocol::Http1 => Spoken::Http1,
-                UpstreamProtocol::Http2 => Spoken::Http2,
+                UpstreamProtocol::Auto => ProtocolArg::Auto,
+                UpstreamProtocol::Http1 => ProtocolArg::Http1,
+                UpstreamProtocol::Http2 => ProtocolArg::Http2,
             }),
             upstream_ca: transport.upstream_tls.ca.clone(),
             upstream_cert: client.map(|(certificate, _)| certificate.clone()),
             upstream_key: client.map(|(_, key)| key.clone()),
-            connect_timeout: Some(Time(transport.connect_timeout)),
-            upstream_idle: Some(Time(transport.upstream_idle)),
+            connect_timeout: Some(DurationArg(transport.connect_timeout)),
+            upstream_idle: Some(DurationArg(transport.upstream_idle)),
             fresh_connections: Some(transport.fresh_connections),
             ..Self::default()
         }
@@ -75,7 +75,7 @@ impl GatewayFields {
 /// What an upstream is spoken to in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Spoken {
+pub(super) enum ProtocolArg {
     Auto,
     Http1,
     Http2,
@@ -83,13 +83,13 @@ pub(super) enum Spoken {
 
 /// Who is believed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Trusted {
+pub(super) enum TrustedArg {
     Nobody,
     Loopback,
     Network(IpNetwork),
 }
 
-impl FromStr for Trusted {
+impl FromStr for TrustedArg {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
@@ -101,7 +101,7 @@ impl FromStr for Trusted {
     }
 }
 
-impl Display for Trusted {
+impl Display for TrustedArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nobody => f.write_str("none"),
@@ -112,14 +112,14 @@ impl Display for Trusted {
 }
 
 /// `none` alone is nobody.
-fn networks(trusted: &[Trusted]) -> Result<Vec<IpNetwork>, String> {
-    if trusted.len() > 1 && trusted.contains(&Trusted::Nobody) {
+fn networks(trusted: &[TrustedArg]) -> Result<Vec<IpNetwork>, String> {
+    if trusted.len() > 1 && trusted.contains(&TrustedArg::Nobody) {
         return Err("--trust-forwarded: `none` stands alone".into());
     }
     let networks = trusted.iter().flat_map(|one| match one {
-        Trusted::Nobody => Vec::new(),
-        Trusted::Loopback => IpNetwork::loopback(),
-        Trusted::Network(network) => vec![*network],
+        TrustedArg::Nobody => Vec::new(),
+        TrustedArg::Loopback => IpNetwork::loopback(),
+        TrustedArg::Network(network) => vec![*network],
     });
     Ok(networks.collect())
 }

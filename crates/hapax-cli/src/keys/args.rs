@@ -11,7 +11,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
 use crate::exit::{CliError, of};
-use crate::gateway::OfFile;
+use crate::gateway::StoreSettings;
 
 /// What a store holds: see, release and resolve keys
 ///
@@ -177,7 +177,7 @@ impl StoreSelector {
     pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
         let said = store.is_some() || self.admin.is_some();
-        let file = OfFile::for_the_rest(self.config.as_deref(), said)?;
+        let file = StoreSettings::for_the_rest(self.config.as_deref(), said)?;
         let store = store.or(file.store);
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
         // What is in memory only its gateway can be asked for.

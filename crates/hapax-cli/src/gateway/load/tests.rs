@@ -70,7 +70,7 @@ fn the_help_tells_the_defaults_as_they_are() {
         }
         // `60s` and `1m` are the same.
         let told = told.trim_end_matches(']');
-        let same = |text: &str| text.parse::<super::super::values::Time>().ok();
+        let same = |text: &str| text.parse::<super::super::value_args::DurationArg>().ok();
         let alike = told == value || (same(told).is_some() && same(told) == same(&value));
         assert!(alike, "{}: {told} is told, {value} is so", arg.get_id());
         compared += 1;

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 /// A duration, like `30s`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Time(pub(super) Duration);
+pub(super) struct DurationArg(pub(super) Duration);
 
-impl FromStr for Time {
+impl FromStr for DurationArg {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
@@ -24,7 +24,7 @@ impl FromStr for Time {
     }
 }
 
-impl Display for Time {
+impl Display for DurationArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
         for (scale, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")] {
@@ -39,9 +39,9 @@ impl Display for Time {
 
 /// An address to listen on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Addr(pub(super) SocketAddr);
+pub(super) struct ListenArg(pub(super) SocketAddr);
 
-impl FromStr for Addr {
+impl FromStr for ListenArg {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -49,7 +49,7 @@ impl FromStr for Addr {
     }
 }
 
-impl Display for Addr {
+impl Display for ListenArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -57,9 +57,9 @@ impl Display for Addr {
 
 /// An address, or `off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct AdminAddr(pub(super) Option<SocketAddr>);
+pub(super) struct AdminArg(pub(super) Option<SocketAddr>);
 
-impl FromStr for AdminAddr {
+impl FromStr for AdminArg {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -72,7 +72,7 @@ impl FromStr for AdminAddr {
     }
 }
 
-impl Display for AdminAddr {
+impl Display for AdminArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(addr) => addr.fmt(f),
@@ -90,9 +90,9 @@ const SHOWN: &str =
 
 /// A URL whose query may be secret, and is shown as that.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Url(pub(super) http::Uri);
+pub(super) struct UrlArg(pub(super) http::Uri);
 
-impl FromStr for Url {
+impl FromStr for UrlArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -103,7 +103,7 @@ impl FromStr for Url {
     }
 }
 
-impl Display for Url {
+impl Display for UrlArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
         match text.split_once('?') {
@@ -113,7 +113,7 @@ impl Display for Url {
     }
 }
 
-impl fmt::Debug for Url {
+impl fmt::Debug for UrlArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Display::fmt(self, f)
     }
@@ -121,9 +121,9 @@ impl fmt::Debug for Url {
 
 /// A documentation URL, or `none`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Docs(pub(super) Option<DocsUrl>);
+pub(super) struct DocsUrlArg(pub(super) Option<DocsUrl>);
 
-impl FromStr for Docs {
+impl FromStr for DocsUrlArg {
     type Err = BadDocsUrl;
 
     fn from_str(text: &str) -> Result<Self, BadDocsUrl> {
@@ -134,7 +134,7 @@ impl FromStr for Docs {
     }
 }
 
-impl Display for Docs {
+impl Display for DocsUrlArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.as_ref().map_or("none", DocsUrl::as_str))
     }
@@ -142,9 +142,9 @@ impl Display for Docs {
 
 /// The name of a header.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Name(pub(super) HeaderName);
+pub(super) struct HeaderArg(pub(super) HeaderName);
 
-impl FromStr for Name {
+impl FromStr for HeaderArg {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -152,7 +152,7 @@ impl FromStr for Name {
     }
 }
 
-impl Display for Name {
+impl Display for HeaderArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -160,9 +160,9 @@ impl Display for Name {
 
 /// A status or a range of them; `None` is `none`, for an empty list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Status(pub(super) Option<StatusRange>);
+pub(super) struct StatusArg(pub(super) Option<StatusRange>);
 
-impl FromStr for Status {
+impl FromStr for StatusArg {
     type Err = BadStatus;
 
     fn from_str(text: &str) -> Result<Self, BadStatus> {
@@ -173,7 +173,7 @@ impl FromStr for Status {
     }
 }
 
-impl Display for Status {
+impl Display for StatusArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(range) => range.fmt(f),
@@ -185,7 +185,7 @@ impl Display for Status {
 /// Whether a key is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Key {
+pub(super) enum KeyRuleArg {
     Optional,
     Required,
 }
@@ -193,7 +193,7 @@ pub(super) enum Key {
 /// What a key is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum KeyForm {
+pub(super) enum GrammarArg {
     Lenient,
     Strict,
 }
@@ -201,7 +201,7 @@ pub(super) enum KeyForm {
 /// What becomes of a request without its scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Missing {
+pub(super) enum ScopeMissingArg {
     Reject,
     Shared,
 }
@@ -209,7 +209,7 @@ pub(super) enum Missing {
 /// What becomes of copies in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Copies {
+pub(super) enum InFlightArg {
     Reject,
     Wait,
 }
@@ -217,7 +217,7 @@ pub(super) enum Copies {
 /// What becomes of retries of what is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Unknown {
+pub(super) enum OnUnknownArg {
     Reexecute,
     Block,
     Reconcile,
@@ -226,7 +226,7 @@ pub(super) enum Unknown {
 /// What becomes of requests without a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Outage {
+pub(super) enum StoreOutageArg {
     Closed,
     Open,
 }
@@ -308,7 +308,7 @@ pub(super) mod list {
 
 /// Statuses: as an array of numbers and strings, as one of these, or as one string with commas.
 pub(super) mod statuses {
-    use super::{Status, list};
+    use super::{StatusArg, list};
     use serde::{Deserialize, Deserializer, Serializer, de};
 
     #[derive(Deserialize)]
@@ -325,7 +325,7 @@ pub(super) mod statuses {
         Text(String),
     }
 
-    pub(crate) fn deserialize<'de, D>(deserializer: D) -> Result<Option<Vec<Status>>, D::Error>
+    pub(crate) fn deserialize<'de, D>(deserializer: D) -> Result<Option<Vec<StatusArg>>, D::Error>
     where
         D: Deserializer<'de>,
     {
@@ -349,7 +349,7 @@ pub(super) mod statuses {
     }
 
     pub(crate) fn serialize<S: Serializer>(
-        values: &Option<Vec<Status>>,
+        values: &Option<Vec<StatusArg>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         list::serialize(values, serializer)
@@ -363,20 +363,20 @@ mod tests {
     #[test]
     fn times_are_shown_as_they_are_written() {
         for text in ["0ms", "250ms", "30s", "5m", "24h", "36h", "7d"] {
-            assert_eq!(text.parse::<Time>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DurationArg>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn what_is_shown_of_a_secret_is_none() {
-        let shown = "http://a/check?token=secret".parse::<Url>().unwrap().to_string();
-        assert_eq!(shown.parse::<Url>().unwrap_err(), SHOWN);
-        assert!("http://a/check?hidden".parse::<Url>().is_ok());
+        let shown = "http://a/check?token=secret".parse::<UrlArg>().unwrap().to_string();
+        assert_eq!(shown.parse::<UrlArg>().unwrap_err(), SHOWN);
+        assert!("http://a/check?hidden".parse::<UrlArg>().is_ok());
     }
 
     #[test]
     fn what_is_secret_is_not_shown() {
-        let url: Url = "http://a/check?token=secret".parse().unwrap();
+        let url: UrlArg = "http://a/check?token=secret".parse().unwrap();
         assert_eq!((url.to_string(), format!("{url:?}")), {
             let shown = "http://a/check?(hidden)".to_owned();
             (shown.clone(), shown)

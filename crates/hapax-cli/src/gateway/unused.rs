@@ -2,36 +2,36 @@
 
 use super::fields::PolicyFields;
 use super::file::RouteFields;
-use super::load::{Reason, said};
-use super::values::{Copies, Name};
+use super::load::{SettingError, said};
+use super::value_args::{HeaderArg, InFlightArg};
 
 /// What of a policy has an effect on a route that passes; the rest is about protection.
 const PASSING: [&str; 2] = ["upstream_timeout", "docs_url"];
 
 /// A setting that needs another one.
-struct Needs {
+struct Dependency {
     field: &'static str,
     /// Whether it has an effect under a policy, which may be a route's.
     counts: fn(&PolicyFields) -> bool,
     why: &'static str,
 }
 
-const NEEDS: [Needs; 7] = [
-    Needs {
+const NEEDS: [Dependency; 7] = [
+    Dependency {
         field: "wait_for",
-        counts: |policy| policy.in_flight == Some(Copies::Wait),
+        counts: |policy| policy.in_flight == Some(InFlightArg::Wait),
         why: "needs --in-flight wait: nobody waits",
     },
-    Needs {
+    Dependency {
         field: "scope_missing",
-        counts: |policy| !matches!(policy.scope.as_deref(), Some([Name(only)]) if only == "none"),
+        counts: |policy| !matches!(policy.scope.as_deref(), Some([HeaderArg(only)]) if only == "none"),
         why: "contradicts --scope none: nobody can lack it",
     },
-    Needs { field: "cors_methods", counts: has_origins, why: NO_ORIGINS },
-    Needs { field: "cors_headers", counts: has_origins, why: NO_ORIGINS },
-    Needs { field: "cors_expose", counts: has_origins, why: NO_ORIGINS },
-    Needs { field: "cors_credentials", counts: has_origins, why: NO_ORIGINS },
-    Needs { field: "cors_max_age", counts: has_origins, why: NO_ORIGINS },
+    Dependency { field: "cors_methods", counts: has_origins, why: NO_ORIGINS },
+    Dependency { field: "cors_headers", counts: has_origins, why: NO_ORIGINS },
+    Dependency { field: "cors_expose", counts: has_origins, why: NO_ORIGINS },
+    Dependency { field: "cors_credentials", counts: has_origins, why: NO_ORIGINS },
+    Dependency { field: "cors_max_age", counts: has_origins, why: NO_ORIGINS },
 ];
 
 const NO_ORIGINS: &str = "needs --cors-origins: no page may do anything";
@@ -41,7 +41,7 @@ fn has_origins(policy: &PolicyFields) -> bool {
 }
 
 /// Refuses what can have no effect on any route.
-pub(super) fn check(policy: &PolicyFields, routes: &[RouteFields]) -> Result<(), Reason> {
+pub(super) fn check(policy: &PolicyFields, routes: &[RouteFields]) -> Result<(), SettingError> {
     let everywhere = said(policy);
     let routes: Vec<_> = routes
         .iter()
@@ -50,7 +50,7 @@ pub(super) fn check(policy: &PolicyFields, routes: &[RouteFields]) -> Result<(),
     for (index, (route, own, whole)) in routes.iter().enumerate() {
         let refused = |field: &str, why: &str| {
             let flag = flag(field);
-            Err(Reason::Route(index, format!("route {}: {flag} {why}", route.path)))
+            Err(SettingError::Route(index, format!("route {}: {flag} {why}", route.path)))
         };
         if route.protect == Some(false) {
             let counts = |field: &str| PASSING.contains(&field) || field.starts_with("cors_");
@@ -58,13 +58,13 @@ pub(super) fn check(policy: &PolicyFields, routes: &[RouteFields]) -> Result<(),
                 return refused(field, "contradicts `protect = false`: its requests just pass");
             }
         }
-        for Needs { field, counts, why } in NEEDS {
+        for Dependency { field, counts, why } in NEEDS {
             if own.contains_key(field) && !counts(whole) {
                 return refused(field, why);
             }
         }
     }
-    for Needs { field, counts, why } in NEEDS {
+    for Dependency { field, counts, why } in NEEDS {
         let somewhere = || {
             routes.iter().any(|(route, own, whole)| {
                 let passes = route.protect == Some(false) && !field.starts_with("cors_");
@@ -72,7 +72,7 @@ pub(super) fn check(policy: &PolicyFields, routes: &[RouteFields]) -> Result<(),
             })
         };
         if everywhere.contains_key(field) && !counts(policy) && !somewhere() {
-            return Err(Reason::Said(format!("{} {why}", flag(field))));
+            return Err(SettingError::Setting(format!("{} {why}", flag(field))));
         }
     }
     Ok(())
