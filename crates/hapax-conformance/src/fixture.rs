@@ -20,10 +20,10 @@ use crate::handler::Handler;
 
 /// Whoever starts what is tested. All instances of one fixture share one store, which outlives
 /// them.
-pub trait Fixture: Send + Sync {
+pub trait HttpFixture: Send + Sync {
     /// Starts a process that protects `handler` as `policy` says; the error of one that refuses
     /// to start is what it says.
-    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_>;
+    fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_>;
 }
 
 /// An instance to be.
@@ -41,11 +41,11 @@ pub trait Instance: Send + Sync {
     fn kill(&self) -> BoxFuture<'_, ()>;
 
     /// Its connection to the store. For the group `outages`.
-    fn link(&self) -> Option<&dyn Link>;
+    fn link(&self) -> Option<&dyn StoreLink>;
 }
 
 /// The way from an instance to its store.
-pub trait Link: Send + Sync {
+pub trait StoreLink: Send + Sync {
     /// The store cannot be reached from now on.
     fn cut(&self) -> BoxFuture<'_, ()>;
 
@@ -53,10 +53,10 @@ pub trait Link: Send + Sync {
     fn mend(&self) -> BoxFuture<'_, ()>;
 }
 
-/// What a scenario needs to be configured. Start from `Policy::default()`, which is what the
+/// What a scenario needs to be configured. Start from `ScenarioPolicy::default()`, which is what the
 /// contract says holds where nothing is said, but for short times.
 #[derive(Clone)]
-pub struct Policy {
+pub struct ScenarioPolicy {
     /// Whether protected methods need a key.
     pub key: KeyRule,
     /// Which header has the key.
@@ -66,7 +66,7 @@ pub struct Policy {
     /// Protected methods.
     pub methods: Vec<Method>,
     /// Whose key it is.
-    pub callers: Callers,
+    pub callers: ScenarioScope,
     /// What of a request counts.
     pub fingerprint: HttpFingerprintScheme,
     /// How long a lease lasts without renewal.
@@ -111,21 +111,21 @@ pub struct Policy {
 
 /// Whose key it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Callers {
+pub enum ScenarioScope {
     /// Everybody's.
     Shared,
     /// The values of these headers say it.
     Headers(Vec<HeaderName>, MissingScope),
 }
 
-impl Default for Policy {
+impl Default for ScenarioPolicy {
     fn default() -> Self {
         Self {
             key: KeyRule::Optional,
             key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
-            callers: Callers::Headers(vec![AUTHORIZATION], MissingScope::Reject),
+            callers: ScenarioScope::Headers(vec![AUTHORIZATION], MissingScope::Reject),
             fingerprint: HttpFingerprintScheme::default(),
             lease: Duration::from_secs(30),
             retention: Duration::from_secs(3600),
@@ -150,7 +150,7 @@ impl Default for Policy {
     }
 }
 
-impl fmt::Debug for Policy {
+impl fmt::Debug for ScenarioPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("lease", &self.lease).finish_non_exhaustive()
     }

@@ -8,20 +8,23 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::client::Protocol;
-use crate::fixture::Fixture;
-use crate::stage::Arena;
+use crate::fixture::HttpFixture;
+use crate::stage::ScenarioContext;
 
 /// A scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
     /// Its name, which begins with the number of its statement.
     pub name: &'static str,
-    run: fn(Arena) -> BoxFuture<'static, ()>,
+    run: fn(ScenarioContext) -> BoxFuture<'static, ()>,
 }
 
 impl Scenario {
     #[doc(hidden)]
-    pub const fn new(name: &'static str, run: fn(Arena) -> BoxFuture<'static, ()>) -> Self {
+    pub const fn new(
+        name: &'static str,
+        run: fn(ScenarioContext) -> BoxFuture<'static, ()>,
+    ) -> Self {
         Self { name, run }
     }
 }
@@ -60,15 +63,15 @@ impl Group {
 }
 
 /// Plays one scenario.
-pub async fn play(fixture: Arc<dyn Fixture>, protocol: Protocol, scenario: &Scenario) {
-    (scenario.run)(Arena::new(fixture, protocol, scenario.name)).await;
+pub async fn play(fixture: Arc<dyn HttpFixture>, protocol: Protocol, scenario: &Scenario) {
+    (scenario.run)(ScenarioContext::new(fixture, protocol, scenario.name)).await;
 }
 
 /// Plays groups on one fixture, over these protocols, this many scenarios at a time: one where the
 /// store has a single owner. Answers how many there were; panics with the names of those that
 /// failed, once all have ended.
 pub async fn play_all(
-    fixture: Arc<dyn Fixture>,
+    fixture: Arc<dyn HttpFixture>,
     protocols: &[Protocol],
     groups: &[Group],
     at_once: usize,
@@ -97,7 +100,7 @@ pub async fn play_all(
 }
 
 /// A test for each scenario of the named groups, in modules `http1` and `http2`: `fixture` is an
-/// asynchronous function in scope that makes a fixture, as `Arc<dyn Fixture>`.
+/// asynchronous function in scope that makes a fixture, as `Arc<dyn HttpFixture>`.
 #[macro_export]
 macro_rules! suite {
     ($fixture:ident; $($group:ident),+ $(,)?) => {

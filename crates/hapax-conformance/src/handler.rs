@@ -21,7 +21,7 @@ use crate::client::TIMEOUT;
 
 /// A request as the handler gets it.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct HandlerRequest {
     /// Its method.
     pub method: Method,
     /// Its target as the handler sees it.
@@ -41,12 +41,12 @@ pub struct Call {
 }
 
 /// What is protected.
-pub type Handler = Arc<dyn Fn(Call) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
+pub type Handler = Arc<dyn Fn(HandlerRequest) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
 
 /// A handler of an asynchronous function.
 pub fn handler<F, A>(answer: F) -> Handler
 where
-    F: Fn(Call) -> A + Send + Sync + 'static,
+    F: Fn(HandlerRequest) -> A + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
 {
     Arc::new(move |call| Box::pin(answer(call)))
@@ -54,7 +54,7 @@ where
 
 /// Answers 201 with the number of the run.
 #[must_use]
-pub fn counting(runs: &Runs) -> Handler {
+pub fn counting(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |_| {
         let run = runs.next();
@@ -95,7 +95,7 @@ where
         None => told("idempotency-operation-id").map(str::to_owned),
     };
     let trailers = body.trailers().cloned();
-    let call = Call {
+    let call = HandlerRequest {
         method: parts.method,
         uri: parts.uri,
         headers: parts.headers,
@@ -110,14 +110,14 @@ where
 
 /// A server, until it is dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct TestServer {
     /// Where it listens.
     pub address: SocketAddr,
     task: JoinHandle<()>,
 }
 
 /// Serves a handler without any layer, as an upstream, over HTTP/1.1 and HTTP/2 in the clear.
-pub async fn serve(handler: Handler) -> Server {
+pub async fn serve(handler: Handler) -> TestServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let task = tokio::spawn(async move {
@@ -133,10 +133,10 @@ pub async fn serve(handler: Handler) -> Server {
             });
         }
     });
-    Server { address, task }
+    TestServer { address, task }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -144,9 +144,9 @@ impl Drop for Server {
 
 /// Counts runs.
 #[derive(Clone, Debug)]
-pub struct Runs(Arc<watch::Sender<usize>>);
+pub struct ExecutionCount(Arc<watch::Sender<usize>>);
 
-impl Runs {
+impl ExecutionCount {
     /// None yet.
     #[must_use]
     pub fn new() -> Self {
@@ -182,7 +182,7 @@ impl Runs {
     }
 }
 
-impl Default for Runs {
+impl Default for ExecutionCount {
     fn default() -> Self {
         Self::new()
     }
@@ -190,9 +190,9 @@ impl Default for Runs {
 
 /// Something that handlers wait for.
 #[derive(Clone, Debug)]
-pub struct Gate(Arc<watch::Sender<bool>>);
+pub struct HandlerGate(Arc<watch::Sender<bool>>);
 
-impl Gate {
+impl HandlerGate {
     /// A closed one.
     #[must_use]
     pub fn closed() -> Self {

@@ -2,8 +2,8 @@
 //!
 //! 1. A scenario is a function named after the numbered statement of the contract that it checks:
 //!    `w07_…` checks the seventh. It is played over HTTP/1.1 and HTTP/2 against whatever a
-//!    [`Fixture`] starts: the tower layer in a service, or a gateway on some store.
-//! 2. It says what it needs as a [`Policy`], and what stands behind as a [`Handler`]; it sees
+//!    [`HttpFixture`] starts: the tower layer in a service, or a gateway on some store.
+//! 2. It says what it needs as a [`ScenarioPolicy`], and what stands behind as a [`Handler`]; it sees
 //!    nothing but requests and answers.
 //! 3. One instance is there at a time, unless a group's name says otherwise: a store that is a
 //!    file has one owner. A crash must be one, of a process that is killed, where a store is held
@@ -38,9 +38,13 @@ mod stage;
 
 pub use client::{Client, Connection, Protocol, TIMEOUT, TestResponse};
 pub use fixture::{
-    Callers, Fixture, Hook, HookRequest, HookVerdict, Instance, Link, Policy, Starting,
+    Hook, HookRequest, HookVerdict, HttpFixture, Instance, ScenarioPolicy, ScenarioScope, Starting,
+    StoreLink,
 };
 pub use groups::{Group, Scenario, play, play_all};
-pub use handler::{Call, Gate, Handler, Runs, Server, counting, handler, perform, reply, serve};
-pub use raw::{Fate, Raw2};
-pub use stage::{Arena, Post, Stage};
+pub use handler::{
+    ExecutionCount, Handler, HandlerGate, HandlerRequest, TestServer, counting, handler, perform,
+    reply, serve,
+};
+pub use raw::{Raw2, StreamEnd};
+pub use stage::{ScenarioContext, TestInstance, TestRequest};

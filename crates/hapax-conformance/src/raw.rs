@@ -24,7 +24,7 @@ pub struct Raw2 {
 
 /// What became of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum StreamEnd {
     /// It got this status; 0 for one that is in no table.
     Answered(u16),
     /// It was reset, or its connection ended.
@@ -81,14 +81,14 @@ impl Raw2 {
     }
 
     /// What becomes of a stream.
-    pub async fn fate(&mut self, stream: u32) -> Fate {
+    pub async fn fate(&mut self, stream: u32) -> StreamEnd {
         let fate = async {
             while let Some((kind, _, of, payload)) = self.next().await {
                 match kind {
                     // The status comes first, by its place in the static table (RFC 7541, A) or by
                     // its digits, compressed.
                     HEADERS if of == stream => {
-                        return Fate::Answered(match payload.first() {
+                        return StreamEnd::Answered(match payload.first() {
                             Some(0x88) => 200,
                             Some(0x8c) => 400,
                             Some(0x8d) => 404,
@@ -96,12 +96,12 @@ impl Raw2 {
                             _ => 0,
                         });
                     }
-                    RST_STREAM if of == stream => return Fate::Rejected,
-                    GOAWAY => return Fate::Rejected,
+                    RST_STREAM if of == stream => return StreamEnd::Rejected,
+                    GOAWAY => return StreamEnd::Rejected,
                     _ => {}
                 }
             }
-            Fate::Rejected
+            StreamEnd::Rejected
         };
         tokio::time::timeout(TIMEOUT, fate).await.expect("nothing became of a stream")
     }

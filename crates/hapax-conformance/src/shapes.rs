@@ -15,7 +15,7 @@ use http_body_util::channel::Channel;
 
 /// A response.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct ResponseSample {
     /// What it is called.
     pub name: String,
     /// Its status.
@@ -30,7 +30,7 @@ pub struct Shape {
     chunked: bool,
 }
 
-impl Shape {
+impl ResponseSample {
     fn new(name: &str, body: impl Into<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/octet-stream"));
@@ -128,21 +128,22 @@ fn noise(count: usize) -> Vec<u8> {
 
 /// All shapes: those of files, and those that are made.
 #[must_use]
-pub fn all() -> Vec<Shape> {
-    let mut all: Vec<_> = FILES.iter().map(|(name, file)| Shape::parse(name, file)).collect();
+pub fn all() -> Vec<ResponseSample> {
+    let mut all: Vec<_> =
+        FILES.iter().map(|(name, file)| ResponseSample::parse(name, file)).collect();
     all.extend([
-        Shape::new("made_five_mebibytes", noise(5 << 20)),
-        Shape::new("made_a_frame_of_http2", noise(16 * 1024)),
-        Shape::new("made_a_window_of_http2_and_one", noise(65_536)),
-        Shape::new("made_zeros", vec![0; 100_000]),
-        Shape::new("made_chunks", noise(70_000)).chunked(),
-        Shape::new("made_chunks_of_nothing", "").chunked(),
-        Shape::new("made_chunks_as_was_said", noise(3000))
+        ResponseSample::new("made_five_mebibytes", noise(5 << 20)),
+        ResponseSample::new("made_a_frame_of_http2", noise(16 * 1024)),
+        ResponseSample::new("made_a_window_of_http2_and_one", noise(65_536)),
+        ResponseSample::new("made_zeros", vec![0; 100_000]),
+        ResponseSample::new("made_chunks", noise(70_000)).chunked(),
+        ResponseSample::new("made_chunks_of_nothing", "").chunked(),
+        ResponseSample::new("made_chunks_as_was_said", noise(3000))
             .header("transfer-encoding", "chunked")
             .chunked(),
-        Shape::new("made_trailers", "hello").trailers(&[("x-checksum", "5d41402a")]),
-        Shape::new("made_trailers_without_a_body", "").trailers(&[("x-end", "1")]),
-        Shape::new("made_repeated_trailers", noise(10_500)).trailers(&[
+        ResponseSample::new("made_trailers", "hello").trailers(&[("x-checksum", "5d41402a")]),
+        ResponseSample::new("made_trailers_without_a_body", "").trailers(&[("x-end", "1")]),
+        ResponseSample::new("made_repeated_trailers", noise(10_500)).trailers(&[
             ("server-timing", "db;dur=1"),
             ("server-timing", "app;dur=2"),
             ("x-md5", "="),

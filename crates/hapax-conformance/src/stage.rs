@@ -9,32 +9,32 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use tokio::task::JoinHandle;
 
 use crate::client::{Client, Protocol, TestResponse};
-use crate::fixture::{Fixture, Instance, Policy};
+use crate::fixture::{HttpFixture, Instance, ScenarioPolicy};
 use crate::handler::Handler;
 
 /// A scenario's fixture, protocol and name.
 #[derive(Clone)]
-pub struct Arena {
-    fixture: Arc<dyn Fixture>,
+pub struct ScenarioContext {
+    fixture: Arc<dyn HttpFixture>,
     protocol: Protocol,
     name: String,
 }
 
-impl Arena {
-    pub(crate) fn new(fixture: Arc<dyn Fixture>, protocol: Protocol, name: &str) -> Self {
+impl ScenarioContext {
+    pub(crate) fn new(fixture: Arc<dyn HttpFixture>, protocol: Protocol, name: &str) -> Self {
         Self { fixture, protocol, name: format!("{name}-{protocol:?}") }
     }
 
     /// An instance under this policy.
-    pub async fn start(&self, policy: Policy, handler: Handler) -> Stage {
+    pub async fn start(&self, policy: ScenarioPolicy, handler: Handler) -> TestInstance {
         let instance = self.fixture.start(policy, handler).await;
         let instance = instance.unwrap_or_else(|error| panic!("it did not start: {error}"));
         let client = Client { address: instance.address(), protocol: self.protocol };
-        Stage { instance, client, caller: self.unique("caller") }
+        TestInstance { instance, client, caller: self.unique("caller") }
     }
 
     /// What an instance says that refuses to start.
-    pub async fn refused(&self, policy: Policy, handler: Handler) -> String {
+    pub async fn refused(&self, policy: ScenarioPolicy, handler: Handler) -> String {
         match self.fixture.start(policy, handler).await {
             Ok(_) => panic!("it started"),
             Err(error) => error,
@@ -55,13 +55,13 @@ impl Arena {
 }
 
 /// An instance, and a caller of it.
-pub struct Stage {
+pub struct TestInstance {
     instance: Box<dyn Instance>,
     client: Client,
     caller: String,
 }
 
-impl Stage {
+impl TestInstance {
     /// The instance.
     #[must_use]
     pub fn instance(&self) -> &dyn Instance {
@@ -82,14 +82,14 @@ impl Stage {
 
     /// A payment under this key, of the scenario's caller.
     #[must_use]
-    pub fn post(&self, key: &str) -> Post {
+    pub fn post(&self, key: &str) -> TestRequest {
         self.plain().header("idempotency-key", key)
     }
 
     /// A payment without a key.
     #[must_use]
-    pub fn plain(&self) -> Post {
-        let post = Post {
+    pub fn plain(&self) -> TestRequest {
+        let post = TestRequest {
             method: Method::POST,
             target: "/payments".to_owned(),
             headers: HeaderMap::new(),
@@ -100,18 +100,18 @@ impl Stage {
     }
 
     /// The answer to a request on a connection of its own.
-    pub async fn send(&self, post: Post) -> TestResponse {
+    pub async fn send(&self, post: TestRequest) -> TestResponse {
         self.client.send(post.request()).await
     }
 
     /// Sends on a task of its own; aborting the task hangs up.
     #[must_use]
-    pub fn begin(&self, post: Post) -> JoinHandle<TestResponse> {
+    pub fn begin(&self, post: TestRequest) -> JoinHandle<TestResponse> {
         self.client.begin(post.request())
     }
 
     /// The answers to this many copies, sent together.
-    pub async fn copies(&self, count: usize, post: &Post) -> Vec<TestResponse> {
+    pub async fn duplicates(&self, count: usize, post: &TestRequest) -> Vec<TestResponse> {
         let copies: Vec<_> = (0..count).map(|_| self.begin(post.clone())).collect();
         let mut answers = Vec::new();
         for copy in copies {
@@ -122,7 +122,11 @@ impl Stage {
 
     /// Sends copies of `post` until an answer is `done`: what is awaited is the passing of time
     /// elsewhere.
-    pub async fn until(&self, post: &Post, done: impl Fn(&TestResponse) -> bool) -> TestResponse {
+    pub async fn until(
+        &self,
+        post: &TestRequest,
+        done: impl Fn(&TestResponse) -> bool,
+    ) -> TestResponse {
         let attempts = async {
             loop {
                 let answer = self.send(post.clone()).await;
@@ -154,14 +158,14 @@ impl Stage {
 
 /// A request in the making.
 #[derive(Clone, Debug)]
-pub struct Post {
+pub struct TestRequest {
     method: Method,
     target: String,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Post {
+impl TestRequest {
     /// With another method.
     #[must_use]
     pub fn method(self, method: Method) -> Self {

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use hapax::InFlight;
 use hapax_conformance::{
-    Callers, Fixture, Handler, Instance, Link, Policy, Server, Starting, serve,
+    Handler, HttpFixture, Instance, ScenarioPolicy, ScenarioScope, Starting, StoreLink, TestServer,
+    serve,
 };
 use hapax_http::server::MissingScope;
 use rustix::process::Signal;
@@ -15,15 +16,15 @@ use crate::world::Gateway;
 
 hapax_conformance::suite!(fixture; crashes);
 
-async fn fixture() -> Arc<dyn Fixture> {
+async fn fixture() -> Arc<dyn HttpFixture> {
     Arc::new(File(tempfile::tempdir().unwrap()))
 }
 
 /// Where processes keep their records, one after the other.
 struct File(TempDir);
 
-impl Fixture for File {
-    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+impl HttpFixture for File {
+    fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let upstream = serve(handler).await;
             let told = flags(&policy);
@@ -41,8 +42,8 @@ impl Fixture for File {
 }
 
 /// What these scenarios ask for. What they do not is as it is by default, here as there.
-fn flags(policy: &Policy) -> Vec<String> {
-    let Callers::Headers(names, MissingScope::Reject) = &policy.callers else {
+fn flags(policy: &ScenarioPolicy) -> Vec<String> {
+    let ScenarioScope::Headers(names, MissingScope::Reject) = &policy.callers else {
         panic!("no scenario of crashes asks for {:?}", policy.callers)
     };
     assert!(policy.in_flight == InFlight::Reject && policy.hook.is_none());
@@ -62,7 +63,7 @@ fn flags(policy: &Policy) -> Vec<String> {
 struct Process {
     address: SocketAddr,
     process: Mutex<Option<Gateway>>,
-    _upstream: Server,
+    _upstream: TestServer,
 }
 
 impl Instance for Process {
@@ -90,7 +91,7 @@ impl Instance for Process {
         })
     }
 
-    fn link(&self) -> Option<&dyn Link> {
+    fn link(&self) -> Option<&dyn StoreLink> {
         None
     }
 }

@@ -9,16 +9,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::execution::held;
-use crate::{Arena, Client, Fate, Gate, Policy, Protocol, Raw2, Runs, counting, handler, reply};
+use crate::{
+    Client, ExecutionCount, HandlerGate, Protocol, Raw2, ScenarioContext, ScenarioPolicy,
+    StreamEnd, counting, handler, reply,
+};
 
-pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let count = runs.clone();
     let busy_once = handler(move |_| {
         let run = count.next();
         async move { reply(if run == 1 { 429 } else { 201 }, run.to_string()) }
     });
-    let stage = arena.start(Policy::default(), busy_once).await;
+    let stage = arena.start(ScenarioPolicy::default(), busy_once).await;
     stage.send(stage.post("k")).await.is_first(429, "1");
     let other = stage.post("k").body(r#"{"amount":1}"#);
     stage.send(other.clone()).await.is_first(201, "2");
@@ -26,9 +29,9 @@ pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: Arena) {
     stage.send(other).await.is_replay(201, "2");
 }
 
-pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w23_connection_must_not_name_key_or_scope(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let (client, caller) = (stage.client(), arena.unique("caller"));
     if arena.protocol() == Protocol::Http2 {
         // It has no such header, whatever that names.
@@ -50,11 +53,11 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: Arena) {
 }
 
 /// Nor whatever else decides whether two requests are the same.
-pub async fn w23_connection_must_not_name_what_counts(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w23_connection_must_not_name_what_counts(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let fingerprint =
         HttpFingerprintScheme::new(BodyForm::Canonical, ["x-tenant".parse().unwrap()]).unwrap();
-    let policy = Policy { fingerprint, ..Policy::default() };
+    let policy = ScenarioPolicy { fingerprint, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     let client = stage.client_in(Protocol::Http1);
     for named in ["X-Tenant", "close, x-tenant", "x-http-method-override", "x-method-override"] {
@@ -78,7 +81,12 @@ fn head(caller: &str) -> Vec<(&str, &str)> {
 }
 
 /// What becomes of a payment with these fields at its end, and this body.
-async fn fate(client: Client, caller: &str, fields: &[(&str, &str)], body: Option<&[u8]>) -> Fate {
+async fn fate(
+    client: Client,
+    caller: &str,
+    fields: &[(&str, &str)],
+    body: Option<&[u8]>,
+) -> StreamEnd {
     let mut raw = Raw2::connect(client).await;
     raw.head(1, &[&head(caller)[..], fields].concat(), body.is_none()).await;
     if let Some(body) = body {
@@ -88,14 +96,14 @@ async fn fate(client: Client, caller: &str, fields: &[(&str, &str)], body: Optio
 }
 
 #[track_caller]
-fn assert_refused(fate: Fate, what: &str) {
-    assert!([Fate::Rejected, Fate::Answered(400)].contains(&fate), "{what}: {fate:?}");
+fn assert_refused(fate: StreamEnd, what: &str) {
+    assert!([StreamEnd::Rejected, StreamEnd::Answered(400)].contains(&fate), "{what}: {fate:?}");
 }
 
 /// In HTTP/2 a malformed message is an error of its stream (RFC 9113, 8.1.1), or 400.
-async fn malformed_in_http2(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+async fn malformed_in_http2(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let (client, caller) = (stage.client(), arena.unique("caller"));
     for field in [
         // Of connections, which HTTP/2 has not by header (8.2.2).
@@ -130,16 +138,16 @@ async fn malformed_in_http2(arena: Arena) {
     assert_eq!(runs.count(), 0);
     // Nothing was claimed; and as it should be, it is a request.
     let well = fate(client, &caller, &[("content-length", "3"), ("te", "trailers")], Some(b"abc"));
-    assert_eq!(well.await, Fate::Answered(0), "201, which has no place in the table");
+    assert_eq!(well.await, StreamEnd::Answered(0), "201, which has no place in the table");
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w23_malformed_framing_is_400(arena: Arena) {
+pub async fn w23_malformed_framing_is_400(arena: ScenarioContext) {
     if arena.protocol() == Protocol::Http2 {
         return malformed_in_http2(arena).await;
     }
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let caller = arena.unique("caller");
     for framing in [
         "content-length: 2\r\ncontent-length: 3\r\n\r\nabc",
@@ -165,14 +173,14 @@ pub async fn w23_malformed_framing_is_400(arena: Arena) {
     stage.send(post).await.is_first(201, "1");
 }
 
-pub async fn w23_paths_reach_the_handler_as_they_came(arena: Arena) {
+pub async fn w23_paths_reach_the_handler_as_they_came(arena: ScenarioContext) {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let targets = Arc::clone(&seen);
     let note = handler(move |call| {
         targets.lock().unwrap().push(call.uri.path_and_query().unwrap().to_string());
         async { reply(201, "") }
     });
-    let stage = arena.start(Policy::default(), note).await;
+    let stage = arena.start(ScenarioPolicy::default(), note).await;
     let targets =
         ["/%70ay", "/a//b", "/a/../b/./c", "/a%2Fb%2f", "/p?", "/p?b=2&a=1&&x=%20+y", "/p;v=1"];
     for (at, target) in targets.iter().enumerate() {
@@ -181,9 +189,9 @@ pub async fn w23_paths_reach_the_handler_as_they_came(arena: Arena) {
     assert_eq!(*seen.lock().unwrap(), targets);
 }
 
-pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
     // Connections that are there already: new ones may be refused.
     let mut connections = Vec::new();
     for _ in 0..4 {
@@ -219,16 +227,16 @@ pub async fn w23_while_draining_new_requests_get_503(arena: Arena) {
     tokio::time::timeout(crate::TIMEOUT, drained).await.unwrap().unwrap();
     // What was in hand is recorded.
     drop(stage);
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy {
+pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy {
         grace: Duration::from_millis(300),
         on_unknown: OnUnknown::Block,
-        ..Policy::default()
+        ..ScenarioPolicy::default()
     };
     let stage = arena.start(policy.clone(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));

@@ -8,10 +8,13 @@ use http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::{Arena, Call, Gate, Handler, Policy, Protocol, Raw2, Runs, counting, handler, reply};
+use crate::{
+    ExecutionCount, Handler, HandlerGate, HandlerRequest, Protocol, Raw2, ScenarioContext,
+    ScenarioPolicy, counting, handler, reply,
+};
 
 /// Counts a run, then waits for the gate, then answers with the run's number.
-pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
+pub(super) fn held(runs: &ExecutionCount, gate: &HandlerGate) -> Handler {
     let held = (runs.clone(), gate.clone());
     handler(move |_| {
         let (runs, gate) = held.clone();
@@ -23,10 +26,10 @@ pub(super) fn held(runs: &Runs, gate: &Gate) -> Handler {
     })
 }
 
-pub async fn w09_of_100_copies_one_executes(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     // Many come at once, and it is not the store's speed that is tested.
-    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
+    let policy = ScenarioPolicy { store_timeout: crate::TIMEOUT, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
     runs.reach(1).await;
@@ -48,9 +51,9 @@ pub async fn w09_of_100_copies_one_executes(arena: Arena) {
     assert_eq!((first, runs.count()), (1, 1));
 }
 
-pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
     let client = stage.begin(stage.post("k"));
     runs.reach(1).await;
     client.abort();
@@ -62,9 +65,11 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Aren
 }
 
 /// What hangs up before it has sent all of its request has asked for nothing.
-pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
+    arena: ScenarioContext,
+) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let (client, caller) = (stage.client(), arena.unique("caller"));
     match arena.protocol() {
         Protocol::Http1 => {
@@ -117,8 +122,8 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(ar
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w12_a_handler_may_take_many_times_the_lease(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let count = runs.clone();
     let lease = Duration::from_secs(4);
     let slow = handler(move |_| {
@@ -129,7 +134,7 @@ pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
             reply(201, run.to_string())
         }
     });
-    let stage = arena.start(Policy { lease, ..Policy::default() }, slow).await;
+    let stage = arena.start(ScenarioPolicy { lease, ..ScenarioPolicy::default() }, slow).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     let copy = stage.until(&stage.post("k"), |answer| answer.status != 409).await;
@@ -139,7 +144,7 @@ pub async fn w12_a_handler_may_take_many_times_the_lease(arena: Arena) {
 }
 
 /// Answers 429, which is retryable, on its first run, else 201; and notes what it was called with.
-fn noting(calls: &Arc<Mutex<Vec<Call>>>) -> Handler {
+fn noting(calls: &Arc<Mutex<Vec<HandlerRequest>>>) -> Handler {
     let calls = Arc::clone(calls);
     handler(move |call| {
         let mut calls = calls.lock().unwrap();
@@ -149,9 +154,9 @@ fn noting(calls: &Arc<Mutex<Vec<Call>>>) -> Handler {
     })
 }
 
-pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Arena) {
+pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: ScenarioContext) {
     let calls = Arc::default();
-    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
     stage.send(stage.post("k")).await.is_first(429, "");
     stage.send(stage.post("k")).await.is_first(201, "");
     stage.send(stage.post("k")).await.is_replay(201, "");
@@ -161,15 +166,16 @@ pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Arena
     assert!(first.fence.unwrap() < second.fence.unwrap());
 }
 
-pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
-    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: ScenarioContext) {
+    let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let noted = Arc::clone(&calls);
     let note = handler(move |call| {
         noted.lock().unwrap().push(call);
         async { reply(201, "") }
     });
     let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
-    let stage = arena.start(Policy { lease, retention, ..Policy::default() }, note).await;
+    let stage =
+        arena.start(ScenarioPolicy { lease, retention, ..ScenarioPolicy::default() }, note).await;
     stage.send(stage.post("k")).await.is_first(201, "");
     let anew = |answer: &crate::TestResponse| answer.header("idempotency-replayed") == "false";
     stage.until(&stage.post("k"), anew).await;
@@ -179,16 +185,16 @@ pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: Arena) {
     assert!(first.fence.unwrap() < second.fence.unwrap());
 }
 
-pub async fn w13_the_clients_own_key_reaches_the_handler(arena: Arena) {
+pub async fn w13_the_clients_own_key_reaches_the_handler(arena: ScenarioContext) {
     let calls = Arc::default();
-    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
     stage.send(stage.post("\"my key\"")).await.is_first(429, "");
     assert_eq!(calls.lock().unwrap()[0].headers["idempotency-key"], "\"my key\"");
 }
 
-pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
+pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: ScenarioContext) {
     let calls = Arc::default();
-    let stage = arena.start(Policy::default(), noting(&calls)).await;
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
     let post = stage.post("k").header("idempotency-fence", "9".repeat(19));
     let post = post.more("idempotency-fence", "8").header("idempotency-attempt", "77");
     stage.send(post).await.is_first(429, "");
@@ -205,10 +211,10 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: Arena) {
 }
 
 /// Nor where nothing is protected: a handler that sees one would take the request for one of ours.
-pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
+pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: ScenarioContext) {
     let calls = Arc::default();
-    let stage = arena.start(Policy::default(), noting(&calls)).await;
-    let forged = |post: crate::Post| {
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    let forged = |post: crate::TestRequest| {
         post.header("idempotency-fence", "7").header("idempotency-attempt", "7")
     };
     stage.send(forged(stage.plain())).await.is_unmarked(429, "");
@@ -223,9 +229,9 @@ pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: Arena) {
     }
 }
 
-pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: Arena) {
+pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: ScenarioContext) {
     let calls = Arc::default();
-    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, noting(&calls)).await;
     let forged = "f".repeat(64);
     let post = || stage.post("k").header("idempotency-operation-id", &forged);
@@ -252,9 +258,9 @@ pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: Arena) {
 }
 
 /// Group `several`: two processes on one store.
-pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
+pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy { store_timeout: crate::TIMEOUT, ..ScenarioPolicy::default() };
     let here = arena.start(policy.clone(), held(&runs, &gate)).await;
     let there = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> =
@@ -272,10 +278,10 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: Arena) {
 }
 
 /// Group `outages`: while the store takes the outcome there is no answer.
-pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     // The store may be silent for longer than this takes.
-    let policy = Policy { store_timeout: crate::TIMEOUT, ..Policy::default() };
+    let policy = ScenarioPolicy { store_timeout: crate::TIMEOUT, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let mut first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -292,15 +298,15 @@ pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: Arena) {
 }
 
 /// Group `crashes`: what was answered is there after a crash at that moment.
-pub async fn w11_what_was_answered_is_recorded(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     for round in 1..=5 {
         let key = format!("k-{round}");
-        let stage = arena.start(Policy::default(), counting(&runs)).await;
+        let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
         stage.send(stage.post(&key)).await.is_first(201, &round.to_string());
         stage.instance().kill().await;
         drop(stage);
-        let stage = arena.start(Policy::default(), counting(&runs)).await;
+        let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
         stage.send(stage.post(&key)).await.is_replay(201, &round.to_string());
         stage.instance().kill().await;
     }
@@ -308,13 +314,13 @@ pub async fn w11_what_was_answered_is_recorded(arena: Arena) {
 }
 
 /// Groups `outages` and `several`: a holder that was cut off too long, and taken over.
-pub async fn w13_whoever_was_taken_over_is_superseded(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy {
+pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy {
         lease: Duration::from_secs(1),
         store_timeout: Duration::from_secs(1),
         on_unknown: OnUnknown::Reexecute,
-        ..Policy::default()
+        ..ScenarioPolicy::default()
     };
     let lost = arena.start(policy.clone(), held(&runs, &gate)).await;
     let heir = arena.start(policy, counting(&runs)).await;

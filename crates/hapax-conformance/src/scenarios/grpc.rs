@@ -10,7 +10,10 @@ use http_body::Frame;
 use http_body_util::channel::Channel;
 
 use super::execution::held;
-use crate::{Arena, Gate, Handler, Policy, Post, Runs, Stage, TestResponse, handler, reply};
+use crate::{
+    ExecutionCount, Handler, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance,
+    TestRequest, TestResponse, handler, reply,
+};
 
 /// A message in its frame.
 fn message(text: &str) -> Bytes {
@@ -23,7 +26,7 @@ fn message(text: &str) -> Bytes {
 
 /// Answers with the status that it is asked for: in the trailers, or, asked by `!`, in the headers
 /// and without a message. What comes after `=` is its word on the outcome.
-fn asked_for(runs: &Runs) -> Handler {
+fn asked_for(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
         let run = runs.next();
@@ -59,7 +62,7 @@ fn asked_for(runs: &Runs) -> Handler {
     })
 }
 
-fn call(stage: &Stage, key: &str, text: &str) -> Post {
+fn call(stage: &TestInstance, key: &str, text: &str) -> TestRequest {
     let post = stage.post(key).to("/shop.Payments/Charge").kind("application/grpc");
     post.header("te", "trailers").body(message(text))
 }
@@ -72,9 +75,9 @@ fn status(answer: &TestResponse) -> &str {
     status.map_or(answer.header("grpc-status"), |value| value.to_str().unwrap())
 }
 
-pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+pub async fn w16_grpc_is_classified_by_its_status(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
     for bare in ["", "!"] {
         for code in 0..=16 {
@@ -99,9 +102,9 @@ pub async fn w16_grpc_is_classified_by_its_status(arena: Arena) {
 }
 
 /// Like 503: under `block` it is unknown.
-pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
     for (code, again) in [("14", "14"), ("13", "9")] {
         let key = format!("k-{code}");
@@ -114,10 +117,11 @@ pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: Arena) {
 }
 
 /// Whatever the profile says of 200: it is about HTTP.
-pub async fn w16_profiles_say_nothing_of_grpc(arena: Arena) {
+pub async fn w16_profiles_say_nothing_of_grpc(arena: ScenarioContext) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
-        let runs = Runs::new();
-        let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+        let runs = ExecutionCount::new();
+        let policy =
+            ScenarioPolicy { profile, on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
         let stage = arena.start(policy, asked_for(&runs)).await;
         for (code, class) in [("0", "true"), ("5", "true"), ("8", "false"), ("13", ""), ("99", "")]
         {
@@ -131,9 +135,9 @@ pub async fn w16_profiles_say_nothing_of_grpc(arena: Arena) {
     }
 }
 
-pub async fn w16_a_grpc_answer_overrides_its_status(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+pub async fn w16_a_grpc_answer_overrides_its_status(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
     for (said, replayed) in [
         ("14=final", "true"),
@@ -162,9 +166,13 @@ fn is_refused(answer: &TestResponse, code: &str, word: &str) {
     assert!(answer.body.is_empty() && answer.trailers.is_none());
 }
 
-pub async fn w16_grpc_refusals_are_trailers_only(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { key: KeyRule::Required, max_request_body: 100, ..Policy::default() };
+pub async fn w16_grpc_refusals_are_trailers_only(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy {
+        key: KeyRule::Required,
+        max_request_body: 100,
+        ..ScenarioPolicy::default()
+    };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(call(&stage, "k", "a"));
     runs.reach(1).await;
@@ -183,10 +191,12 @@ pub async fn w16_grpc_refusals_are_trailers_only(arena: Arena) {
 }
 
 /// Group `outages`.
-pub async fn w16_grpc_without_a_store_is_unavailable(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w16_grpc_without_a_store_is_unavailable(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let store_timeout = std::time::Duration::from_secs(1);
-    let stage = arena.start(Policy { store_timeout, ..Policy::default() }, asked_for(&runs)).await;
+    let stage = arena
+        .start(ScenarioPolicy { store_timeout, ..ScenarioPolicy::default() }, asked_for(&runs))
+        .await;
     stage.cut().await;
     is_refused(&stage.send(call(&stage, "k", "0")).await, "14", "store-unavailable");
     assert_eq!(runs.count(), 0);

@@ -5,20 +5,24 @@ use std::sync::{Arc, Mutex};
 use http::HeaderName;
 use http::header::HeaderMap;
 
-use crate::{Arena, Call, Policy, Runs, counting, handler, reply};
+use crate::{
+    ExecutionCount, HandlerRequest, ScenarioContext, ScenarioPolicy, counting, handler, reply,
+};
 
 const OTHER: HeaderName = HeaderName::from_static("x-idempotency-key");
 
-pub async fn w29_a_route_may_have_the_key_in_another_header(arena: Arena) {
+pub async fn w29_a_route_may_have_the_key_in_another_header(arena: ScenarioContext) {
     let seen: Arc<Mutex<Vec<HeaderMap>>> = Arc::default();
     let noted = Arc::clone(&seen);
-    let service = handler(move |call: Call| {
+    let service = handler(move |call: HandlerRequest| {
         let mut seen = noted.lock().unwrap();
         seen.push(call.headers);
         let run = seen.len().to_string();
         async move { reply(201, run) }
     });
-    let stage = arena.start(Policy { key_header: OTHER, ..Policy::default() }, service).await;
+    let stage = arena
+        .start(ScenarioPolicy { key_header: OTHER, ..ScenarioPolicy::default() }, service)
+        .await;
     let key = format!("\"{}\"; a=b", arena.unique("key"));
     let post = || stage.plain().header("x-idempotency-key", &key);
     stage.send(post()).await.is_first(201, "1");
@@ -36,9 +40,9 @@ pub async fn w29_a_route_may_have_the_key_in_another_header(arena: Arena) {
     assert_eq!(seen[0]["x-idempotency-key"], key.as_str());
 }
 
-pub async fn w29_a_header_spelled_with_an_underscore_is_rejected(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w29_a_header_spelled_with_an_underscore_is_rejected(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     for post in [
         stage.plain().header("idempotency_key", "k"),
         stage.post("k").header("idempotency_key", "other"),

@@ -5,16 +5,19 @@ use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use hapax_http::server::MissingScope;
 use http::{HeaderName, Method};
 
-use crate::{Arena, Callers, Gate, Policy, Post, Runs, Stage, counting, handler, reply};
+use crate::{
+    ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, ScenarioScope, TestInstance,
+    TestRequest, counting, handler, reply,
+};
 
-fn by(names: &[&'static str], missing: MissingScope) -> Policy {
+fn by(names: &[&'static str], missing: MissingScope) -> ScenarioPolicy {
     let names = names.iter().map(|name| HeaderName::from_static(name)).collect();
-    Policy { callers: Callers::Headers(names, missing), ..Policy::default() }
+    ScenarioPolicy { callers: ScenarioScope::Headers(names, missing), ..ScenarioPolicy::default() }
 }
 
-pub async fn w06_two_scopes_never_see_each_others_records(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w06_two_scopes_never_see_each_others_records(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
     let other = arena.unique("Basic other");
     let other = stage.post("k").header("authorization", other);
@@ -24,8 +27,8 @@ pub async fn w06_two_scopes_never_see_each_others_records(arena: Arena) {
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w06_scope_and_key_are_not_run_together(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w06_scope_and_key_are_not_run_together(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let policy = by(&["x-tenant", "x-user"], MissingScope::Shared);
     let stage = arena.start(policy, counting(&runs)).await;
     let key = arena.unique("k");
@@ -47,8 +50,8 @@ pub async fn w06_scope_and_key_are_not_run_together(arena: Arena) {
     }
 }
 
-pub async fn w06_a_missing_scope_is_refused(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w06_a_missing_scope_is_refused(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let stage = arena.start(by(&["x-tenant"], MissingScope::Reject), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_refused(400, "missing-scope");
     let empty = stage.post("k").header("x-tenant", "");
@@ -58,8 +61,8 @@ pub async fn w06_a_missing_scope_is_refused(arena: Arena) {
     stage.send(stage.post("k").header("x-tenant", &tenant)).await.is_first(201, "1");
 }
 
-pub async fn w06_a_missing_scope_may_be_one_of_its_own(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w06_a_missing_scope_may_be_one_of_its_own(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let stage = arena.start(by(&["x-tenant"], MissingScope::Shared), counting(&runs)).await;
     let key = arena.unique("k");
     stage.send(stage.post(&key)).await.is_first(201, "1");
@@ -68,18 +71,18 @@ pub async fn w06_a_missing_scope_may_be_one_of_its_own(arena: Arena) {
     stage.send(stage.post(&key).header("x-tenant", "t")).await.is_first(201, "2");
 }
 
-pub async fn w06_one_global_scope(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { callers: Callers::Shared, ..Policy::default() };
+pub async fn w06_one_global_scope(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { callers: ScenarioScope::Shared, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     let key = arena.unique("k");
     stage.send(stage.post(&key)).await.is_first(201, "1");
     stage.send(stage.post(&key).without("authorization")).await.is_replay(201, "1");
 }
 
-pub async fn w06_credentials_that_change_by_request_are_refused(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w06_credentials_that_change_by_request_are_refused(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     for credentials in [
         "Digest username=\"a\", nonce=\"1\"",
         "AWS4-HMAC-SHA256 Credential=a/20250101/eu/s3/aws4_request",
@@ -93,7 +96,7 @@ pub async fn w06_credentials_that_change_by_request_are_refused(arena: Arena) {
 }
 
 /// Whether `retry` is the same request as `first`.
-async fn same(stage: &Stage, key: &str, first: &Post, retry: &Post) -> bool {
+async fn same(stage: &TestInstance, key: &str, first: &TestRequest, retry: &TestRequest) -> bool {
     let key = format!("\"{key}\"");
     let (first, retry) = (first.clone(), retry.clone());
     let first = stage.send(first.header("idempotency-key", &key)).await;
@@ -108,8 +111,13 @@ async fn same(stage: &Stage, key: &str, first: &Post, retry: &Post) -> bool {
 }
 
 /// Of each pair, whether the second is the same request as the first.
-async fn compare(arena: &Arena, policy: Policy, pairs: &[(&str, &str, bool)], kind: &str) {
-    let stage = arena.start(policy, counting(&Runs::new())).await;
+async fn compare(
+    arena: &ScenarioContext,
+    policy: ScenarioPolicy,
+    pairs: &[(&str, &str, bool)],
+    kind: &str,
+) {
+    let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
     for (at, (first, retry, expected)) in pairs.iter().enumerate() {
         let [first, retry] =
             [first, retry].map(|body| stage.plain().kind(kind).body(body.to_string()));
@@ -121,39 +129,44 @@ async fn compare(arena: &Arena, policy: Policy, pairs: &[(&str, &str, bool)], ki
 
 const JSON: &str = "application/json";
 
-pub async fn w07_json_members_in_any_order_are_the_same_request(arena: Arena) {
+pub async fn w07_json_members_in_any_order_are_the_same_request(arena: ScenarioContext) {
     let pairs = [
         (r#"{"a":1,"b":{"c":2,"d":3}}"#, r#"{"b":{"d":3,"c":2},"a":1}"#, true),
         (r#"{"é":1,"z":2,"𝄞":3}"#, r#"{"𝄞":3,"z":2,"é":1}"#, true),
         (r#"{"a":[1,2]}"#, r#"{"a":[2,1]}"#, false),
         (r#"{"a":1,"b":2}"#, r#"{"a":2,"b":1}"#, false),
     ];
-    compare(&arena, Policy::default(), &pairs, JSON).await;
-    compare(&arena, Policy::default(), &pairs[..1], "application/merge-patch+json; charset=utf-8")
-        .await;
+    compare(&arena, ScenarioPolicy::default(), &pairs, JSON).await;
+    compare(
+        &arena,
+        ScenarioPolicy::default(),
+        &pairs[..1],
+        "application/merge-patch+json; charset=utf-8",
+    )
+    .await;
 }
 
-pub async fn w07_json_white_space_and_escapes_do_not_count(arena: Arena) {
+pub async fn w07_json_white_space_and_escapes_do_not_count(arena: ScenarioContext) {
     let pairs = [
         ("{\"a\": [1, 2]}", "\n{\t\"a\":[1,2] }\r\n", true),
         (r#"{"a":"é/"}"#, r#"{"\u0061":"\u00e9\/"}"#, true),
         (r#"{"a":"a b"}"#, r#"{"a":"ab"}"#, false),
         (r#"{"a":"\u0000"}"#, r#"{"a":""}"#, false),
     ];
-    compare(&arena, Policy::default(), &pairs, JSON).await;
+    compare(&arena, ScenarioPolicy::default(), &pairs, JSON).await;
 }
 
-pub async fn w07_json_numbers_count_as_written(arena: Arena) {
+pub async fn w07_json_numbers_count_as_written(arena: ScenarioContext) {
     let pairs = [
         (r#"{"a":1}"#, r#"{"a":1.0}"#, false),
         (r#"{"a":9007199254740992}"#, r#"{"a":9007199254740993}"#, false),
         (r#"{"a":1e2}"#, r#"{"a":100}"#, false),
         (r#"{"a":0.1}"#, r#"{ "a" : 0.1 }"#, true),
     ];
-    compare(&arena, Policy::default(), &pairs, JSON).await;
+    compare(&arena, ScenarioPolicy::default(), &pairs, JSON).await;
 }
 
-pub async fn w07_json_without_one_meaning_counts_by_its_bytes(arena: Arena) {
+pub async fn w07_json_without_one_meaning_counts_by_its_bytes(arena: ScenarioContext) {
     let deep = "[".repeat(129) + &"]".repeat(129);
     let odd = [r#"{"a":1,"a":1}"#, r#"["\ud800"]"#, "\u{feff}[1]", "{", &deep];
     let mut pairs = Vec::new();
@@ -165,24 +178,24 @@ pub async fn w07_json_without_one_meaning_counts_by_its_bytes(arena: Arena) {
     let full = "[".repeat(128) + &"]".repeat(128);
     let wide = format!(" {full}");
     pairs.push((&full, &wide, true));
-    compare(&arena, Policy::default(), &pairs, JSON).await;
+    compare(&arena, ScenarioPolicy::default(), &pairs, JSON).await;
 }
 
-pub async fn w07_other_bodies_count_by_their_bytes(arena: Arena) {
+pub async fn w07_other_bodies_count_by_their_bytes(arena: ScenarioContext) {
     let pairs = [("a=1&b=2", "a=1&b=2", true), ("a=1&b=2", "b=2&a=1", false), ("", " ", false)];
     for kind in ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"] {
-        compare(&arena, Policy::default(), &pairs, kind).await;
+        compare(&arena, ScenarioPolicy::default(), &pairs, kind).await;
     }
 }
 
-pub async fn w07_canonical_and_raw_are_separate_domains(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_canonical_and_raw_are_separate_domains(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let json = stage.plain().body(r#"{"a":1}"#);
     assert!(!same(&stage, "k", &json, &json.clone().kind("text/plain")).await);
 }
 
-pub async fn w07_method_path_and_query_count(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_method_path_and_query_count(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let first = stage.plain().to("/pay/a%20b?x=1");
     assert!(same(&stage, "same", &first, &first).await);
     for (at, retry) in [
@@ -201,8 +214,8 @@ pub async fn w07_method_path_and_query_count(arena: Arena) {
     }
 }
 
-pub async fn w07_query_pairs_are_sorted_by_name(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_query_pairs_are_sorted_by_name(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let to = |target: &str| stage.plain().to(target);
     for (at, (first, retry, expected)) in [
         ("/p?b=1&a=2", "/p?a=2&b=1", true),
@@ -218,15 +231,15 @@ pub async fn w07_query_pairs_are_sorted_by_name(arena: Arena) {
     }
 }
 
-pub async fn w07_no_header_counts_but_chosen_ones(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_no_header_counts_but_chosen_ones(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let (one, two) = (stage.plain().header("x-mode", "1"), stage.plain().header("x-mode", "2"));
     assert!(same(&stage, "none", &one, &two).await);
     stage.end().await;
     let fingerprint =
         HttpFingerprintScheme::new(BodyForm::Canonical, [HeaderName::from_static("x-mode")]);
-    let policy = Policy { fingerprint: fingerprint.unwrap(), ..Policy::default() };
-    let stage = arena.start(policy, counting(&Runs::new())).await;
+    let policy = ScenarioPolicy { fingerprint: fingerprint.unwrap(), ..ScenarioPolicy::default() };
+    let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
     assert!(same(&stage, "same", &one, &one.clone().header("x-other", "1")).await);
     assert!(!same(&stage, "other", &one, &two).await);
     assert!(!same(&stage, "more", &one, &one.clone().more("x-mode", "1")).await);
@@ -243,8 +256,8 @@ fn form(boundary: &str, parts: &[&str]) -> String {
 }
 
 /// A POST that stands for another method is another request.
-pub async fn w07_a_named_method_counts(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_a_named_method_counts(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
         let put = stage.plain().header(name, "PUT");
         assert!(same(&stage, &format!("{name}-1"), &put, &put).await);
@@ -254,8 +267,8 @@ pub async fn w07_a_named_method_counts(arena: Arena) {
     }
 }
 
-pub async fn w07_form_data_counts_without_its_boundary(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w07_form_data_counts_without_its_boundary(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let post = |boundary: &str, parts: &[&str]| {
         let kind = format!("multipart/form-data; boundary=\"{boundary}\"");
         stage.plain().kind(&kind).body(form(boundary, parts))
@@ -284,26 +297,26 @@ pub async fn w07_form_data_counts_without_its_boundary(arena: Arena) {
     assert!(!same(&stage, "odd other", &odd("x"), &odd("y")).await);
 }
 
-fn counts(body: BodyForm, json: JsonParts) -> Policy {
+fn counts(body: BodyForm, json: JsonParts) -> ScenarioPolicy {
     let fingerprint = HttpFingerprintScheme::new(body, []).unwrap().json(json).unwrap();
-    Policy { fingerprint, ..Policy::default() }
+    ScenarioPolicy { fingerprint, ..ScenarioPolicy::default() }
 }
 
 fn pointers(texts: &[&str]) -> JsonPointers {
     JsonPointers::new(texts).unwrap()
 }
 
-pub async fn w07_raw_bytes_may_count_always(arena: Arena) {
+pub async fn w07_raw_bytes_may_count_always(arena: ScenarioContext) {
     let pairs = [(r#"{"a":1}"#, r#"{"a":1}"#, true), (r#"{"a":1}"#, r#"{"a": 1}"#, false)];
     compare(&arena, counts(BodyForm::Raw, JsonParts::All), &pairs, JSON).await;
 }
 
-pub async fn w07_no_body_may_count(arena: Arena) {
+pub async fn w07_no_body_may_count(arena: ScenarioContext) {
     let pairs = [(r#"{"a":1}"#, "another", true), ("", "x", true)];
     compare(&arena, counts(BodyForm::Ignored, JsonParts::All), &pairs, JSON).await;
 }
 
-pub async fn w07_only_some_json_pointers_may_count(arena: Arena) {
+pub async fn w07_only_some_json_pointers_may_count(arena: ScenarioContext) {
     let only = JsonParts::Only(pointers(&["/amount", "/to/iban", "/a~1b"]));
     let pairs = [
         (
@@ -318,7 +331,7 @@ pub async fn w07_only_some_json_pointers_may_count(arena: Arena) {
     compare(&arena, counts(BodyForm::Canonical, only), &pairs, JSON).await;
 }
 
-pub async fn w07_all_but_some_json_pointers_may_count(arena: Arena) {
+pub async fn w07_all_but_some_json_pointers_may_count(arena: ScenarioContext) {
     let except = JsonParts::Except(pointers(&["/sent_at", "/meta/trace"]));
     let pairs = [
         (
@@ -332,11 +345,11 @@ pub async fn w07_all_but_some_json_pointers_may_count(arena: Arena) {
     compare(&arena, counts(BodyForm::Canonical, except), &pairs, JSON).await;
 }
 
-pub async fn w07_a_changed_configuration_makes_no_false_422(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w07_a_changed_configuration_makes_no_false_422(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let x_mode = [HeaderName::from_static("x-mode")];
     let raw = HttpFingerprintScheme::new(BodyForm::Raw, x_mode).unwrap();
-    let before = Policy { fingerprint: raw, ..Policy::default() };
+    let before = ScenarioPolicy { fingerprint: raw, ..ScenarioPolicy::default() };
     let stage = arena.start(before, counting(&runs)).await;
     let old = stage.post("old").header("x-mode", "1").body(r#"{"a": 1}"#);
     stage.send(old.clone()).await.is_first(201, "1");
@@ -354,17 +367,17 @@ pub async fn w07_a_changed_configuration_makes_no_false_422(arena: Arena) {
     assert_eq!(runs.count(), 2);
 }
 
-pub async fn w08_reuse_of_what_is_done_is_422(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w08_reuse_of_what_is_done_is_422(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
     stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
     stage.send(stage.post("k")).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let held = (runs.clone(), gate.clone());
     let hold = handler(move |_| {
         let (runs, gate) = held.clone();
@@ -374,7 +387,7 @@ pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: Arena) {
             reply(201, "done")
         }
     });
-    let stage = arena.start(Policy::default(), hold).await;
+    let stage = arena.start(ScenarioPolicy::default(), hold).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
@@ -383,14 +396,15 @@ pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: Arena) {
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w08_reuse_of_what_is_unknown_is_422(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w08_reuse_of_what_is_unknown_is_422(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let count = runs.clone();
     let fail = handler(move |_| {
         count.next();
         async { reply(500, "failed") }
     });
-    let policy = Policy { on_unknown: hapax::OnUnknown::Block, ..Policy::default() };
+    let policy =
+        ScenarioPolicy { on_unknown: hapax::OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, fail).await;
     stage.send(stage.post("k")).await.is_first(500, "failed");
     stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");

@@ -7,17 +7,24 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::execution::held;
-use crate::{Arena, Gate, Policy, Runs, Stage, TestResponse, handler, reply};
+use crate::{
+    ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance, TestResponse,
+    handler, reply,
+};
 
-fn wait(patience: Duration) -> Policy {
+fn wait(patience: Duration) -> ScenarioPolicy {
     // Many come at once, and it is not the store's speed that is tested.
     let store_timeout = crate::TIMEOUT;
-    Policy { in_flight: InFlight::Wait(patience), store_timeout, ..Policy::default() }
+    ScenarioPolicy {
+        in_flight: InFlight::Wait(patience),
+        store_timeout,
+        ..ScenarioPolicy::default()
+    }
 }
 
-pub async fn w18_a_copy_is_told_when_to_come_again(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let stage = arena.start(Policy::default(), held(&runs, &gate)).await;
+pub async fn w18_a_copy_is_told_when_to_come_again(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
     let began = Instant::now();
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -37,10 +44,12 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: Arena) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_no_later_than_the_lease_ends(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w18_no_later_than_the_lease_ends(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let lease = Duration::from_secs(4);
-    let stage = arena.start(Policy { lease, ..Policy::default() }, held(&runs, &gate)).await;
+    let stage = arena
+        .start(ScenarioPolicy { lease, ..ScenarioPolicy::default() }, held(&runs, &gate))
+        .await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     // Beyond what the time elapsed alone would say.
@@ -56,9 +65,9 @@ pub async fn w18_no_later_than_the_lease_ends(arena: Arena) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_waiting_copies_get_the_replay(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { waiters_per_key: 20, ..wait(crate::TIMEOUT) };
+pub async fn w18_waiting_copies_get_the_replay(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy { waiters_per_key: 20, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -73,7 +82,7 @@ pub async fn w18_waiting_copies_get_the_replay(arena: Arena) {
 
 /// This many copies of `k`, as many as may wait: one more is refused, which it is only once all of
 /// them do.
-async fn all_waiting(stage: &Stage, count: usize) -> JoinSet<TestResponse> {
+async fn all_waiting(stage: &TestInstance, count: usize) -> JoinSet<TestResponse> {
     let mut copies = JoinSet::new();
     for _ in 0..=count {
         let copy = stage.begin(stage.post("k"));
@@ -83,8 +92,8 @@ async fn all_waiting(stage: &Stage, count: usize) -> JoinSet<TestResponse> {
     copies
 }
 
-pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let held = (runs.clone(), gate.clone());
     let failing = handler(move |_| {
         let (runs, gate) = held.clone();
@@ -94,7 +103,7 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena
             reply(if run == 1 { 429 } else { 201 }, run.to_string())
         }
     });
-    let policy = Policy { waiters_per_key: 10, ..wait(crate::TIMEOUT) };
+    let policy = ScenarioPolicy { waiters_per_key: 10, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, failing).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -114,8 +123,8 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Arena
     assert_eq!((executed, runs.count()), (1, 2));
 }
 
-pub async fn w18_waiting_ends(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w18_waiting_ends(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let patience = Duration::from_millis(700);
     let stage = arena.start(wait(patience), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
@@ -128,9 +137,9 @@ pub async fn w18_waiting_ends(arena: Arena) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_no_more_than_so_many_wait(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { waiters_per_key: 5, ..wait(crate::TIMEOUT) };
+pub async fn w18_no_more_than_so_many_wait(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy { waiters_per_key: 5, ..wait(crate::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;

@@ -9,36 +9,38 @@ use hapax_http::server::KeyRule;
 use http::Method;
 use http_body_util::channel::Channel;
 
-use crate::{Arena, Call, Policy, Runs, counting, handler, reply};
+use crate::{
+    ExecutionCount, HandlerRequest, ScenarioContext, ScenarioPolicy, counting, handler, reply,
+};
 
-pub async fn w01_quoted_and_bare_are_one_key(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w01_quoted_and_bare_are_one_key(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("\"8e03978e\"")).await.is_first(201, "1");
     stage.send(stage.post("8e03978e")).await.is_replay(201, "1");
     stage.send(stage.post("  \"8e03978e\"  ")).await.is_replay(201, "1");
     stage.send(stage.post("8e03978F")).await.is_first(201, "2");
 }
 
-pub async fn w01_parameters_are_parsed_and_ignored(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w01_parameters_are_parsed_and_ignored(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("\"k\"; origin=mobile; n=1")).await.is_first(201, "1");
     stage.send(stage.post("\"k\"")).await.is_replay(201, "1");
     stage.send(stage.post("\"k\"; =")).await.is_refused(400, "invalid-key");
 }
 
-pub async fn w01_a_strict_route_takes_strings_only(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { grammar: Grammar::Strict, ..Policy::default() };
+pub async fn w01_a_strict_route_takes_strings_only(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { grammar: Grammar::Strict, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.send(stage.post("k")).await.is_refused(400, "invalid-key");
     stage.send(stage.post("\"k\"")).await.is_first(201, "1");
 }
 
-pub async fn w02_a_key_has_1_to_255_characters(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w02_a_key_has_1_to_255_characters(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let long = "k".repeat(255);
     stage.send(stage.post("k")).await.is_first(201, "1");
     stage.send(stage.post(&long)).await.is_first(201, "2");
@@ -48,9 +50,9 @@ pub async fn w02_a_key_has_1_to_255_characters(arena: Arena) {
     stage.send(stage.post(&format!("\"{long}k\""))).await.is_refused(400, "invalid-key");
 }
 
-pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let printable: String = (' '..='~')
         .flat_map(|it| if it == '"' || it == '\\' { vec!['\\', it] } else { vec![it] })
         .collect();
@@ -58,9 +60,9 @@ pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: Arena) {
     stage.send(stage.post("\" \"")).await.is_first(201, "2");
 }
 
-pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let bare: String = ('!'..='~').filter(|it| !"\",;\\".contains(*it)).collect();
     stage.send(stage.post(&bare)).await.is_first(201, "1");
     for not in ["a\"b", "a,b", "a;b", "a\\b", "a b"] {
@@ -69,9 +71,9 @@ pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: Arena) {
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let bad: [&[u8]; 12] = [
         b"",
         b"\"\"",
@@ -96,9 +98,9 @@ pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: Arena) {
     stage.send(stage.post("a")).await.is_first(201, "1");
 }
 
-pub async fn w03_the_body_need_not_be_read(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w03_the_body_need_not_be_read(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     // The client waits with its body until it is told to go on, which it never is.
     let (body, never) = Channel::<Bytes>::new(1);
     let post = stage.post("a, b").header("expect", "100-continue").header("content-length", "5");
@@ -109,9 +111,9 @@ pub async fn w03_the_body_need_not_be_read(arena: Arena) {
     assert_eq!(runs.count(), 0);
 }
 
-pub async fn w04_a_required_key_is_required(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { key: KeyRule::Required, ..Policy::default() };
+pub async fn w04_a_required_key_is_required(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { key: KeyRule::Required, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.send(stage.plain()).await.is_refused(400, "missing-key");
     assert_eq!(runs.count(), 0);
@@ -119,23 +121,23 @@ pub async fn w04_a_required_key_is_required(arena: Arena) {
     stage.send(stage.plain().method(Method::GET).body("")).await.is_unmarked(201, "2");
 }
 
-pub async fn w04_without_an_optional_key_a_request_passes_untouched(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w04_without_an_optional_key_a_request_passes_untouched(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     for run in ["1", "2"] {
         stage.send(stage.plain()).await.is_unmarked(201, run);
     }
 }
 
 /// As the handler sees it: all that was sent, and nothing of ours.
-pub async fn w04_and_its_handler_gets_it_as_it_came(arena: Arena) {
-    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+pub async fn w04_and_its_handler_gets_it_as_it_came(arena: ScenarioContext) {
+    let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let noted = Arc::clone(&calls);
     let note = handler(move |call| {
         noted.lock().unwrap().push(call);
         async { reply(418, "as it is") }
     });
-    let stage = arena.start(Policy::default(), note).await;
+    let stage = arena.start(ScenarioPolicy::default(), note).await;
     let body: Vec<u8> = (0..=255).collect();
     let post = stage.plain().to("/a//b%2F?b=2&a=1").kind("x/y; z=\"1\"").body(body.clone());
     let post = post.more("x-two", "1").more("x-two", "2").header("x-opaque", b"caf\xe9");
@@ -151,9 +153,9 @@ pub async fn w04_and_its_handler_gets_it_as_it_came(arena: Arena) {
     assert!(!call.headers.keys().any(|name| name.as_str().starts_with("idempotency-")));
 }
 
-pub async fn w05_post_and_patch_are_protected_by_default(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w05_post_and_patch_are_protected_by_default(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     for (method, run) in [(Method::POST, "1"), (Method::PATCH, "2")] {
         let post = stage.post(method.as_str()).method(method);
         stage.send(post.clone()).await.is_first(201, run);
@@ -168,10 +170,11 @@ pub async fn w05_post_and_patch_are_protected_by_default(arena: Arena) {
     }
 }
 
-pub async fn w05_protected_methods_are_the_routes(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w05_protected_methods_are_the_routes(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let methods = vec![Method::PUT, Method::DELETE];
-    let stage = arena.start(Policy { methods, ..Policy::default() }, counting(&runs)).await;
+    let stage =
+        arena.start(ScenarioPolicy { methods, ..ScenarioPolicy::default() }, counting(&runs)).await;
     for (method, run) in [(Method::PUT, "1"), (Method::DELETE, "2")] {
         let post = stage.post(method.as_str()).method(method);
         stage.send(post.clone()).await.is_first(201, run);

@@ -6,14 +6,14 @@ use hapax::OnUnknown;
 use hapax_http::server::{CompletionOutage, StoreOutage};
 
 use super::execution::held;
-use crate::{Arena, Gate, Policy, Runs, Stage, counting};
+use crate::{ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance, counting};
 
-fn brisk() -> Policy {
-    Policy { store_timeout: Duration::from_secs(2), ..Policy::default() }
+fn brisk() -> ScenarioPolicy {
+    ScenarioPolicy { store_timeout: Duration::from_secs(2), ..ScenarioPolicy::default() }
 }
 
-pub async fn w20_closed_executes_nothing(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w20_closed_executes_nothing(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let stage = arena.start(brisk(), counting(&runs)).await;
     stage.send(stage.post("before")).await.is_first(201, "1");
     stage.cut().await;
@@ -31,19 +31,19 @@ pub async fn w20_closed_executes_nothing(arena: Arena) {
 }
 
 /// Group `outages`.
-pub async fn w21_a_page_may_read_that_the_store_is_away(arena: Arena) {
-    let policy = Policy { cors: Some("https://shop.example"), ..brisk() };
-    let stage = arena.start(policy, counting(&Runs::new())).await;
+pub async fn w21_a_page_may_read_that_the_store_is_away(arena: ScenarioContext) {
+    let policy = ScenarioPolicy { cors: Some("https://shop.example"), ..brisk() };
+    let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
     stage.cut().await;
     let answer = stage.send(stage.post("k").header("origin", "https://shop.example")).await;
     answer.is_refused(503, "store-unavailable");
     assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
 }
 
-pub async fn w20_open_executes_unprotected(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w20_open_executes_unprotected(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let (store_outage, on_unknown) = (StoreOutage::Open, OnUnknown::Reexecute);
-    let policy = Policy { store_outage, on_unknown, ..brisk() };
+    let policy = ScenarioPolicy { store_outage, on_unknown, ..brisk() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.cut().await;
     for run in ["1", "2"] {
@@ -55,20 +55,20 @@ pub async fn w20_open_executes_unprotected(arena: Arena) {
 }
 
 /// Group `any`.
-pub async fn w20_open_is_refused_together_with_block(arena: Arena) {
+pub async fn w20_open_is_refused_together_with_block(arena: ScenarioContext) {
     // Under `block`, which is the default.
-    let policy = Policy { store_outage: StoreOutage::Open, ..Policy::default() };
-    let said = arena.refused(policy, counting(&Runs::new())).await;
+    let policy = ScenarioPolicy { store_outage: StoreOutage::Open, ..ScenarioPolicy::default() };
+    let said = arena.refused(policy, counting(&ExecutionCount::new())).await;
     assert!(said.contains("open") && said.contains("block"), "{said}");
 }
 
 /// An execution whose store goes away before it ends.
 async fn in_between(
-    arena: &Arena,
+    arena: &ScenarioContext,
     completion_outage: CompletionOutage,
-) -> (Stage, Runs, crate::TestResponse) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy = Policy { completion_outage, ..brisk() };
+) -> (TestInstance, ExecutionCount, crate::TestResponse) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy { completion_outage, ..brisk() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -78,7 +78,7 @@ async fn in_between(
     (stage, runs, answer)
 }
 
-pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Arena) {
+pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: ScenarioContext) {
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Deliver).await;
     answer.is_first(201, "1");
     assert_eq!(answer.header("idempotency-recorded"), "pending");
@@ -96,7 +96,7 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Arena)
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: Arena) {
+pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioContext) {
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Withhold).await;
     answer.is_refused(503, "outcome-pending");
     assert_ne!(answer.header("retry-after"), "");
@@ -107,11 +107,13 @@ pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: Arena) {
 }
 
 /// Groups `outages` and `several`.
-pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(arena: Arena) {
+pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(
+    arena: ScenarioContext,
+) {
     for (on_unknown, again) in [(OnUnknown::Reexecute, true), (OnUnknown::Block, false)] {
-        let (runs, gate) = (Runs::new(), Gate::closed());
+        let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
         let lease = Duration::from_secs(1);
-        let policy = Policy { lease, on_unknown, ..brisk() };
+        let policy = ScenarioPolicy { lease, on_unknown, ..brisk() };
         let cut_off = arena.start(policy.clone(), held(&runs, &gate)).await;
         let other = arena.start(policy, counting(&runs)).await;
         let key = format!("{on_unknown:?}");
@@ -131,10 +133,10 @@ pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(a
 }
 
 /// Group `outages`.
-pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let lease = Duration::from_secs(1);
-    let policy = Policy { lease, on_unknown: OnUnknown::Block, ..brisk() };
+    let policy = ScenarioPolicy { lease, on_unknown: OnUnknown::Block, ..brisk() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;

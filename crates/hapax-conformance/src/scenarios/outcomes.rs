@@ -14,10 +14,13 @@ use http_body_util::channel::Channel;
 
 use super::execution::held;
 use super::protocols::pieces;
-use crate::{Arena, Call, Gate, Handler, Hook, HookVerdict, Policy, Runs, Stage, handler, reply};
+use crate::{
+    ExecutionCount, Handler, HandlerGate, HandlerRequest, Hook, HookVerdict, ScenarioContext,
+    ScenarioPolicy, TestInstance, handler, reply,
+};
 
 /// Answers with the status that the path ends in, and counts.
-pub(super) fn by_path(runs: &Runs) -> Handler {
+pub(super) fn by_path(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
         let run = runs.next();
@@ -32,7 +35,13 @@ fn body_of(status: u16, run: usize) -> String {
 }
 
 /// Sends two requests under one key; the first executes, and what the second gets is of this class.
-async fn twice(stage: &Stage, runs: &Runs, profile: Profile, status: u16, class: OutcomeClass) {
+async fn twice(
+    stage: &TestInstance,
+    runs: &ExecutionCount,
+    profile: Profile,
+    status: u16,
+    class: OutcomeClass,
+) {
     let run = runs.count() + 1;
     let post = stage.post(&format!("k-{profile}-{status}")).to(&format!("/s/{status}"));
     stage.send(post.clone()).await.is_first(status, &body_of(status, run));
@@ -46,13 +55,25 @@ async fn twice(stage: &Stage, runs: &Runs, profile: Profile, status: u16, class:
     assert_eq!(runs.count(), run + usize::from(class == OutcomeClass::Retryable));
 }
 
-async fn table(arena: Arena, profile: Profile, kept: &[u16], free: &[u16], unknown: &[u16]) {
-    let policy = Policy { profile, ..Policy::default() };
+async fn table(
+    arena: ScenarioContext,
+    profile: Profile,
+    kept: &[u16],
+    free: &[u16],
+    unknown: &[u16],
+) {
+    let policy = ScenarioPolicy { profile, ..ScenarioPolicy::default() };
     listed(arena, policy, kept, free, unknown).await;
 }
 
-async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknown: &[u16]) {
-    let runs = Runs::new();
+async fn listed(
+    arena: ScenarioContext,
+    policy: ScenarioPolicy,
+    kept: &[u16],
+    free: &[u16],
+    unknown: &[u16],
+) {
+    let runs = ExecutionCount::new();
     // Under `block`, what is unknown is told from what is released.
     assert_eq!(policy.on_unknown, OnUnknown::Block);
     let profile = policy.profile;
@@ -69,7 +90,7 @@ async fn listed(arena: Arena, policy: Policy, kept: &[u16], free: &[u16], unknow
     stage.end().await;
 }
 
-pub async fn w14_statuses_by_default(arena: Arena) {
+pub async fn w14_statuses_by_default(arena: ScenarioContext) {
     let kept =
         [200, 201, 202, 204, 206, 301, 302, 303, 307, 308, 400, 402, 404, 405, 406, 409, 410];
     let also = [411, 412, 414, 415, 416, 417, 418, 422, 423, 424, 426, 428, 431, 451];
@@ -79,11 +100,11 @@ pub async fn w14_statuses_by_default(arena: Arena) {
 }
 
 /// Under `block` and `reconcile`: a service may answer 503 after its effect.
-pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: Arena) {
+pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: ScenarioContext) {
     let hook = Some(Hook::new(|_, _| HookVerdict::CannotSay));
     for (on_unknown, hook) in [(OnUnknown::Block, None), (OnUnknown::Reconcile, hook)] {
-        let runs = Runs::new();
-        let policy = Policy { on_unknown, hook, ..Policy::default() };
+        let runs = ExecutionCount::new();
+        let policy = ScenarioPolicy { on_unknown, hook, ..ScenarioPolicy::default() };
         let stage = arena.start(policy, dictated(&runs)).await;
         let said = |key: &str, text: &'static str| {
             stage.post(&format!("{key}-{on_unknown:?}")).kind("text/plain").body(text)
@@ -98,9 +119,9 @@ pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: Are
     }
 }
 
-pub async fn w14_a_503_is_retryable_under_reexecute(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+pub async fn w14_a_503_is_retryable_under_reexecute(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, by_path(&runs)).await;
     let post = stage.post("k").to("/s/503");
     stage.send(post.clone()).await.is_first(503, "1");
@@ -121,46 +142,47 @@ fn lists(kept: &[&str], free: &[&str], unknown: &[&str]) -> StatusLists {
     }
 }
 
-pub async fn w25_status_lists_count_before_the_profile(arena: Arena) {
+pub async fn w25_status_lists_count_before_the_profile(arena: ScenarioContext) {
     for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
         let statuses = lists(&["500", "401"], &["502-503", "202"], &["404", "3xx"]);
-        let policy = Policy { profile, statuses, ..Policy::default() };
+        let policy = ScenarioPolicy { profile, statuses, ..ScenarioPolicy::default() };
         let (kept, free, unknown) = ([500, 401, 201], [502, 503, 202], [404, 302]);
         listed(arena.clone(), policy, &kept, &free, &unknown).await;
     }
 }
 
-pub async fn w25_an_answer_counts_before_the_status_lists(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { statuses: lists(&["500"], &[], &[]), ..Policy::default() };
+pub async fn w25_an_answer_counts_before_the_status_lists(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy =
+        ScenarioPolicy { statuses: lists(&["500"], &[], &[]), ..ScenarioPolicy::default() };
     let stage = arena.start(policy, dictated(&runs)).await;
     let post = stage.post("k").kind("text/plain").body("500\nIdempotency-Outcome: unknown");
     stage.send(post.clone()).await.is_first(500, "1");
     stage.send(post).await.is_refused(409, "outcome-unknown");
 }
 
-pub async fn w25_a_status_in_two_lists_is_refused(arena: Arena) {
+pub async fn w25_a_status_in_two_lists_is_refused(arena: ScenarioContext) {
     let statuses = lists(&["200"], &["503"], &["5xx"]);
-    let policy = Policy { statuses, ..Policy::default() };
-    let said = arena.refused(policy, by_path(&Runs::new())).await;
+    let policy = ScenarioPolicy { statuses, ..ScenarioPolicy::default() };
+    let said = arena.refused(policy, by_path(&ExecutionCount::new())).await;
     assert!(
         said.contains("retryable") && said.contains("unknown") && said.contains("503"),
         "{said}"
     );
 }
 
-pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: ScenarioContext) {
     breaks_off(arena, Profile::Standard).await;
 }
 
-pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: Arena) {
+pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: ScenarioContext) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
         breaks_off(arena.clone(), profile).await;
     }
 }
 
 /// Breaks off in the middle of its answer.
-pub(super) fn breaking(runs: &Runs) -> Handler {
+pub(super) fn breaking(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |_| {
         runs.next();
@@ -176,8 +198,8 @@ pub(super) fn breaking(runs: &Runs) -> Handler {
 }
 
 /// One that ends before it is as long as it says, without any error.
-pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let count = runs.clone();
     let short = handler(move |_| {
         count.next();
@@ -187,16 +209,17 @@ pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: Arena)
             response
         }
     });
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, short).await;
     stage.send(stage.post("k")).await.is_refused(502, "upstream-broken");
     stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }
 
-async fn breaks_off(arena: Arena, profile: Profile) {
-    let runs = Runs::new();
-    let policy = Policy { profile, on_unknown: OnUnknown::Block, ..Policy::default() };
+async fn breaks_off(arena: ScenarioContext, profile: Profile) {
+    let runs = ExecutionCount::new();
+    let policy =
+        ScenarioPolicy { profile, on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, breaking(&runs)).await;
     let post = stage.post(&format!("{profile}"));
     stage.send(post.clone()).await.is_refused(502, "upstream-broken");
@@ -206,10 +229,13 @@ async fn breaks_off(arena: Arena, profile: Profile) {
 }
 
 /// Group `crashes`.
-pub async fn w14_a_lease_that_lapsed_is_unknown(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let policy =
-        Policy { lease: Duration::from_secs(1), on_unknown: OnUnknown::Block, ..Policy::default() };
+pub async fn w14_a_lease_that_lapsed_is_unknown(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy {
+        lease: Duration::from_secs(1),
+        on_unknown: OnUnknown::Block,
+        ..ScenarioPolicy::default()
+    };
     let stage = arena.start(policy.clone(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -223,18 +249,18 @@ pub async fn w14_a_lease_that_lapsed_is_unknown(arena: Arena) {
 }
 
 /// Group `crashes`.
-pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let fences: Arc<Mutex<Vec<u64>>> = Arc::default();
     let noting = {
         let (held, fences) = (held(&runs, &gate), Arc::clone(&fences));
-        handler(move |call: Call| {
+        handler(move |call: HandlerRequest| {
             fences.lock().unwrap().push(call.fence.unwrap());
             held(call)
         })
     };
     let (lease, on_unknown) = (Duration::from_secs(1), OnUnknown::Reexecute);
-    let policy = Policy { lease, on_unknown, ..Policy::default() };
+    let policy = ScenarioPolicy { lease, on_unknown, ..ScenarioPolicy::default() };
     let stage = arena.start(policy.clone(), noting.clone()).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -249,7 +275,7 @@ pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: Arena)
 }
 
 /// Fails on its first run.
-fn failing_once(runs: &Runs, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
+fn failing_once(runs: &ExecutionCount, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
     let (runs, fences) = (runs.clone(), Arc::clone(fences));
     handler(move |call| {
         let run = runs.next();
@@ -258,9 +284,9 @@ fn failing_once(runs: &Runs, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
     })
 }
 
-pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: Arena) {
-    let (runs, fences) = (Runs::new(), Arc::default());
-    let policy = Policy { on_unknown: OnUnknown::Reexecute, ..Policy::default() };
+pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: ScenarioContext) {
+    let (runs, fences) = (ExecutionCount::new(), Arc::default());
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     stage.send(stage.post("k")).await.is_first(201, "2");
@@ -270,9 +296,9 @@ pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: Arena) {
 }
 
 /// Under `block`, which is the default.
-pub async fn w15_block_never_runs_again_by_itself(arena: Arena) {
-    let (runs, fences) = (Runs::new(), Arc::default());
-    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
+pub async fn w15_block_never_runs_again_by_itself(arena: ScenarioContext) {
+    let (runs, fences) = (ExecutionCount::new(), Arc::default());
+    let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     for _ in 0..3 {
         stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
@@ -283,23 +309,23 @@ pub async fn w15_block_never_runs_again_by_itself(arena: Arena) {
 type Asked = Arc<Mutex<Vec<(String, u64)>>>;
 
 async fn reconciled(
-    arena: &Arena,
+    arena: &ScenarioContext,
     truth: HookVerdict,
-) -> (Stage, Runs, Arc<Mutex<Vec<u64>>>, Asked) {
-    let (runs, fences, asked) = (Runs::new(), Arc::default(), Asked::default());
+) -> (TestInstance, ExecutionCount, Arc<Mutex<Vec<u64>>>, Asked) {
+    let (runs, fences, asked) = (ExecutionCount::new(), Arc::default(), Asked::default());
     let noted = Arc::clone(&asked);
     let hook = Hook::new(move |key, fence| {
         noted.lock().unwrap().push((key.to_owned(), fence));
         truth.clone()
     });
     let (on_unknown, hook) = (OnUnknown::Reconcile, Some(hook));
-    let policy = Policy { on_unknown, hook, ..Policy::default() };
+    let policy = ScenarioPolicy { on_unknown, hook, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, failing_once(&runs, &fences)).await;
     stage.send(stage.post("\"a key\"")).await.is_first(500, "1");
     (stage, runs, fences, asked)
 }
 
-pub async fn w15_what_happened_becomes_the_answer(arena: Arena) {
+pub async fn w15_what_happened_becomes_the_answer(arena: ScenarioContext) {
     let truth = HookVerdict::Happened(201, "charged");
     let (stage, runs, fences, asked) = reconciled(&arena, truth).await;
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
@@ -309,7 +335,7 @@ pub async fn w15_what_happened_becomes_the_answer(arena: Arena) {
     assert_eq!(*asked.lock().unwrap(), [("a key".to_owned(), fence)]);
 }
 
-pub async fn w15_what_did_not_happen_runs_again(arena: Arena) {
+pub async fn w15_what_did_not_happen_runs_again(arena: ScenarioContext) {
     let (stage, runs, fences, asked) = reconciled(&arena, HookVerdict::DidNotHappen).await;
     stage.send(stage.post("\"a key\"")).await.is_first(201, "2");
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "2");
@@ -318,7 +344,7 @@ pub async fn w15_what_did_not_happen_runs_again(arena: Arena) {
     assert!(fences[0] < fences[1], "{fences:?}");
 }
 
-pub async fn w15_what_nobody_can_say_yet_is_409(arena: Arena) {
+pub async fn w15_what_nobody_can_say_yet_is_409(arena: ScenarioContext) {
     let (stage, runs, _, asked) = reconciled(&arena, HookVerdict::CannotSay).await;
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
     stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
@@ -326,11 +352,11 @@ pub async fn w15_what_nobody_can_say_yet_is_409(arena: Arena) {
 }
 
 /// With the key alone, the hook could not tell the operation of one caller from that of the other.
-pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
+pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: ScenarioContext) {
     let charged: Arc<Mutex<HashMap<String, &'static str>>> = Arc::default();
-    let runs = Runs::new();
+    let runs = ExecutionCount::new();
     let (books, count) = (Arc::clone(&charged), runs.clone());
-    let service = handler(move |call: Call| {
+    let service = handler(move |call: HandlerRequest| {
         // The first charges the first caller and the second fails before it charges the second.
         let (status, receipt) = match count.next() {
             1 => (500, Some("receipt of the first")),
@@ -348,7 +374,7 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
         receipt.map_or(HookVerdict::DidNotHappen, |receipt| HookVerdict::Happened(201, receipt))
     });
     let (on_unknown, hook) = (OnUnknown::Reconcile, Some(hook));
-    let policy = Policy { on_unknown, hook, ..Policy::default() };
+    let policy = ScenarioPolicy { on_unknown, hook, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, service).await;
     let other = arena.unique("Bearer other");
     let second = || stage.post("\"k\"").header("authorization", &other);
@@ -360,33 +386,33 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Arena) {
     assert_eq!(runs.count(), 3);
 }
 
-pub async fn w27_outcome_unknown_says_when_to_come_again(arena: Arena) {
+pub async fn w27_outcome_unknown_says_when_to_come_again(arena: ScenarioContext) {
     let (stage, ..) = reconciled(&arena, HookVerdict::CannotSay).await;
     let answer = stage.send(stage.post("\"a key\"")).await;
     answer.is_refused(409, "outcome-unknown");
     assert_eq!(answer.header("retry-after"), "1");
     stage.end().await;
     // Under `block` an operator has to decide.
-    let (runs, fences) = (Runs::new(), Arc::default());
-    let stage = arena.start(Policy::default(), failing_once(&runs, &fences)).await;
+    let (runs, fences) = (ExecutionCount::new(), Arc::default());
+    let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     let answer = stage.send(stage.post("k")).await;
     answer.is_refused(409, "outcome-unknown");
     assert_eq!(answer.header("retry-after"), "");
 }
 
-pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: Arena) {
+pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: ScenarioContext) {
     let kept = [200, 302, 400, 401, 403, 404, 408, 500, 502, 503, 504];
     table(arena, Profile::StripeV1, &kept, &[409, 429], &[]).await;
 }
 
-pub async fn w16_success_only_keeps_2xx(arena: Arena) {
+pub async fn w16_success_only_keeps_2xx(arena: ScenarioContext) {
     let free = [301, 304, 400, 404, 409, 422, 500, 502];
     table(arena, Profile::SuccessOnly, &[200, 201, 202, 204], &free, &[]).await;
 }
 
 /// Answers with the headers that its body lists, one `name: value` a line, after the status.
-pub(super) fn dictated(runs: &Runs) -> Handler {
+pub(super) fn dictated(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
         let run = runs.next();
@@ -403,9 +429,9 @@ pub(super) fn dictated(runs: &Runs) -> Handler {
     })
 }
 
-pub async fn w16_a_response_overrides_its_status(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+pub async fn w16_a_response_overrides_its_status(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, dictated(&runs)).await;
     let say = |status: u16, class: &str| {
         let key = format!("{status} {class}");
@@ -420,20 +446,21 @@ pub async fn w16_a_response_overrides_its_status(arena: Arena) {
     stage.send(say(404, "unknown")).await.is_refused(409, "outcome-unknown");
 }
 
-pub async fn w16_a_response_sets_its_retention(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w16_a_response_sets_its_retention(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     // Were it not for the handler's word, it would be kept for an hour.
     let lease = Duration::from_secs(1);
-    let stage = arena.start(Policy { lease, ..Policy::default() }, dictated(&runs)).await;
+    let stage =
+        arena.start(ScenarioPolicy { lease, ..ScenarioPolicy::default() }, dictated(&runs)).await;
     let post = stage.post("k").kind("text/plain").body("201\nIdempotency-Retention: 1");
     stage.send(post.clone()).await.is_first(201, "1");
     let again = stage.until(&post, |answer| answer.header("idempotency-replayed") == "false").await;
     again.is_first(201, "2");
 }
 
-pub async fn w16_no_idempotency_header_of_a_handler_reaches_the_client(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+pub async fn w16_no_idempotency_header_of_a_handler_reaches_the_client(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     let said = "201\nIdempotency-Outcome: final\nIdempotency-Retention: 60\n\
                 Idempotency-Replayed: true\nIdempotency-Recorded: never\nIdempotency-Fence: 1\n\
                 Idempotency-Made-Up: yes\nX-Mine: 1";
@@ -451,9 +478,9 @@ pub async fn w16_no_idempotency_header_of_a_handler_reaches_the_client(arena: Ar
     }
 }
 
-pub async fn w23_an_invalid_override_is_ignored(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+pub async fn w23_an_invalid_override_is_ignored(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     for (at, said) in [
         "Idempotency-Outcome: Final",
         "Idempotency-Outcome: retryable\nIdempotency-Outcome: retryable",

@@ -9,11 +9,14 @@ use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
 use http_body_util::channel::Channel;
 
-use crate::{Arena, Call, Policy, Protocol, Runs, TestResponse, counting, handler, reply};
+use crate::{
+    ExecutionCount, HandlerRequest, Protocol, ScenarioContext, ScenarioPolicy, TestResponse,
+    counting, handler, reply,
+};
 
-pub async fn w22_one_key_over_both_protocols(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w22_one_key_over_both_protocols(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = stage.client_in(protocol);
@@ -40,9 +43,9 @@ pub(super) fn pieces<P: Into<Bytes>>(pieces: Vec<P>, trailers: Option<HeaderMap>
     Body::new(body)
 }
 
-pub async fn w22_chunks_and_a_length_are_the_same_body(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w22_chunks_and_a_length_are_the_same_body(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let post = stage.post("k").kind("text/plain");
     let whole = stage.send(post.clone().body("hello world")).await;
     whole.is_first(201, "1");
@@ -50,14 +53,14 @@ pub async fn w22_chunks_and_a_length_are_the_same_body(arena: Arena) {
     stage.client().send(chunked).await.is_replay(201, "1");
 }
 
-pub async fn w22_request_trailers_reach_the_handler(arena: Arena) {
-    let seen: Arc<Mutex<Vec<Call>>> = Arc::default();
+pub async fn w22_request_trailers_reach_the_handler(arena: ScenarioContext) {
+    let seen: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let calls = Arc::clone(&seen);
     let note = handler(move |call| {
         calls.lock().unwrap().push(call);
         async { reply(201, "") }
     });
-    let stage = arena.start(Policy::default(), note).await;
+    let stage = arena.start(ScenarioPolicy::default(), note).await;
     let mut trailers = HeaderMap::new();
     trailers.insert("x-sum", HeaderValue::from_static("7"));
     let post = stage.post("k").header("trailer", "x-sum");
@@ -67,7 +70,7 @@ pub async fn w22_request_trailers_reach_the_handler(arena: Arena) {
     assert_eq!(seen[0].trailers.as_ref().unwrap()["x-sum"], "7");
 }
 
-pub async fn w22_trailers_are_stored_and_replayed(arena: Arena) {
+pub async fn w22_trailers_are_stored_and_replayed(arena: ScenarioContext) {
     let give = handler(|_| async {
         let mut trailers = HeaderMap::new();
         trailers.insert("x-sum", HeaderValue::from_static("7"));
@@ -77,7 +80,7 @@ pub async fn w22_trailers_are_stored_and_replayed(arena: Arena) {
         response.headers_mut().insert("trailer", HeaderValue::from_static("x-sum"));
         response
     });
-    let stage = arena.start(Policy::default(), give).await;
+    let stage = arena.start(ScenarioPolicy::default(), give).await;
     let post = stage.post("k").header("te", "trailers");
     for replayed in ["false", "true"] {
         let answer = stage.send(post.clone()).await;
@@ -91,9 +94,9 @@ pub async fn w22_trailers_are_stored_and_replayed(arena: Arena) {
 }
 
 /// Those of an upstream are for the tests of gateways: no handler here can send any.
-pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), counting(&runs)).await;
+pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     // The server says 100 before it reads this body; the client's library skips it.
     let post = stage.post("k").header("expect", "100-continue");
     stage.send(post.clone()).await.is_first(201, "1");
@@ -101,10 +104,10 @@ pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: Arena) {
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let retention = Duration::from_secs(1000);
-    let policy = Policy { retention, expires: true, ..Policy::default() };
+    let policy = ScenarioPolicy { retention, expires: true, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     let moment = |answer: &TestResponse| -> u64 {
         let date = answer.header("idempotency-expires");
@@ -122,8 +125,8 @@ pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: Arena) {
     assert_eq!(moment(&replay), said);
 }
 
-pub async fn w22_by_default_they_do_not(arena: Arena) {
-    let stage = arena.start(Policy::default(), counting(&Runs::new())).await;
+pub async fn w22_by_default_they_do_not(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     for _ in 0..2 {
         assert_eq!(stage.send(stage.post("k")).await.header("idempotency-expires"), "");
     }
@@ -134,10 +137,10 @@ fn now() -> u64 {
     hapax::Clock::now(&hapax::SystemClock).as_micros() / 1_000_000
 }
 
-pub async fn w22_a_key_may_be_used_anew_after_its_retention(arena: Arena) {
-    let runs = Runs::new();
+pub async fn w22_a_key_may_be_used_anew_after_its_retention(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
     let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
-    let policy = Policy { lease, retention, ..Policy::default() };
+    let policy = ScenarioPolicy { lease, retention, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
     let anew = stage.post("k").body("{}");

@@ -5,10 +5,13 @@ use hapax_http::server::KeyRule;
 
 use super::execution::held;
 use super::outcomes::breaking;
-use crate::{Arena, Gate, Policy, Runs, Stage, TestResponse, counting};
+use crate::{
+    ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance, TestResponse,
+    counting,
+};
 
 /// One refusal of each of three kinds.
-async fn refusals(stage: &Stage) -> [TestResponse; 3] {
+async fn refusals(stage: &TestInstance) -> [TestResponse; 3] {
     [
         stage.send(stage.plain()).await,
         stage.send(stage.post("a, b")).await,
@@ -16,12 +19,12 @@ async fn refusals(stage: &Stage) -> [TestResponse; 3] {
     ]
 }
 
-fn strict() -> Policy {
-    Policy { key: KeyRule::Required, max_request_body: 1000, ..Policy::default() }
+fn strict() -> ScenarioPolicy {
+    ScenarioPolicy { key: KeyRule::Required, max_request_body: 1000, ..ScenarioPolicy::default() }
 }
 
-pub async fn w21_refusals_are_problem_details(arena: Arena) {
-    let stage = arena.start(strict(), counting(&Runs::new())).await;
+pub async fn w21_refusals_are_problem_details(arena: ScenarioContext) {
+    let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     let expected = [(400, "missing-key"), (400, "invalid-key"), (413, "body-too-large")];
     for (answer, (status, code)) in refusals(&stage).await.iter().zip(expected) {
         answer.is_refused(status, code);
@@ -33,8 +36,8 @@ pub async fn w21_refusals_are_problem_details(arena: Arena) {
     }
 }
 
-pub async fn w28_every_problem_has_an_error_for_sdks(arena: Arena) {
-    let stage = arena.start(strict(), counting(&Runs::new())).await;
+pub async fn w28_every_problem_has_an_error_for_sdks(arena: ScenarioContext) {
+    let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     for answer in refusals(&stage).await {
         assert_eq!(answer.problem()["error"]["type"], "invalid_request_error", "{answer:?}");
     }
@@ -51,8 +54,8 @@ pub async fn w28_every_problem_has_an_error_for_sdks(arena: Arena) {
     assert_eq!(problem["error"], error);
 }
 
-pub async fn w21_in_flight_has_retry_after(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w21_in_flight_has_retry_after(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(strict(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
@@ -62,9 +65,10 @@ pub async fn w21_in_flight_has_retry_after(arena: Arena) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w21_refusals_lead_to_the_documentation(arena: Arena) {
+pub async fn w21_refusals_lead_to_the_documentation(arena: ScenarioContext) {
     let docs = Some("https://docs.shop.example/idempotency");
-    let stage = arena.start(Policy { docs, ..strict() }, counting(&Runs::new())).await;
+    let stage =
+        arena.start(ScenarioPolicy { docs, ..strict() }, counting(&ExecutionCount::new())).await;
     for answer in refusals(&stage).await {
         let problem = answer.problem();
         let code = problem["code"].as_str().unwrap();
@@ -75,8 +79,8 @@ pub async fn w21_refusals_lead_to_the_documentation(arena: Arena) {
 }
 
 /// A gateway in front keeps what it gets: it is told what a refusal means for its key.
-pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: Arena) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(strict(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k").header("idempotency-fence", "7"));
     runs.reach(1).await;
@@ -101,9 +105,9 @@ pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: Arena) {
 }
 
 /// What failed may have happened, for whoever is in front as well.
-pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { on_unknown: OnUnknown::Block, ..Policy::default() };
+pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, breaking(&runs)).await;
     let post = stage.post("k").header("idempotency-fence", "7");
     for (status, code) in [(502, "upstream-broken"), (409, "outcome-unknown")] {
@@ -113,9 +117,10 @@ pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: Arena) {
     }
 }
 
-pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
+pub async fn w21_refusals_carry_the_routes_cors_headers(arena: ScenarioContext) {
     let cors = Some("https://shop.example");
-    let stage = arena.start(Policy { cors, ..strict() }, counting(&Runs::new())).await;
+    let stage =
+        arena.start(ScenarioPolicy { cors, ..strict() }, counting(&ExecutionCount::new())).await;
     let from = |origin: &str| stage.plain().header("origin", origin);
     let allowed = stage.send(from("https://shop.example")).await;
     allowed.is_refused(400, "missing-key");
@@ -132,10 +137,10 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: Arena) {
 }
 
 /// A page may read what it gets, whatever that is.
-pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: Arena) {
+pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: ScenarioContext) {
     let cors = Some("https://shop.example");
-    let (runs, gate) = (Runs::new(), Gate::closed());
-    let stage = arena.start(Policy { cors, ..strict() }, held(&runs, &gate)).await;
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let stage = arena.start(ScenarioPolicy { cors, ..strict() }, held(&runs, &gate)).await;
     let readable = |answer: &TestResponse, status: u16| {
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
@@ -155,8 +160,8 @@ pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: Arena) {
     readable(&replay, 201);
 }
 
-pub async fn w21_without_cors_there_are_no_such_headers(arena: Arena) {
-    let stage = arena.start(strict(), counting(&Runs::new())).await;
+pub async fn w21_without_cors_there_are_no_such_headers(arena: ScenarioContext) {
+    let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     let answer = stage.send(stage.plain().header("origin", "https://shop.example")).await;
     answer.is_refused(400, "missing-key");
     let cors = |name: &http::HeaderName| name.as_str().starts_with("access-control-");

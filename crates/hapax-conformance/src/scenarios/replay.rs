@@ -9,8 +9,10 @@ use http::header::{
 };
 
 use super::outcomes::dictated;
-use crate::shapes::{self, Shape};
-use crate::{Arena, Policy, Protocol, Runs, TestResponse, handler, reply};
+use crate::shapes::{self, ResponseSample};
+use crate::{
+    ExecutionCount, Protocol, ScenarioContext, ScenarioPolicy, TestResponse, handler, reply,
+};
 
 /// All lines, in the order in which their names first came, values of one name as they came: what
 /// was between two lines of one name, a map of headers does not say.
@@ -34,7 +36,12 @@ fn sorted<'a>(
 
 /// What a shape's answer must be, first or replayed: all of it, and nothing else but what the
 /// server writes around it.
-fn check(answer: &TestResponse, shape: &Shape, first: Option<&TestResponse>, cookies: Cookies) {
+fn check(
+    answer: &TestResponse,
+    shape: &ResponseSample,
+    first: Option<&TestResponse>,
+    cookies: Cookies,
+) {
     let replayed = if first.is_some() { "true" } else { "false" };
     let name = &shape.name;
     assert_eq!(answer.header("idempotency-replayed"), replayed, "{name}");
@@ -79,10 +86,10 @@ fn check(answer: &TestResponse, shape: &Shape, first: Option<&TestResponse>, coo
     }
 }
 
-async fn replay_all(arena: Arena, cookies: Cookies) {
+async fn replay_all(arena: ScenarioContext, cookies: Cookies) {
     let all = Arc::new(shapes::all());
     assert!(all.len() >= 40, "{} shapes", all.len());
-    let (runs, given) = (Runs::new(), Arc::clone(&all));
+    let (runs, given) = (ExecutionCount::new(), Arc::clone(&all));
     let count = runs.clone();
     let give = handler(move |call| {
         count.next();
@@ -92,7 +99,12 @@ async fn replay_all(arena: Arena, cookies: Cookies) {
     });
     // Some are large, and it is not speed that is tested.
     let store_timeout = crate::TIMEOUT;
-    let policy = Policy { cookies, max_response_body: 8 << 20, store_timeout, ..Policy::default() };
+    let policy = ScenarioPolicy {
+        cookies,
+        max_response_body: 8 << 20,
+        store_timeout,
+        ..ScenarioPolicy::default()
+    };
     let stage = arena.start(policy, give).await;
     for shape in &*all {
         let post = stage.post(&shape.name).to(&format!("/shapes/{}", shape.name));
@@ -107,17 +119,17 @@ async fn replay_all(arena: Arena, cookies: Cookies) {
     assert_eq!(runs.count(), all.len());
 }
 
-pub async fn w17_replays_of_all_shapes_are_exact(arena: Arena) {
+pub async fn w17_replays_of_all_shapes_are_exact(arena: ScenarioContext) {
     replay_all(arena, Cookies::Drop).await;
 }
 
-pub async fn w17_cookies_are_replayed_where_the_route_says_so(arena: Arena) {
+pub async fn w17_cookies_are_replayed_where_the_route_says_so(arena: ScenarioContext) {
     replay_all(arena, Cookies::Keep).await;
 }
 
-pub async fn w17_a_replay_has_a_date_of_its_own(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+pub async fn w17_a_replay_has_a_date_of_its_own(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     let said =
         "201\nDate: Tue, 15 Nov 1994 08:12:31 GMT\nLast-Modified: Tue, 15 Nov 1994 08:12:31 GMT";
     let post = stage.post("k").kind("text/plain").body(said);
@@ -128,9 +140,9 @@ pub async fn w17_a_replay_has_a_date_of_its_own(arena: Arena) {
     assert_eq!(replay.header("last-modified"), "Tue, 15 Nov 1994 08:12:31 GMT");
 }
 
-pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: Arena) {
-    let runs = Runs::new();
-    let stage = arena.start(Policy::default(), dictated(&runs)).await;
+pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     let said = match arena.protocol() {
         Protocol::Http1 => "201\nConnection: x-hop\nX-Hop: 1\nKeep-Alive: timeout=5\nX-End: 1",
         // In HTTP/2 there are none that a handler could send.
@@ -146,8 +158,9 @@ pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: Arena) {
     assert_eq!(replay.header("x-end"), "1");
 }
 
-pub async fn w17_a_replay_says_so(arena: Arena) {
-    let stage = arena.start(Policy::default(), handler(|_| async { reply(200, "yes") })).await;
+pub async fn w17_a_replay_says_so(arena: ScenarioContext) {
+    let stage =
+        arena.start(ScenarioPolicy::default(), handler(|_| async { reply(200, "yes") })).await;
     stage.send(stage.post("k")).await.is_first(200, "yes");
     stage.send(stage.post("k")).await.is_replay(200, "yes");
 }

@@ -7,11 +7,13 @@ use http_body_util::BodyExt;
 use http_body_util::channel::Channel;
 
 use super::protocols::pieces;
-use crate::{Arena, Gate, Handler, Policy, Runs, counting, handler, reply};
+use crate::{
+    ExecutionCount, Handler, HandlerGate, ScenarioContext, ScenarioPolicy, counting, handler, reply,
+};
 
-pub async fn w19_a_request_over_its_limit_is_413_and_claims_nothing(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { max_request_body: 1000, ..Policy::default() };
+pub async fn w19_a_request_over_its_limit_is_413_and_claims_nothing(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { max_request_body: 1000, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     stage.send(stage.post("k").body(vec![b'x'; 1001])).await.is_refused(413, "body-too-large");
     let chunked = stage.post("k").with(pieces(vec![vec![b'x'; 700]; 2], None));
@@ -22,9 +24,9 @@ pub async fn w19_a_request_over_its_limit_is_413_and_claims_nothing(arena: Arena
     stage.send(stage.post("k").body(vec![b'x'; 1000])).await.is_first(201, "1");
 }
 
-pub async fn w23_body_limits_are_for_protected_requests_with_a_key(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { max_request_body: 1000, ..Policy::default() };
+pub async fn w23_body_limits_are_for_protected_requests_with_a_key(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { max_request_body: 1000, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
     let large = vec![b'x'; 100_000];
     stage.send(stage.plain().body(large.clone())).await.is_unmarked(201, "1");
@@ -33,7 +35,7 @@ pub async fn w23_body_limits_are_for_protected_requests_with_a_key(arena: Arena)
 }
 
 /// Answers with as many bytes as its body says.
-fn sized(runs: &Runs) -> Handler {
+fn sized(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
         runs.next();
@@ -42,9 +44,9 @@ fn sized(runs: &Runs) -> Handler {
     })
 }
 
-pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: Arena) {
-    let runs = Runs::new();
-    let policy = Policy { max_response_body: 10_000, ..Policy::default() };
+pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let policy = ScenarioPolicy { max_response_body: 10_000, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, sized(&runs)).await;
     let large = stage.post("large").kind("text/plain").body("2000000");
     stage.send(large.clone()).await.is_first(201, &"y".repeat(2_000_000));
@@ -60,7 +62,7 @@ pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: Arena)
 }
 
 /// Sends one piece, then waits for the gate with the rest.
-fn streaming(runs: &Runs, gate: &Gate, kind: &'static str) -> Handler {
+fn streaming(runs: &ExecutionCount, gate: &HandlerGate, kind: &'static str) -> Handler {
     let held = (runs.clone(), gate.clone());
     handler(move |_| {
         let (runs, gate) = held.clone();
@@ -79,8 +81,8 @@ fn streaming(runs: &Runs, gate: &Gate, kind: &'static str) -> Handler {
     })
 }
 
-async fn streams(arena: Arena, policy: Policy, kind: &'static str) {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+async fn streams(arena: ScenarioContext, policy: ScenarioPolicy, kind: &'static str) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(policy, streaming(&runs, &gate, kind)).await;
     let mut connection = stage.client().connect().await;
     let mut first = connection.ask(stage.post("k").request()).await;
@@ -97,10 +99,15 @@ async fn streams(arena: Arena, policy: Policy, kind: &'static str) {
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w19_event_streams_are_final_at_the_headers(arena: Arena) {
-    streams(arena, Policy::default(), "text/event-stream; charset=utf-8").await;
+pub async fn w19_event_streams_are_final_at_the_headers(arena: ScenarioContext) {
+    streams(arena, ScenarioPolicy::default(), "text/event-stream; charset=utf-8").await;
 }
 
-pub async fn w19_a_route_may_stream_all(arena: Arena) {
-    streams(arena, Policy { stream: true, ..Policy::default() }, "application/x-ndjson").await;
+pub async fn w19_a_route_may_stream_all(arena: ScenarioContext) {
+    streams(
+        arena,
+        ScenarioPolicy { stream: true, ..ScenarioPolicy::default() },
+        "application/x-ndjson",
+    )
+    .await;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{Idempotency, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
-use hapax_conformance::{Gate, Runs};
+use hapax_conformance::{ExecutionCount, HandlerGate};
 use hapax_http::Body;
 use hapax_http::server::{IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource};
 use http::Request;
@@ -21,7 +21,7 @@ use tower_layer::Layer;
 use crate::world::{TIMEOUT, config, post, start, text};
 
 /// A service behind the layer, whose first run waits for the gate.
-async fn service(runs: &Runs, gate: &Gate) -> SocketAddr {
+async fn service(runs: &ExecutionCount, gate: &HandlerGate) -> SocketAddr {
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let engine = Idempotency::builder(Arc::new(store)).build();
     let route = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
@@ -57,7 +57,7 @@ async fn service(runs: &Runs, gate: &Gate) -> SocketAddr {
 /// not become the answer of the key over here.
 #[tokio::test(flavor = "multi_thread")]
 async fn wire_31_what_is_in_flight_behind_is_not_kept_in_front() {
-    let (runs, gate) = (Runs::new(), Gate::closed());
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let address = service(&runs, &gate).await;
     let mut config = config(format!("http://{address}").parse().unwrap());
     config.policy.upstream_timeout = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::OnUnknown;
-use hapax_conformance::{Call, handler, reply, serve};
+use hapax_conformance::{HandlerRequest, handler, reply, serve};
 use hapax_http::Body;
 use hapax_http::classify::Profile;
 use hapax_http::problem::{Code, Problem};
@@ -36,7 +36,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn answer(&mut self, call: &Call) -> Response<Body> {
+    fn answer(&mut self, call: &HandlerRequest) -> Response<Body> {
         let header = |name: &str| call.headers[name].to_str().unwrap().to_owned();
         let (id, fence) = (header("idempotency-operation-id"), header("idempotency-fence"));
         if call.method == Method::GET {
@@ -98,7 +98,7 @@ fn broken_off() -> Response<Body> {
 pub(crate) async fn each_call_has_one_effect(paying: Command) {
     let ledger = Arc::new(Mutex::new(Ledger::default()));
     let answering = Arc::clone(&ledger);
-    let api = serve(handler(move |call: Call| {
+    let api = serve(handler(move |call: HandlerRequest| {
         let answer = answering.lock().unwrap().answer(&call);
         async move { answer }
     }))
@@ -130,7 +130,7 @@ pub(crate) async fn each_call_has_one_effect(paying: Command) {
 
 /// Asserts that `rejected`, which takes HOST, PORT and codes, raises an error for each problem.
 pub(crate) async fn each_problem_is_raised(rejected: Command) {
-    let server = serve(handler(|call: Call| async move {
+    let server = serve(handler(|call: HandlerRequest| async move {
         let body = String::from_utf8(call.body.to_vec()).unwrap();
         let named = |code: &Code| body.contains(&format!("metadata[code]={}", code.as_str()));
         let code = Code::ALL.into_iter().find(named).unwrap_or_else(|| panic!("no code: {body}"));

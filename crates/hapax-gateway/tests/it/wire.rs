@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use hapax::store::BoxFuture;
 use hapax_conformance::{
-    Call, Callers, Fixture, Group, Handler, Hook, HookRequest, HookVerdict, Instance, Link, Policy,
-    Protocol, Runs, Server, Starting, handler, play_all, reply, serve,
+    ExecutionCount, Group, Handler, HandlerRequest, Hook, HookRequest, HookVerdict, HttpFixture,
+    Instance, Protocol, ScenarioPolicy, ScenarioScope, Starting, StoreLink, TestServer, handler,
+    play_all, reply, serve,
 };
 use hapax_gateway::{
     Config, Cors, Gateway, Origins, PolicyConfig, RunningGateway, StoreUrl,
@@ -34,7 +35,7 @@ hapax_conformance::suite!(fixture; any);
 /// Scenarios at a time where they share a server.
 const AT_ONCE: usize = 8;
 
-async fn fixture() -> Arc<dyn Fixture> {
+async fn fixture() -> Arc<dyn HttpFixture> {
     Arc::new(Place::File(tempfile::tempdir().unwrap()))
 }
 
@@ -71,8 +72,8 @@ enum Place {
     Server(String, Spoken),
 }
 
-impl Fixture for Place {
-    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+impl HttpFixture for Place {
+    fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let upstream = serve(handler).await;
             let hook = match &policy.hook {
@@ -113,7 +114,7 @@ impl Fixture for Place {
 
 /// What a hook says, as a server that is asked over HTTP.
 fn answers(hook: Hook) -> Handler {
-    handler(move |call: Call| {
+    handler(move |call: HandlerRequest| {
         let marked = || {
             let mut response = reply(404, "");
             let marker = "did-not-happen".parse().unwrap();
@@ -147,7 +148,12 @@ fn answers(hook: Hook) -> Handler {
     })
 }
 
-fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Server>) -> Config {
+fn config(
+    policy: &ScenarioPolicy,
+    store: StoreUrl,
+    upstream: &TestServer,
+    hook: Option<&TestServer>,
+) -> Config {
     let mut config = Config::new(format!("http://{}", upstream.address).parse().unwrap());
     config.listen = "127.0.0.1:0".parse().unwrap();
     config.admin = None;
@@ -156,8 +162,8 @@ fn config(policy: &Policy, store: StoreUrl, upstream: &Server, hook: Option<&Ser
     config.max_waiters = policy.waiters_per_key;
     config.drain_timeout = policy.grace;
     let (scope, scope_missing) = match &policy.callers {
-        Callers::Shared => (hapax_gateway::ScopeConfig::Everyone, None),
-        Callers::Headers(names, missing) => {
+        ScenarioScope::Shared => (hapax_gateway::ScopeConfig::Everyone, None),
+        ScenarioScope::Headers(names, missing) => {
             (hapax_gateway::ScopeConfig::Headers(names.clone()), Some(*missing))
         }
     };
@@ -198,7 +204,7 @@ struct Gate {
     address: SocketAddr,
     held: Mutex<Option<(RunningGateway, Runtime)>>,
     link: Option<Frozen>,
-    _servers: (Server, Option<Server>),
+    _servers: (TestServer, Option<TestServer>),
 }
 
 impl Drop for Gate {
@@ -239,8 +245,8 @@ impl Instance for Gate {
         })
     }
 
-    fn link(&self) -> Option<&dyn Link> {
-        self.link.as_ref().map(|link| link as &dyn Link)
+    fn link(&self) -> Option<&dyn StoreLink> {
+        self.link.as_ref().map(|link| link as &dyn StoreLink)
     }
 }
 
@@ -257,7 +263,7 @@ async fn linked(url: &str) -> (Frozen, String) {
     (Frozen(proxy), url)
 }
 
-impl Link for Frozen {
+impl StoreLink for Frozen {
     fn cut(&self) -> BoxFuture<'_, ()> {
         self.0.freeze();
         Box::pin(async {})
@@ -274,7 +280,7 @@ impl Link for Frozen {
 async fn w22_informational_responses_are_never_stored() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let runs = Runs::new();
+    let runs = ExecutionCount::new();
     let count = runs.clone();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {

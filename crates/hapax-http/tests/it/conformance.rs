@@ -13,7 +13,7 @@ use hapax::{
     SystemClock,
 };
 use hapax_conformance::{
-    Callers, Fixture, Group, Handler, HookRequest, HookVerdict, Instance, Link, Policy, Protocol,
+    ScenarioScope, HttpFixture, Group, Handler, HookRequest, HookVerdict, Instance, StoreLink, ScenarioPolicy, Protocol,
     Starting, perform, play_all, reply,
 };
 use hapax_embedded::{EmbeddedStore, OpenError, FileOptions};
@@ -32,7 +32,7 @@ use tower_http::cors::CorsLayer;
 
 hapax_conformance::suite!(fixture; any, crashes, outages, several, partitions);
 
-async fn fixture() -> Arc<dyn Fixture> {
+async fn fixture() -> Arc<dyn HttpFixture> {
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     Arc::new(Memory(Arc::new(store)))
 }
@@ -45,7 +45,7 @@ mod on_a_file {
 
     hapax_conformance::suite!(fixture; outages);
 
-    async fn fixture() -> Arc<dyn Fixture> {
+    async fn fixture() -> Arc<dyn HttpFixture> {
         Arc::new(File(tempfile::tempdir().unwrap()))
     }
 }
@@ -61,8 +61,8 @@ async fn all_on_one_store() {
 /// Services on one memory store.
 struct Memory(Arc<MemoryStore>);
 
-impl Fixture for Memory {
-    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+impl HttpFixture for Memory {
+    fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         start(Arc::clone(&self.0) as Arc<dyn Store>, policy, handler)
     }
 }
@@ -70,8 +70,8 @@ impl Fixture for Memory {
 /// Services on one file, one after the other.
 struct File(TempDir);
 
-impl Fixture for File {
-    fn start(&self, policy: Policy, handler: Handler) -> Starting<'_> {
+impl HttpFixture for File {
+    fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let path = self.0.path().join("hapax.db");
             let opened = async {
@@ -90,7 +90,7 @@ impl Fixture for File {
     }
 }
 
-fn start<'a>(store: Arc<dyn Store>, policy: Policy, handler: Handler) -> Starting<'a> {
+fn start<'a>(store: Arc<dyn Store>, policy: ScenarioPolicy, handler: Handler) -> Starting<'a> {
     Box::pin(async move {
         let store = Arc::new(Linked { store, up: watch::Sender::new(true) });
         // Of its own, so that it can end as a process does: with all its tasks at once.
@@ -140,7 +140,7 @@ fn cors_of(origin: &'static str) -> CorsLayer {
         .expose_headers([LINK, RETRY_AFTER])
 }
 
-fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
+fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
     let limits = EngineLimits { waiters_per_key: policy.waiters_per_key, ..EngineLimits::default() };
     let engine = Idempotency::builder(store as Arc<dyn Store>)
         .store_timeout(policy.store_timeout)
@@ -191,8 +191,8 @@ fn layer(policy: Policy, store: Arc<Linked>) -> Result<IdempotencyLayer, String>
         }) as Arc<dyn Reconcile>);
     }
     let scope = match policy.callers {
-        Callers::Shared => ScopeSource::shared(),
-        Callers::Headers(names, missing) => ScopeSource::headers(names, missing),
+        ScenarioScope::Shared => ScopeSource::shared(),
+        ScenarioScope::Headers(names, missing) => ScopeSource::headers(names, missing),
     };
     let route = RoutePolicy::new(scope, options).map_err(|error| error.to_string())?;
     let mut layer = IdempotencyLayer::new(engine, route);
@@ -250,7 +250,7 @@ impl Instance for Service {
         })
     }
 
-    fn link(&self) -> Option<&dyn Link> {
+    fn link(&self) -> Option<&dyn StoreLink> {
         Some(&*self.store)
     }
 }
@@ -273,7 +273,7 @@ impl Linked {
     }
 }
 
-impl Link for Linked {
+impl StoreLink for Linked {
     fn cut(&self) -> BoxFuture<'_, ()> {
         self.up.send_replace(false);
         Box::pin(async {})
