@@ -26,7 +26,7 @@ pub const MAX_OPERATIONS: usize = 64;
 
 /// What was asked of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Call {
+pub enum Invocation {
     /// A swap.
     Swap {
         /// What it expected.
@@ -51,13 +51,13 @@ pub enum StoreReply {
 
 /// A call and its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operation {
+pub struct HistoryEntry {
     /// When it was called, by the [`Recorder`]'s count.
     pub called: u64,
     /// When it was answered.
     pub returned: u64,
     /// What was asked.
-    pub call: Call,
+    pub call: Invocation,
     /// What was answered.
     pub answer: StoreReply,
 }
@@ -66,7 +66,7 @@ pub struct Operation {
 #[derive(Debug, Default)]
 pub struct Recorder {
     clock: AtomicU64,
-    operations: Mutex<Vec<(OperationId, Operation)>>,
+    operations: Mutex<Vec<(OperationId, HistoryEntry)>>,
 }
 
 impl Recorder {
@@ -78,7 +78,7 @@ impl Recorder {
 
     /// Notes the answer to a swap. One that is promised not to have happened leaves no trace.
     pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
-        let call = Call::Swap { expected: swap.expected, write_id: swap.write_id };
+        let call = Invocation::Swap { expected: swap.expected, write_id: swap.write_id };
         match answer {
             Ok(Swapped::Stored(_)) => self.note(swap.id, called, call, StoreReply::Stored),
             Ok(Swapped::Conflict(seen)) => self.note(swap.id, called, call, found(seen)),
@@ -89,14 +89,14 @@ impl Recorder {
 
     /// Notes what a load found.
     pub fn loaded(&self, called: u64, key: OperationId, seen: &Snapshot) {
-        self.note(key, called, Call::Load, found(seen));
+        self.note(key, called, Invocation::Load, found(seen));
     }
 
     /// Checks what was noted, each key by itself.
     ///
     /// # Errors
-    /// The first [`Violation`].
-    pub fn check(&self) -> Result<(), Violation> {
+    /// The first [`HistoryViolation`].
+    pub fn check(&self) -> Result<(), HistoryViolation> {
         let mut noted = self.operations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         noted.sort_by_key(|(key, _)| *key);
         noted.chunk_by(|(one, _), (other, _)| one == other).try_for_each(|of_key| {
@@ -104,9 +104,9 @@ impl Recorder {
         })
     }
 
-    fn note(&self, key: OperationId, called: u64, call: Call, answer: StoreReply) {
+    fn note(&self, key: OperationId, called: u64, call: Invocation, answer: StoreReply) {
         let returned = self.clock.fetch_add(1, Ordering::SeqCst);
-        let operation = Operation { called, returned, call, answer };
+        let operation = HistoryEntry { called, returned, call, answer };
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         operations.push((key, operation));
     }
@@ -118,21 +118,21 @@ fn found(seen: &Snapshot) -> StoreReply {
 
 /// A history that no atomic store tells.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Violation {
+pub enum HistoryViolation {
     /// It has more than [`MAX_OPERATIONS`] operations: check shorter runs.
     TooLong(usize),
     /// There is no order in which all answers are right.
     NotLinearizable {
         /// The whole history, by time of call.
-        history: Vec<Operation>,
+        history: Vec<HistoryEntry>,
         /// The longest order that was right so far, as indices into `history`.
         longest: Vec<usize>,
     },
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for HistoryViolation {}
 
-impl fmt::Display for Violation {
+impl fmt::Display for HistoryViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong(length) => {
@@ -144,7 +144,7 @@ impl fmt::Display for Violation {
             Self::NotLinearizable { history, longest } => {
                 writeln!(f, "no order of these makes every answer right:")?;
                 for (index, operation) in history.iter().enumerate() {
-                    let Operation { called, returned, call, answer } = operation;
+                    let HistoryEntry { called, returned, call, answer } = operation;
                     writeln!(f, "{index:3} {called:5}..{returned:<5} {call:?} -> {answer:?}")?;
                 }
                 write!(f, "the longest order found: {longest:?}")
@@ -157,10 +157,10 @@ impl fmt::Display for Violation {
 /// `history`, whose operations are all on one key that was absent at first.
 ///
 /// # Errors
-/// A [`Violation`] that shows the history.
-pub fn linearizable(history: &[Operation]) -> Result<(), Violation> {
+/// A [`HistoryViolation`] that shows the history.
+pub fn linearizable(history: &[HistoryEntry]) -> Result<(), HistoryViolation> {
     if history.len() > MAX_OPERATIONS {
-        return Err(Violation::TooLong(history.len()));
+        return Err(HistoryViolation::TooLong(history.len()));
     }
     let mut history = history.to_vec();
     history.sort_by_key(|operation| operation.called);
@@ -169,11 +169,11 @@ pub fn linearizable(history: &[Operation]) -> Result<(), Violation> {
         return Ok(());
     }
     let longest = search.longest;
-    Err(Violation::NotLinearizable { history, longest })
+    Err(HistoryViolation::NotLinearizable { history, longest })
 }
 
 struct Search<'a> {
-    history: &'a [Operation],
+    history: &'a [HistoryEntry],
     /// The operations that have an answer, as bits: those that must have happened.
     definite: u64,
     /// Those without one that left a tag which somebody met: the others may as well not have
@@ -185,28 +185,32 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn over(history: &'a [Operation]) -> Self {
-        let bits = |chosen: &dyn Fn(&Operation) -> bool| {
+    fn over(history: &'a [HistoryEntry]) -> Self {
+        let bits = |chosen: &dyn Fn(&HistoryEntry) -> bool| {
             let chosen = (0..history.len()).filter(|at| chosen(&history[*at]));
             chosen.fold(0, |bits, at| bits | 1 << at)
         };
         let mut tags = HashSet::new();
         for operation in history {
             match (operation.call, operation.answer) {
-                (Call::Swap { expected, write_id }, StoreReply::Stored) => {
+                (Invocation::Swap { expected, write_id }, StoreReply::Stored) => {
                     tags.extend([expected, Some(write_id)])
                 }
-                (Call::Swap { expected, .. }, StoreReply::Found(found)) => {
+                (Invocation::Swap { expected, .. }, StoreReply::Found(found)) => {
                     tags.extend([expected, found]);
                 }
-                (Call::Swap { expected, .. }, StoreReply::Ambiguous) => tags.extend([expected]),
-                (Call::Load, StoreReply::Found(found)) => tags.extend([found]),
-                (Call::Load, StoreReply::Stored | StoreReply::Ambiguous) => {}
+                (Invocation::Swap { expected, .. }, StoreReply::Ambiguous) => {
+                    tags.extend([expected])
+                }
+                (Invocation::Load, StoreReply::Found(found)) => tags.extend([found]),
+                (Invocation::Load, StoreReply::Stored | StoreReply::Ambiguous) => {}
             }
         }
         let definite = bits(&|operation| operation.answer != StoreReply::Ambiguous);
         let met = bits(&|operation| match (operation.call, operation.answer) {
-            (Call::Swap { write_id, .. }, StoreReply::Ambiguous) => tags.contains(&Some(write_id)),
+            (Invocation::Swap { write_id, .. }, StoreReply::Ambiguous) => {
+                tags.contains(&Some(write_id))
+            }
             _ => false,
         });
         let (tried, order, longest) = (HashSet::new(), Vec::new(), Vec::new());
@@ -265,14 +269,16 @@ impl<'a> Search<'a> {
 }
 
 /// The tag after `operation` on a key that bears `tag`; `None` if its answer would be wrong.
-fn apply(write_id: Option<WriteId>, operation: &Operation) -> Option<Option<WriteId>> {
+fn apply(write_id: Option<WriteId>, operation: &HistoryEntry) -> Option<Option<WriteId>> {
     let (next, answer) = match operation.call {
-        Call::Load => (write_id, StoreReply::Found(write_id)),
-        Call::Swap { write_id: new, .. } if write_id == Some(new) => (write_id, StoreReply::Stored),
-        Call::Swap { expected, write_id: new } if write_id == expected => {
+        Invocation::Load => (write_id, StoreReply::Found(write_id)),
+        Invocation::Swap { write_id: new, .. } if write_id == Some(new) => {
+            (write_id, StoreReply::Stored)
+        }
+        Invocation::Swap { expected, write_id: new } if write_id == expected => {
             (Some(new), StoreReply::Stored)
         }
-        Call::Swap { .. } => (write_id, StoreReply::Found(write_id)),
+        Invocation::Swap { .. } => (write_id, StoreReply::Found(write_id)),
     };
     (operation.answer == answer || operation.answer == StoreReply::Ambiguous).then_some(next)
 }

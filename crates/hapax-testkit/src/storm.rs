@@ -44,7 +44,7 @@ pub struct Storm {
 
 /// What the callers were told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Told {
+pub struct StormCounts {
     /// Swaps that were stored.
     pub stored: u64,
     /// Swaps that met something else.
@@ -72,11 +72,11 @@ impl Storm {
     pub async fn run_until<S: Store>(
         &self,
         stores: &[Arc<S>],
-        enough: impl Fn(&Told) -> bool,
-    ) -> Told {
+        enough: impl Fn(&StormCounts) -> bool,
+    ) -> StormCounts {
         /// Rounds after which there will not be enough in any.
         const ROUNDS: usize = 200;
-        let mut all = Told::default();
+        let mut all = StormCounts::default();
         for seed in (self.seed..).take(ROUNDS) {
             let told = Self { seed, ..*self }.run(stores).await;
             all.stored += told.stored;
@@ -96,7 +96,7 @@ impl Storm {
     /// Callers do what the engine does: a swap of which nobody knows is sent again, as it is. They
     /// panic when a record is not what was written with its tag, and when the store says that it
     /// cannot read its own records.
-    pub async fn run<S: Store>(&self, stores: &[Arc<S>]) -> Told {
+    pub async fn run<S: Store>(&self, stores: &[Arc<S>]) -> StormCounts {
         let keys = self.operations.div_ceil(EACH * CALLERS as usize);
         let counts = Arc::new(Counts::default());
         let recorder = Arc::new(Recorder::default());
@@ -128,7 +128,7 @@ impl Storm {
         if let Err(violation) = recorder.check() {
             panic!("seed {}: {violation}", self.seed);
         }
-        counts.told()
+        counts.counts()
     }
 }
 
@@ -140,10 +140,10 @@ impl Counts {
         self.0[which].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn told(&self) -> Told {
+    fn counts(&self) -> StormCounts {
         let [stored, conflicts, loads, ambiguous, unavailable] =
             [0, 1, 2, 3, 4].map(|which: usize| self.0[which].load(Ordering::Relaxed));
-        Told { stored, conflicts, loads, ambiguous, unavailable }
+        StormCounts { stored, conflicts, loads, ambiguous, unavailable }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::storm::{Storm, Told};
+use hapax_testkit::storm::{Storm, StormCounts};
 use tokio::time::sleep;
 
 use crate::medium::{Fault, Lies, Medium};
@@ -36,7 +36,7 @@ async fn on_a_disk_that_fails_stands_still_and_fills_up() {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    let enough = |told: &Told| {
+    let enough = |told: &StormCounts| {
         let reached = told.stored > 500 && told.loads > 500 && told.unavailable > 20;
         reached && rounds.load(Relaxed) > 10 && store.stats().reopened > 10 && told.ambiguous > 20
     };

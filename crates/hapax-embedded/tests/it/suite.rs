@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::{Clock, Timestamp};
 use hapax_embedded::{EmbeddedStore, FileOptions};
 use hapax_testkit::ManualClock;
-use hapax_testkit::suite::{ClockFixture, Fixture};
+use hapax_testkit::suite::{ClockFixture, StoreFixture};
 
 /// Files in a directory of their own, gone with the fixture.
 struct Files {
@@ -20,7 +20,7 @@ impl Files {
     }
 }
 
-impl Fixture for Files {
+impl StoreFixture for Files {
     type Store = EmbeddedStore;
 
     const EXPIRES_BY_ITSELF: bool = false;

@@ -13,7 +13,7 @@ use hapax_conformance::{HandlerRequest, handler, reply, serve};
 use hapax_http::Body;
 use hapax_http::classify::Profile;
 use hapax_http::problem::{Code, Problem};
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use http::{Method, Response};
 use http_body_util::channel::Channel;
 use serde_json::{Value, json};
@@ -109,8 +109,8 @@ pub(crate) async fn each_call_has_one_effect(paying: Command) {
     config.policy.on_unknown = OnUnknown::Reconcile;
     config.policy.reconcile_url = Some(format!("http://{}/outcome", api.address).parse().unwrap());
     let gateway = start(config).await;
-    let lossy = Proxy::before(gateway.local_addr(), 7).await.unwrap();
-    lossy.set(ProxyRates { lose_reply: 200, ..ProxyRates::all(0, Duration::ZERO) });
+    let lossy = FaultProxy::before(gateway.local_addr(), 7).await.unwrap();
+    lossy.set(FaultProxyRates { lose_reply: 200, ..FaultProxyRates::all(0, Duration::ZERO) });
 
     let paid = lines(paying, lossy.address(), [CALLS.to_string()]).await;
     let expected: Vec<_> = (0..CALLS)

@@ -17,7 +17,7 @@ use hapax_gateway::{
 };
 use hapax_http::problem::DocsUrl;
 use hapax_http::stored_response::Cookies;
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::{PostgresServer, RedisServer};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -251,14 +251,14 @@ impl Instance for Gate {
 }
 
 /// A way to a server that can fall silent.
-struct Frozen(Proxy);
+struct Frozen(FaultProxy);
 
 /// A proxy in front of the server of this URL, and the URL by it.
 async fn linked(url: &str) -> (Frozen, String) {
     let (head, rest) = url.split_once("127.0.0.1:").unwrap();
     let digits = rest.len() - rest.trim_start_matches(|it: char| it.is_ascii_digit()).len();
     let port: u16 = rest[..digits].parse().unwrap();
-    let proxy = Proxy::before(([127, 0, 0, 1], port).into(), 1).await.unwrap();
+    let proxy = FaultProxy::before(([127, 0, 0, 1], port).into(), 1).await.unwrap();
     let url = format!("{head}{}{}", proxy.address(), &rest[digits..]);
     (Frozen(proxy), url)
 }

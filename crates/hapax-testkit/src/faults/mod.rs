@@ -1,6 +1,6 @@
 //! What goes wrong between a process and its store, on purpose and by a seed.
 //!
-//! - [`Proxy`] stands between a client and a server and loses, delays, tears and cuts.
+//! - [`FaultProxy`] stands between a client and a server and loses, delays, tears and cuts.
 //! - [`FaultyStore`] does the like to any [`Store`](hapax::Store), without a network.
 //!
 //! Both count what they did, so that a test can assert that it happened.
@@ -8,5 +8,5 @@
 mod proxy;
 mod store;
 
-pub use proxy::{Proxy, ProxyCounts, ProxyRates};
-pub use store::{FaultyCounts, FaultyRates, FaultyStore, OnPurpose};
+pub use proxy::{FaultProxy, FaultProxyRates, ProxyCounts};
+pub use store::{FaultyCounts, FaultyRates, FaultyStore, InjectedFault};

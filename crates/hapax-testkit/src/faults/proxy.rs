@@ -19,7 +19,7 @@ const MOST_CONNECTIONS: usize = 256;
 /// How often each fault happens: per mille of what is read from a connection at one time, which
 /// is about a request or a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ProxyRates {
+pub struct FaultProxyRates {
     /// A request is not passed on, and the connection ends.
     pub lose_request: u32,
     /// The client's connection ends; its request is passed on some time after.
@@ -36,7 +36,7 @@ pub struct ProxyRates {
     pub delay_at_most: Duration,
 }
 
-impl ProxyRates {
+impl FaultProxyRates {
     /// All but `silence` at the same rate.
     #[must_use]
     pub const fn all(per_mille: u32, delay_at_most: Duration) -> Self {
@@ -54,7 +54,7 @@ impl ProxyRates {
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a [`Proxy`] did so far.
+        /// What a [`FaultProxy`] did so far.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct ProxyCounts {
             $($(#[$doc])* pub $name: u64,)*
@@ -88,7 +88,7 @@ counts! {
     silences,
     /// Requests and replies delayed.
     delays,
-    /// Connections cut by [`Proxy::cut`].
+    /// Connections cut by [`FaultProxy::cut`].
     cuts,
 }
 
@@ -96,7 +96,7 @@ counts! {
 ///
 /// Dropping it ends it and every connection through it.
 #[derive(Debug)]
-pub struct Proxy {
+pub struct FaultProxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
@@ -106,15 +106,15 @@ pub struct Proxy {
 struct Shared {
     upstream: SocketAddr,
     dice: SeededEntropy,
-    rates: Mutex<ProxyRates>,
+    rates: Mutex<FaultProxyRates>,
     only: Mutex<Option<Vec<u8>>>,
     counters: Counters,
     frozen: watch::Sender<bool>,
-    /// Counts the calls of [`Proxy::cut`].
+    /// Counts the calls of [`FaultProxy::cut`].
     cut: watch::Sender<u64>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// A proxy in front of `upstream` that passes everything on until it is told otherwise.
     ///
     /// # Errors
@@ -142,12 +142,12 @@ impl Proxy {
     }
 
     /// What goes wrong from now on.
-    pub fn set(&self, rates: ProxyRates) {
+    pub fn set(&self, rates: FaultProxyRates) {
         *self.shared.rates.lock().unwrap_or_else(PoisonError::into_inner) = rates;
     }
 
     /// Spares all but requests with these bytes in them, such as `COMMIT`, and their replies, from
-    /// what [`Proxy::set`] said. Of what is read at one time, which is about a request.
+    /// what [`FaultProxy::set`] said. Of what is read at one time, which is about a request.
     pub fn only(&self, requests: &[u8]) {
         let only = (!requests.is_empty()).then(|| requests.to_vec());
         *self.shared.only.lock().unwrap_or_else(PoisonError::into_inner) = only;
@@ -158,7 +158,7 @@ impl Proxy {
         self.shared.cut.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Passes nothing on, until [`Proxy::thaw`]: as a partition of the network does.
+    /// Passes nothing on, until [`FaultProxy::thaw`]: as a partition of the network does.
     pub fn freeze(&self) {
         self.shared.frozen.send_replace(true);
     }
@@ -175,7 +175,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         // The connections are in a set that the task owns: they end with it.
         self.accepting.abort();
@@ -280,9 +280,9 @@ async fn replies(
 }
 
 impl Shared {
-    fn rates(&self, meant: &AtomicBool) -> ProxyRates {
+    fn rates(&self, meant: &AtomicBool) -> FaultProxyRates {
         if !meant.load(Ordering::Relaxed) {
-            return ProxyRates::default();
+            return FaultProxyRates::default();
         }
         *self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,13 +296,13 @@ impl Shared {
         per_mille > 0 && self.dice.below(1_000) < u64::from(per_mille)
     }
 
-    fn pause(&self, rates: &ProxyRates) -> Duration {
+    fn pause(&self, rates: &FaultProxyRates) -> Duration {
         let most = u64::try_from(rates.delay_at_most.as_micros()).unwrap_or(u64::MAX);
         Duration::from_micros(self.dice.below(most.max(1)))
     }
 
     /// Waits while frozen, and sometimes a while longer, or for ever.
-    async fn hinder(&self, rates: &ProxyRates) {
+    async fn hinder(&self, rates: &FaultProxyRates) {
         if self.hit(rates.silence) {
             count(&self.counters.silences);
             std::future::pending::<()>().await;

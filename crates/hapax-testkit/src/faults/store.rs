@@ -66,7 +66,7 @@ enum Count {
 /// The fault of a [`FaultyStore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this store fails on purpose")]
-pub struct OnPurpose;
+pub struct InjectedFault;
 
 impl<S: Store> FaultyStore<S> {
     /// `inner`, without faults until it is told otherwise.
@@ -133,7 +133,7 @@ impl<S: Store> FaultyStore<S> {
     async fn enter(&self, rates: &FaultyRates) -> Result<(), StoreError> {
         let unavailable = if self.down.load(Ordering::SeqCst) { 1_000 } else { rates.unavailable };
         if self.hit(unavailable, Count::Unavailable) {
-            return Err(StoreError::unavailable(OnPurpose));
+            return Err(StoreError::unavailable(InjectedFault));
         }
         if self.hit(rates.delay, Count::Delay) {
             sleep(self.pause(rates)).await;
@@ -145,7 +145,7 @@ impl<S: Store> FaultyStore<S> {
         let rates = self.rates();
         self.enter(&rates).await?;
         if self.hit(rates.ambiguous_lost, Count::Lost) {
-            return Err(StoreError::ambiguous(OnPurpose));
+            return Err(StoreError::ambiguous(InjectedFault));
         }
         if self.hit(rates.ambiguous_late, Count::Late) {
             let (inner, pause) = (Arc::clone(&self.inner), self.pause(&rates));
@@ -157,11 +157,11 @@ impl<S: Store> FaultyStore<S> {
                 let _ = inner.swap(swap).await;
                 pending.send_modify(|pending| *pending -= 1);
             });
-            return Err(StoreError::ambiguous(OnPurpose));
+            return Err(StoreError::ambiguous(InjectedFault));
         }
         let swapped = self.inner.swap(swap).await;
         if swapped.is_ok() && self.hit(rates.ambiguous_applied, Count::Applied) {
-            return Err(StoreError::ambiguous(OnPurpose));
+            return Err(StoreError::ambiguous(InjectedFault));
         }
         swapped
     }

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 #[cfg(feature = "servers")]
-pub use processes::{Part, two_processes};
+pub use processes::{ProcessRole, two_processes};
 
 /// How long calls wait for one another: as good as for ever.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -74,13 +74,13 @@ impl Ledger {
 
 /// What this process is to do in the test of another one.
 #[derive(Debug)]
-pub struct Part {
+pub struct ProcessRole {
     name: String,
     store: String,
     ledger: PathBuf,
 }
 
-impl Part {
+impl ProcessRole {
     /// The part of this process; `None` where it runs the test itself.
     #[must_use]
     pub fn of_this_process() -> Option<Self> {
@@ -259,7 +259,7 @@ impl Player {
 
 /// Fifty calls over two processes, and every way in which one of them can fail the other. `test` is
 /// the name of the test that calls this, as its program lists it: its program is started again, finds
-/// its [`Part`] and plays it over the store at `store`. `engine` is this process's own over that
+/// its [`ProcessRole`] and plays it over the store at `store`. `engine` is this process's own over that
 /// store, in which nothing is yet.
 pub async fn two_processes(test: &str, store: &str, engine: &Idempotency) {
     let folder = tempfile::tempdir().unwrap();

@@ -3,9 +3,9 @@
 use hapax::store::{Stamp, StoredRecord, Swap, Swapped};
 use hapax::{OnUnknown, RecordState, Timestamp};
 
+use super::ledger::SwapPurpose;
 use super::plan;
-use super::truth::Meaning;
-use super::world::{ClaimTalk, Conv, Talk, World};
+use super::world::{ExchangeKind, SimClaim, SimExchange, World};
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $bug:ident,)*) => {
@@ -90,12 +90,11 @@ bugs! {
 }
 
 /// Rewrites what the store said before the core hears it.
-pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped) {
+pub(super) fn garble(bug: Bug, world: &World, exchange: &SimExchange, swapped: &mut Swapped) {
     if bug == Bug::GoesByTheClientsClock {
-        let skewed = world
-            .store
-            .clock(world.now)
-            .saturating_add_signed(world.plan.skew[usize::from(conv.process)] - world.store.offset);
+        let skewed = world.store.clock(world.now).saturating_add_signed(
+            world.plan.skew[usize::from(exchange.process)] - world.store.offset,
+        );
         let now = Timestamp::from_micros(skewed);
         match swapped {
             Swapped::Stored(stamped) => stamped.now = now,
@@ -106,33 +105,35 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
     let Swapped::Conflict(seen) = swapped else { return };
     let now = seen.now;
     let Some(stored) = &mut seen.stored else { return };
-    match &conv.talk {
-        Talk::Claim(claim) => garble_for_claimer(bug, now, claim, stored),
-        Talk::Write(write) => {
-            let Some(tenure) = world.ledger.tenures.get(write.tenure as usize) else { return };
+    match &exchange.talk {
+        ExchangeKind::Claim(claim) => garble_for_claimer(bug, now, claim, stored),
+        ExchangeKind::Write(write) => {
+            let Some(execution) = world.ledger.executions.get(write.execution as usize) else {
+                return;
+            };
             let seize = match (bug, write.meaning) {
-                (Bug::ComparesFences, Meaning::Operator { .. }) => false,
-                (Bug::ComparesFences, _) => tenure.fence >= stored.fence.get(),
-                (Bug::RenewsWithoutOwnership, Meaning::Renew { .. }) => true,
-                (Bug::ReleasesWithoutOwnership, Meaning::Release) => true,
-                (Bug::CompletesWithoutOwnership, Meaning::Complete { .. }) => true,
+                (Bug::ComparesFences, SwapPurpose::Operator { .. }) => false,
+                (Bug::ComparesFences, _) => execution.fence >= stored.fence.get(),
+                (Bug::RenewsWithoutOwnership, SwapPurpose::Renew { .. }) => true,
+                (Bug::ReleasesWithoutOwnership, SwapPurpose::Release) => true,
+                (Bug::CompletesWithoutOwnership, SwapPurpose::Complete { .. }) => true,
                 _ => false,
             };
             if seize {
-                stored.record.lease_id = tenure.lease_id;
-                stored.record.generation = tenure.record_life;
+                stored.record.lease_id = execution.lease_id;
+                stored.record.generation = execution.record_life;
             }
-            let own = stored.record.lease_id == tenure.lease_id;
+            let own = stored.record.lease_id == execution.lease_id;
             match (bug, write.meaning, &stored.record.state) {
-                (Bug::OverwritesOutcomes, Meaning::Complete { .. }, RecordState::Done(_))
+                (Bug::OverwritesOutcomes, SwapPurpose::Complete { .. }, RecordState::Done(_))
                     if own =>
                 {
                     stored.record.state = RecordState::InFlight;
                 }
-                (Bug::ResolvesTheUnseen, Meaning::Operator { fence, .. }, _) => {
+                (Bug::ResolvesTheUnseen, SwapPurpose::Operator { fence, .. }, _) => {
                     stored.fence = hapax::FencingToken::new(fence);
                 }
-                (Bug::ResolvesWithoutForce, Meaning::Operator { .. }, _) => {
+                (Bug::ResolvesWithoutForce, SwapPurpose::Operator { .. }, _) => {
                     stored.lease_until = Timestamp::default();
                 }
                 _ => {}
@@ -141,7 +142,7 @@ pub(super) fn garble(bug: Bug, world: &World, conv: &Conv, swapped: &mut Swapped
     }
 }
 
-fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, stored: &mut StoredRecord) {
+fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut StoredRecord) {
     match bug {
         Bug::IgnoresTheRecordsPolicy => stored.record.terms.on_unknown = OnUnknown::Reexecute,
         Bug::IgnoresRenewals => {
@@ -165,26 +166,28 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &ClaimTalk, stored: &mut 
 }
 
 /// Rewrites what the core wants to write before the store gets it.
-pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: Meaning, swap: &mut Swap) {
+pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mut Swap) {
     let draft = &mut swap.draft;
-    let takeover = matches!(meaning, Meaning::Execute { anew: false, .. });
+    let takeover = matches!(meaning, SwapPurpose::Execute { anew: false, .. });
     match bug {
         Bug::ExpiresUnderBlock => {
             draft.keep = draft.keep.or(Some(draft.record.terms.retention));
         }
         Bug::LoosensTerms if takeover => draft.record.terms.on_unknown = policy,
         // The claim itself went out as `reexecute`.
-        Bug::IgnoresTheClaimersPolicy if matches!(meaning, Meaning::Execute { anew: true, .. }) => {
+        Bug::IgnoresTheClaimersPolicy
+            if matches!(meaning, SwapPurpose::Execute { anew: true, .. }) =>
+        {
             draft.record.terms.on_unknown = policy;
             draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
         }
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
         Bug::ForgetsTheLife if takeover => draft.record.generation = draft.record.lease_id,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
-        Bug::ReleasesTheUnknown if matches!(meaning, Meaning::Abandon { .. }) => {
+        Bug::ReleasesTheUnknown if matches!(meaning, SwapPurpose::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
         }
-        Bug::AskingTakesTheGrant if matches!(meaning, Meaning::Announce { .. }) => {
+        Bug::AskingTakesTheGrant if matches!(meaning, SwapPurpose::Announce { .. }) => {
             draft.record.lease_id = hapax::LeaseId::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}

@@ -5,8 +5,10 @@ use std::time::Duration;
 use hapax::exchange::{ClaimExchange, ClaimRequest, ClaimResult, Next};
 use hapax::{OnUnknown, Terms};
 
+use super::ledger::{
+    Checked, KeyModel, NEVER, Phase, PromiseViolation, SwapPurpose, SwapSender, ensure,
+};
 use super::plan::{self, KEYS, MS};
-use super::truth::{Judged, Meaning, NEVER, Phase, Truth, Violation, Writer, ensure};
 use super::world::{OPERATORS, World, note};
 
 /// What is asked of a key in the end.
@@ -15,10 +17,10 @@ const LEASE: u64 = 1_000 * MS;
 const AGES: u64 = 60 * LEASE;
 
 impl World {
-    pub(super) fn last_judgement(&mut self) -> Judged {
-        let unfinished = self.convs.iter().any(|conv| {
-            let alive = self.processes[usize::from(conv.process)].epoch == conv.epoch;
-            alive && conv.process != OPERATORS && !conv.over
+    pub(super) fn last_judgement(&mut self) -> Checked {
+        let unfinished = self.convs.iter().any(|exchange| {
+            let alive = self.processes[usize::from(exchange.process)].epoch == exchange.epoch;
+            alive && exchange.process != OPERATORS && !exchange.over
         });
         ensure(!unfinished, "L5", "something held back was never written")?;
         for key in 0..KEYS {
@@ -43,19 +45,19 @@ impl World {
     }
 
     /// What is in flight belongs to a process that died, or let go of it.
-    fn nobody_is_left(&mut self, key: usize) -> Judged {
+    fn nobody_is_left(&mut self, key: usize) -> Checked {
         let truth = self.ledger.look(key, self.store.clock(self.now));
         if truth.phase != Phase::Held || truth.was_expired() {
             return Ok(());
         }
-        let tenure = &self.ledger.tenures[truth.tenure as usize];
-        let conv = &self.convs[tenure.conv as usize];
-        let died = self.processes[usize::from(conv.process)].epoch != conv.epoch;
-        ensure(died || tenure.dropped || tenure.stray, "L6", "a claim was left behind")
+        let execution = &self.ledger.executions[truth.execution as usize];
+        let exchange = &self.convs[execution.exchange as usize];
+        let died = self.processes[usize::from(exchange.process)].epoch != exchange.epoch;
+        ensure(died || execution.dropped || execution.stray, "L6", "a claim was left behind")
     }
 
     /// A claim under `reexecute`, by anybody, gets what the truth says, without ado.
-    fn claimable(&mut self, key: usize) -> Judged {
+    fn claimable(&mut self, key: usize) -> Checked {
         let clock = self.store.clock(self.now);
         let truth = self.ledger.look(key, clock);
         note!(self, "k{key} in the end: {truth:?}");
@@ -75,7 +77,7 @@ impl World {
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;
-        let broken = Violation { promise: "L1", what: "a claim failed in the end" };
+        let broken = PromiseViolation { promise: "L1", what: "a claim failed in the end" };
         let (mut claiming, mut next) =
             ClaimExchange::start(name, claim, entropy).map_err(|_| broken)?;
         for _ in 0..5 {
@@ -90,15 +92,15 @@ impl World {
                     let (swapped, write) = self.store.judge(key, self.now, &swap);
                     if write {
                         let fence = self.store.write(key, self.now, &swap);
-                        let meaning = Meaning::Execute {
+                        let meaning = SwapPurpose::Execute {
                             anew: swap.draft.record.generation == swap.draft.record.lease_id,
                             attempt: swap.draft.record.attempt,
                             asked: None,
                         };
-                        let by = Writer {
-                            conv: u32::MAX,
+                        let by = SwapSender {
+                            exchange: u32::MAX,
                             process: u8::MAX,
-                            tenure: 0,
+                            execution: 0,
                             request: truth.request,
                             policy: OnUnknown::Reexecute,
                             lease: LEASE,
@@ -115,7 +117,7 @@ impl World {
     }
 }
 
-fn judge_end(truth: &Truth, claimed: &ClaimResult) -> Judged {
+fn judge_end(truth: &KeyModel, claimed: &ClaimResult) -> Checked {
     let free = truth.vacant() || truth.expired();
     let again = truth.strict == OnUnknown::Reexecute;
     let right = match claimed {

@@ -15,19 +15,19 @@
 //! assert_eq!(tally.schedules, 200);
 //! ```
 
-mod answers;
 mod bug;
+mod claims;
 mod downstream;
 mod ending;
-mod facts;
+mod exchange;
+mod ledger;
+mod model;
 mod network;
 mod operator;
-mod parts;
 mod plan;
+mod schedule;
 mod store;
-mod talk;
 mod tally;
-mod truth;
 mod worker;
 mod world;
 
@@ -35,7 +35,7 @@ use std::fmt;
 use std::ops::Range;
 
 pub use bug::Bug;
-pub use facts::Violation;
+pub use model::PromiseViolation;
 pub use tally::{Event, Fault, Tally};
 use world::World;
 
@@ -45,7 +45,7 @@ pub struct SimFailure {
     /// Play it again with [`run_seed`].
     pub seed: u64,
     /// What it broke.
-    pub violation: Violation,
+    pub violation: PromiseViolation,
     /// What happened until then, a line each.
     pub trace: Vec<String>,
 }
@@ -57,7 +57,7 @@ impl fmt::Display for SimFailure {
         for line in &self.trace {
             writeln!(f, "{line}")?;
         }
-        let Violation { promise, what } = self.violation;
+        let PromiseViolation { promise, what } = self.violation;
         write!(f, "seed {}: {promise}: {what}", self.seed)
     }
 }

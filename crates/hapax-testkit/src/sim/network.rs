@@ -3,21 +3,21 @@
 use hapax::store::{Swap, Swapped};
 
 use super::bug::{self, Bug};
+use super::ledger::{SwapPurpose, SwapSender};
 use super::plan::{self, MS, TIMEOUT};
 use super::tally::{Event as Count, Fault};
-use super::truth::{Meaning, Writer};
-use super::world::{Happening, Letter, Looker, Reply, Talk, World, note};
+use super::world::{ExchangeKind, LoadOrigin, Reply, SimEvent, SwapMessage, World, note};
 
 impl World {
     /// Sends a swap for the first time.
-    pub(super) fn post(&mut self, conv: u32, mut swap: Swap, meaning: Meaning) {
-        let letter = self.letters.len() as u32;
-        let state = &mut self.convs[conv as usize];
-        (state.letter, state.sends, state.ambiguous) = (letter, 0, false);
+    pub(super) fn post(&mut self, exchange: u32, mut swap: Swap, meaning: SwapPurpose) {
+        let message = self.messages.len() as u32;
+        let state = &mut self.convs[exchange as usize];
+        (state.message, state.sends, state.ambiguous) = (message, 0, false);
         state.waiting = true;
         note!(
             self,
-            "c{conv} of {}: k{} {:?} -> {:?}, {meaning:?}",
+            "c{exchange} of {}: k{} {:?} -> {:?}, {meaning:?}",
             state.process,
             state.key,
             swap.expected,
@@ -25,46 +25,46 @@ impl World {
         );
         if let Some(bug) = self.bug {
             let policy = match &state.talk {
-                Talk::Claim(claim) => claim.policy,
-                Talk::Write(_) => swap.draft.record.terms.on_unknown,
+                ExchangeKind::Claim(claim) => claim.policy,
+                ExchangeKind::Write(_) => swap.draft.record.terms.on_unknown,
             };
             bug::spoil(bug, policy, meaning, &mut swap);
         }
-        self.letters.push(Letter {
+        self.messages.push(SwapMessage {
             swap,
-            conv,
+            exchange,
             meaning,
             landed: false,
             answered: false,
-            tenure: None,
+            execution: None,
         });
-        self.transmit(conv);
+        self.transmit(exchange);
     }
 
     /// Sends a copy of a conversation's swap.
-    pub(super) fn transmit(&mut self, conv: u32) {
-        let state = &mut self.convs[conv as usize];
+    pub(super) fn transmit(&mut self, exchange: u32) {
+        let state = &mut self.convs[exchange as usize];
         state.sends += 1;
-        let (letter, sends) = (state.letter, state.sends);
+        let (message, sends) = (state.message, state.sends);
         if self.fails(self.plan.refuse) {
             self.tally.fault(Fault::Unavailable);
-            self.at(2 * MS, Happening::Reject { conv, sends });
+            self.at(2 * MS, SimEvent::Reject { exchange, sends });
             return;
         }
         if self.fails(self.plan.lose) {
             self.tally.fault(Fault::RequestLost);
-            note!(self, "c{conv}: a copy is lost");
+            note!(self, "c{exchange}: a copy is lost");
         } else {
             let delay = self.latency(Fault::RequestDelayed);
-            self.at(delay, Happening::Arrive { letter });
+            self.at(delay, SimEvent::Arrive { message });
         }
         if self.fails(self.plan.repeat) {
             self.tally.fault(Fault::RequestRepeated);
             let delay = self.long_delay();
-            self.at(delay, Happening::Arrive { letter });
+            self.at(delay, SimEvent::Arrive { message });
         }
         let patience = TIMEOUT << sends.min(4);
-        self.at(patience, Happening::Timeout { conv, letter, sends });
+        self.at(patience, SimEvent::Timeout { exchange, message, sends });
     }
 
     /// A few milliseconds, or longer than anybody waits.
@@ -90,62 +90,62 @@ impl World {
         TIMEOUT + self.below(most * MS)
     }
 
-    pub(super) fn arrive(&mut self, letter: u32) {
-        let Letter { swap, conv, .. } = &self.letters[letter as usize];
-        let key = usize::from(self.convs[*conv as usize].key);
+    pub(super) fn arrive(&mut self, message: u32) {
+        let SwapMessage { swap, exchange, .. } = &self.messages[message as usize];
+        let key = usize::from(self.convs[*exchange as usize].key);
         let (swapped, write) = self.store.judge(key, self.now, swap);
         if !write {
-            return self.send_reply(letter, swapped);
+            return self.send_reply(message, swapped);
         }
         match self.bug {
             Some(Bug::ChecksThenSets) if self.chance(100) => {
                 let pause = self.below(60 * MS);
-                self.at(pause, Happening::Set { letter });
+                self.at(pause, SimEvent::Set { message });
             }
-            Some(Bug::LosesWrites) if self.chance(20) => self.send_reply(letter, swapped),
+            Some(Bug::LosesWrites) if self.chance(20) => self.send_reply(message, swapped),
             _ => {
-                self.write(letter, key);
-                self.send_reply(letter, swapped);
+                self.write(message, key);
+                self.send_reply(message, swapped);
             }
         }
     }
 
     /// The second half of a write that was checked before.
-    pub(super) fn set(&mut self, letter: u32) {
-        let Letter { swap, conv, .. } = &self.letters[letter as usize];
-        let key = usize::from(self.convs[*conv as usize].key);
+    pub(super) fn set(&mut self, message: u32) {
+        let SwapMessage { swap, exchange, .. } = &self.messages[message as usize];
+        let key = usize::from(self.convs[*exchange as usize].key);
         let mut fresh = swap.clone();
         fresh.expected = self.store.records[key].as_ref().map(|stored| stored.write_id);
         let (swapped, _) = self.store.judge(key, self.now, &fresh);
-        self.write(letter, key);
-        self.send_reply(letter, swapped);
+        self.write(message, key);
+        self.send_reply(message, swapped);
     }
 
-    fn write(&mut self, letter: u32, key: usize) {
-        let Letter { swap, conv, meaning, landed, .. } = &self.letters[letter as usize];
-        let (conv, meaning, again) = (*conv, *meaning, *landed);
+    fn write(&mut self, message: u32, key: usize) {
+        let SwapMessage { swap, exchange, meaning, landed, .. } = &self.messages[message as usize];
+        let (exchange, meaning, again) = (*exchange, *meaning, *landed);
         let fence = self.store.write(key, self.now, swap);
         let clock = self.store.clock(self.now);
-        note!(self, "c{conv}: {:?} is written, fence {fence}, clock {clock}", swap.write_id);
-        let state = &mut self.convs[conv as usize];
+        note!(self, "c{exchange}: {:?} is written, fence {fence}, clock {clock}", swap.write_id);
+        let state = &mut self.convs[exchange as usize];
         let terms = &swap.draft.record.terms;
         let by = match &mut state.talk {
-            Talk::Claim(claim) => Writer {
-                conv,
+            ExchangeKind::Claim(claim) => SwapSender {
+                exchange,
                 process: plan::process(state.process),
-                tenure: 0,
+                execution: 0,
                 request: claim.request,
                 policy: claim.policy,
                 lease: claim.lease,
                 retention: claim.retention,
                 again,
             },
-            Talk::Write(write) => {
+            ExchangeKind::Write(write) => {
                 write.landed = true;
-                Writer {
-                    conv,
+                SwapSender {
+                    exchange,
                     process: plan::process(state.process),
-                    tenure: write.tenure,
+                    execution: write.execution,
                     request: 0,
                     policy: terms.on_unknown,
                     lease: 0,
@@ -155,17 +155,17 @@ impl World {
             }
         };
         let judged = self.ledger.wrote(key, clock, fence, meaning, by, swap);
-        let id = letter;
-        let letter = &mut self.letters[letter as usize];
-        letter.landed = true;
+        let id = message;
+        let message = &mut self.messages[message as usize];
+        message.landed = true;
         match judged {
             Ok(entered) => {
                 let truth = self.ledger.keys[key];
-                letter.tenure = entered;
-                if let Talk::Claim(claim) = &mut state.talk {
-                    claim.tenure = entered.or(claim.tenure);
-                    if matches!(meaning, Meaning::Announce { .. }) {
-                        claim.asked = Some((truth.version, truth.tenure));
+                message.execution = entered;
+                if let ExchangeKind::Claim(claim) = &mut state.talk {
+                    claim.execution = entered.or(claim.execution);
+                    if matches!(meaning, SwapPurpose::Announce { .. }) {
+                        claim.asked = Some((truth.version, truth.execution));
                     }
                 }
                 if let Some(entered) = entered
@@ -173,14 +173,14 @@ impl World {
                     && self.processes[usize::from(state.process)].epoch == state.epoch
                 {
                     let process = plan::process(state.process);
-                    self.ledger.tenures[entered as usize].running = Some(process);
+                    self.ledger.executions[entered as usize].running = Some(process);
                 }
                 // The sender has moved on, or is being told something else.
-                let late = state.over || state.letter != id || letter.answered;
+                let late = state.over || state.message != id || message.answered;
                 if let Some(entered) = entered
                     && late
                 {
-                    self.ledger.tenures[entered as usize].stray = true;
+                    self.ledger.executions[entered as usize].stray = true;
                     self.tally.event(Count::Stray);
                 }
             }
@@ -188,9 +188,9 @@ impl World {
         }
     }
 
-    fn send_reply(&mut self, letter: u32, swapped: Swapped) {
-        let conv = self.letters[letter as usize].conv;
-        let key = usize::from(self.convs[conv as usize].key);
+    fn send_reply(&mut self, message: u32, swapped: Swapped) {
+        let exchange = self.messages[message as usize].exchange;
+        let key = usize::from(self.convs[exchange as usize].key);
         self.count(match &swapped {
             Swapped::Stored(_) => Count::Stored,
             Swapped::Conflict(_) => Count::Conflict,
@@ -199,66 +199,66 @@ impl World {
         let truth = self.ledger.look(key, clock);
         let reply = self.replies.len() as u32;
         self.replies.push(Reply { swapped, truth });
-        self.letters[letter as usize].answered = true;
+        self.messages[message as usize].answered = true;
         if self.fails(self.plan.lose) {
             self.tally.fault(Fault::ReplyLost);
-            note!(self, "c{conv}: a reply is lost");
+            note!(self, "c{exchange}: a reply is lost");
         } else {
             let delay = self.latency(Fault::ReplyDelayed);
-            self.at(delay, Happening::Reply { conv, letter, reply });
+            self.at(delay, SimEvent::Reply { exchange, message, reply });
         }
         if self.fails(self.plan.repeat) {
             self.tally.fault(Fault::ReplyRepeated);
             let delay = self.long_delay();
-            self.at(delay, Happening::Reply { conv, letter, reply });
+            self.at(delay, SimEvent::Reply { exchange, message, reply });
         }
     }
 
-    pub(super) fn reply(&mut self, conv: u32, letter: u32, reply: u32) {
-        let state = &self.convs[conv as usize];
+    pub(super) fn reply(&mut self, exchange: u32, message: u32, reply: u32) {
+        let state = &self.convs[exchange as usize];
         // An answer to an earlier swap says nothing about this one.
-        if state.over || !state.waiting || state.letter != letter {
+        if state.over || !state.waiting || state.message != message {
             return;
         }
         let Reply { swapped, truth } = self.replies[reply as usize].clone();
-        self.receive(conv, swapped, truth);
+        self.receive(exchange, swapped, truth);
     }
 
-    pub(super) fn refused(&mut self, conv: u32, sends: u32) {
-        let state = &self.convs[conv as usize];
+    pub(super) fn refused(&mut self, exchange: u32, sends: u32) {
+        let state = &self.convs[exchange as usize];
         if state.over || !state.waiting || state.sends != sends {
             return;
         }
-        note!(self, "c{conv}: the store is unavailable");
-        if !self.forsaken(conv) {
-            self.transmit(conv);
+        note!(self, "c{exchange}: the store is unavailable");
+        if !self.forsaken(exchange) {
+            self.transmit(exchange);
         }
     }
 
-    pub(super) fn timeout(&mut self, conv: u32, letter: u32, sends: u32) {
-        let state = &mut self.convs[conv as usize];
-        if state.over || !state.waiting || state.letter != letter || state.sends != sends {
+    pub(super) fn timeout(&mut self, exchange: u32, message: u32, sends: u32) {
+        let state = &mut self.convs[exchange as usize];
+        if state.over || !state.waiting || state.message != message || state.sends != sends {
             return;
         }
         state.ambiguous = true;
-        note!(self, "c{conv}: no answer");
-        if self.forsaken(conv) {
+        note!(self, "c{exchange}: no answer");
+        if self.forsaken(exchange) {
             return;
         }
         match self.bug {
             Some(Bug::ResolvesByLoading) => {
-                let looker = Looker::Carrier { conv, letter };
-                self.at(MS, Happening::Look { looker });
+                let looker = LoadOrigin::Carrier { exchange, message };
+                self.at(MS, SimEvent::Look { looker });
             }
-            _ => self.transmit(conv),
+            _ => self.transmit(exchange),
         }
     }
 
-    pub(super) fn look(&mut self, looker: Looker) {
+    pub(super) fn look(&mut self, looker: LoadOrigin) {
         let key = match looker {
-            Looker::Operator { operator } => self.operators[operator as usize].key,
-            Looker::Waiter { worker, .. } => self.processes[usize::from(worker)].key,
-            Looker::Carrier { conv, .. } => self.convs[conv as usize].key,
+            LoadOrigin::Operator { operator } => self.operators[operator as usize].key,
+            LoadOrigin::Waiter { worker, .. } => self.processes[usize::from(worker)].key,
+            LoadOrigin::Carrier { exchange, .. } => self.convs[exchange as usize].key,
         };
         let mut seen = 0;
         if self.fails(self.plan.fail_load) {
@@ -273,29 +273,29 @@ impl World {
             seen = self.looks.len() as u32;
         }
         let delay = MS + self.below(4 * MS);
-        self.at(delay, Happening::Looked { looker, seen });
+        self.at(delay, SimEvent::Looked { looker, seen });
     }
 
     /// `seen` is the number of the look, from 1; 0 is a load that failed.
-    pub(super) fn looked(&mut self, looker: Looker, seen: u32, happening: Happening) {
+    pub(super) fn looked(&mut self, looker: LoadOrigin, seen: u32, happening: SimEvent) {
         let found = seen.checked_sub(1).map(|at| self.looks[at as usize].clone());
         match looker {
-            Looker::Operator { operator } => self.operator_looked(operator, found),
-            Looker::Waiter { worker, operation } => {
+            LoadOrigin::Operator { operator } => self.operator_looked(operator, found),
+            LoadOrigin::Waiter { worker, operation } => {
                 if !self.asleep(worker, happening)
                     && self.processes[usize::from(worker)].operation == operation
                 {
                     self.waiter_looked(worker, found);
                 }
             }
-            Looker::Carrier { conv, letter } => {
-                let state = &self.convs[conv as usize];
+            LoadOrigin::Carrier { exchange, message } => {
+                let state = &self.convs[exchange as usize];
                 let dead = self.processes[usize::from(state.process)].epoch != state.epoch;
-                if dead || state.over || !state.waiting || state.letter != letter {
+                if dead || state.over || !state.waiting || state.message != message {
                     return;
                 }
-                let Some((found, truth)) = found else { return self.transmit(conv) };
-                let write_id = self.letters[letter as usize].swap.write_id;
+                let Some((found, truth)) = found else { return self.transmit(exchange) };
+                let write_id = self.messages[message as usize].swap.write_id;
                 match &found.stored {
                     Some(stored) if stored.write_id == write_id => {
                         let stamped = hapax::store::Stamped {
@@ -303,9 +303,9 @@ impl World {
                             fence: stored.fence,
                             lease_until: stored.lease_until,
                         };
-                        self.receive(conv, Swapped::Stored(stamped), truth);
+                        self.receive(exchange, Swapped::Stored(stamped), truth);
                     }
-                    _ => self.receive(conv, Swapped::Conflict(found), truth),
+                    _ => self.receive(exchange, Swapped::Conflict(found), truth),
                 }
             }
         }

@@ -5,15 +5,17 @@ use hapax::exchange::{WriteExchange, WriteResult};
 use hapax::machine::{Resolution, Resolve};
 use hapax::store::Snapshot;
 
+use super::ledger::{KeyModel, SwapPurpose};
 use super::plan::{self, KEYS, MS, OPERATORS_OUTCOMES};
 use super::tally::{Event as Count, Fault};
-use super::truth::{Meaning, Truth};
-use super::world::{Conv, Happening, Looker, OPERATORS, Talk, World, WriteTalk, note};
+use super::world::{
+    ExchangeKind, LoadOrigin, OPERATORS, SimEvent, SimExchange, SimWrite, World, note,
+};
 
 #[derive(Debug)]
 pub(super) struct Operator {
     pub(super) key: u8,
-    seen: Option<(Snapshot, Truth)>,
+    seen: Option<(Snapshot, KeyModel)>,
 }
 
 impl World {
@@ -21,14 +23,14 @@ impl World {
         let operator = self.operators.len() as u32;
         let key = self.below(KEYS as u64) as u8;
         self.operators.push(Operator { key, seen: None });
-        let looker = Looker::Operator { operator };
-        self.at(MS, Happening::Look { looker });
+        let looker = LoadOrigin::Operator { operator };
+        self.at(MS, SimEvent::Look { looker });
     }
 
-    pub(super) fn operator_looked(&mut self, operator: u32, found: Option<(Snapshot, Truth)>) {
+    pub(super) fn operator_looked(&mut self, operator: u32, found: Option<(Snapshot, KeyModel)>) {
         let Some(found) = found else {
-            let looker = Looker::Operator { operator };
-            return self.at(500 * MS, Happening::Look { looker });
+            let looker = LoadOrigin::Operator { operator };
+            return self.at(500 * MS, SimEvent::Look { looker });
         };
         let worth = found.0.stored.is_some();
         self.operators[operator as usize].seen = Some(found);
@@ -36,7 +38,7 @@ impl World {
         let most = if self.chance(500) { 50 * MS } else { 3_000 * MS };
         let thought = self.below(most);
         if worth {
-            self.at(thought, Happening::Resolve { operator });
+            self.at(thought, SimEvent::Resolve { operator });
         }
     }
 
@@ -61,20 +63,20 @@ impl World {
             self,
             "an operator resolves k{key} at fence {fence}, force {force}, forget {forget}: {outcome:?}"
         );
-        let meaning = Meaning::Operator { fence, force, forget, outcome };
-        let talk = Talk::Write(WriteTalk {
+        let meaning = SwapPurpose::Operator { fence, force, forget, outcome };
+        let talk = ExchangeKind::Write(SimWrite {
             writing,
-            tenure: truth.tenure,
+            execution: truth.execution,
             meaning,
             landed: false,
             ownership: None,
         });
-        let conv = self.begin(Conv {
+        let exchange = self.begin(SimExchange {
             process: OPERATORS,
             epoch: 0,
             operation: 0,
             key,
-            letter: 0,
+            message: 0,
             sends: 0,
             waiting: false,
             ambiguous: false,
@@ -82,11 +84,11 @@ impl World {
             over: false,
             talk,
         });
-        self.write_goes(conv, next, Some(&truth));
+        self.write_goes(exchange, next, Some(&truth));
     }
 
-    pub(super) fn operator_hears(&mut self, meaning: Meaning, wrote: &WriteResult) {
-        let Meaning::Operator { force, outcome, .. } = meaning else { return };
+    pub(super) fn operator_hears(&mut self, meaning: SwapPurpose, wrote: &WriteResult) {
+        let SwapPurpose::Operator { force, outcome, .. } = meaning else { return };
         if !matches!(wrote, WriteResult::Recorded(_)) {
             return self.count(Count::OperatorRefused);
         }

@@ -8,17 +8,18 @@ use hapax::store::Snapshot;
 use hapax::{OnUnknown, Timestamp};
 
 use super::bug::Bug;
+use super::ledger::{Effect, KeyModel, PromiseViolation, SwapPurpose, ensure};
 use super::plan::{self, KEYS, MS, WORKERS};
 use super::tally::{Event as Count, Fault};
-use super::truth::{Effect, Meaning, Truth, Violation, ensure};
 use super::world::{
-    Activity, ClaimTalk, Conv, Happening, Looker, OPERATORS, SimExecution, Talk, What, World, note,
+    Activity, ExchangeKind, LoadOrigin, OPERATORS, SimClaim, SimEvent, SimExchange, SimExecution,
+    WorkerStep, World, note,
 };
 
 impl World {
-    pub(super) fn worker_goes(&mut self, worker: u8, what: What) {
+    pub(super) fn worker_goes(&mut self, worker: u8, what: WorkerStep) {
         match what {
-            What::Start => {
+            WorkerStep::Start => {
                 if self.processes[usize::from(worker)].tries == 0 {
                     self.processes[usize::from(worker)].key = self.below(KEYS as u64) as u8;
                 }
@@ -34,9 +35,9 @@ impl World {
                 };
                 self.claim(worker, seen);
             }
-            What::Renew => self.renew(worker),
-            What::Send => self.send_effect(worker),
-            What::End => {
+            WorkerStep::Renew => self.renew(worker),
+            WorkerStep::Send => self.send_effect(worker),
+            WorkerStep::End => {
                 let finish = match &mut self.processes[usize::from(worker)].activity {
                     Activity::Working(work) => {
                         work.ending = true;
@@ -82,7 +83,7 @@ impl World {
             return self.no_entropy();
         };
         let micros = |duration: Duration| duration.as_micros() as u64;
-        let talk = Talk::Claim(ClaimTalk {
+        let talk = ExchangeKind::Claim(SimClaim {
             claiming,
             request,
             scheme,
@@ -90,15 +91,15 @@ impl World {
             lease: micros(terms.lease),
             retention: micros(terms.retention),
             hook: hook.map(|hook| (micros(hook.after), micros(hook.timeout))),
-            tenure: None,
+            execution: None,
             asked: None,
         });
-        let conv = self.begin(Conv {
+        let exchange = self.begin(SimExchange {
             process: worker,
             epoch,
             operation,
             key,
-            letter: 0,
+            message: 0,
             sends: 0,
             waiting: false,
             ambiguous: false,
@@ -106,22 +107,27 @@ impl World {
             over: false,
             talk,
         });
-        note!(self, "worker {worker} claims k{key} for request {request}: {policy:?}, c{conv}");
+        note!(self, "worker {worker} claims k{key} for request {request}: {policy:?}, c{exchange}");
         // It goes by what a waiter saw, if it needs no swap to be answered.
         let truth = self.processes[usize::from(worker)].seen;
-        self.claim_goes(conv, next, &truth, false, None);
+        self.claim_goes(exchange, next, &truth, false, None);
     }
 
-    pub(super) fn begin_work(&mut self, conv: u32, ownership: Ownership, tenure: Option<u32>) {
+    pub(super) fn begin_work(
+        &mut self,
+        exchange: u32,
+        ownership: Ownership,
+        execution: Option<u32>,
+    ) {
         self.count(Count::Execute);
-        let worker = self.convs[conv as usize].process;
-        let Some(tenure) = self.ledger.entered(conv, &ownership).or(tenure) else {
-            return self.judge(Err(Violation {
+        let worker = self.convs[exchange as usize].process;
+        let Some(execution) = self.ledger.entered(exchange, &ownership).or(execution) else {
+            return self.judge(Err(PromiseViolation {
                 promise: "S1",
                 what: "told to execute, and no claim of it was written",
             }));
         };
-        let entered = &mut self.ledger.tenures[tenure as usize];
+        let entered = &mut self.ledger.executions[execution as usize];
         let checkpoint = ownership.checkpoint().map(plan::number);
         let judged = ensure(!entered.told, "S1", "told to execute twice")
             .and(ensure(ownership.fence().get() == entered.fence, "S6", "told another fence"))
@@ -137,8 +143,8 @@ impl World {
         note!(self, "worker {worker} executes under fence {}", ownership.fence());
         let work = SimExecution {
             ownership,
-            tenure,
-            conv,
+            execution,
+            exchange,
             lease,
             renewing: None,
             ending: false,
@@ -153,10 +159,10 @@ impl World {
         };
         if self.chance(750) {
             let when = self.below(length);
-            self.go(worker, when, What::Send);
+            self.go(worker, when, WorkerStep::Send);
         }
-        self.go(worker, lease / 3, What::Renew);
-        self.go(worker, length, What::End);
+        self.go(worker, lease / 3, WorkerStep::Renew);
+        self.go(worker, length, WorkerStep::End);
     }
 
     fn working(&mut self, worker: u8) -> Option<&mut SimExecution> {
@@ -174,30 +180,33 @@ impl World {
         if work.lost || work.renewing.is_some() {
             return;
         }
-        let (conv, tenure) = (work.conv, work.tenure);
+        let (exchange, execution) = (work.exchange, work.execution);
         let (action, meaning) = if checkpoint {
             work.checkpoints += 1;
-            let number = (tenure as u16) << 3 | work.checkpoints & 7;
+            let number = (execution as u16) << 3 | work.checkpoints & 7;
             (
                 OwnerAction::Checkpoint(plan::bytes(number % 4_096)),
-                Meaning::Checkpoint(number % 4_096),
+                SwapPurpose::Checkpoint(number % 4_096),
             )
         } else {
             let lease = work.lease * times;
-            (OwnerAction::Renew { lease: Duration::from_micros(lease) }, Meaning::Renew { lease })
+            (
+                OwnerAction::Renew { lease: Duration::from_micros(lease) },
+                SwapPurpose::Renew { lease },
+            )
         };
         let ownership = work.ownership.clone();
-        let renewing = self.begin_write(conv, &ownership, action, meaning, tenure, false);
+        let renewing = self.begin_write(exchange, &ownership, action, meaning, execution, false);
         if let Some(work) = self.working(worker) {
             work.renewing = renewing;
         }
     }
 
     /// A renewal has its answer.
-    pub(super) fn renewed(&mut self, conv: u32, worker: u8, wrote: WriteResult) {
+    pub(super) fn renewed(&mut self, exchange: u32, worker: u8, wrote: WriteResult) {
         let leave = self.chance(500);
         let Some(work) = self.working(worker) else { return };
-        if work.renewing != Some(conv) {
+        if work.renewing != Some(exchange) {
             return;
         }
         work.renewing = None;
@@ -206,14 +215,14 @@ impl World {
             WriteResult::Recorded(seen) => {
                 work.ownership.update(seen);
                 let every = work.lease / 3;
-                self.go(worker, every, What::Renew);
+                self.go(worker, every, WorkerStep::Renew);
             }
             WriteResult::Lost | WriteResult::Gone => {
                 work.lost = true;
-                let tenure = work.tenure;
-                self.meets(conv, worker);
+                let execution = work.execution;
+                self.meets(exchange, worker);
                 if leave {
-                    self.ledger.ended(tenure);
+                    self.ledger.ended(execution);
                     return self.end_operation(worker, false);
                 }
             }
@@ -225,8 +234,8 @@ impl World {
     }
 
     /// A renewal says what stands in its way.
-    fn meets(&mut self, conv: u32, worker: u8) {
-        let Talk::Write(write) = &self.convs[conv as usize].talk else { return };
+    fn meets(&mut self, exchange: u32, worker: u8) {
+        let ExchangeKind::Write(write) = &self.convs[exchange as usize].talk else { return };
         let seen = write.writing.seen().clone();
         if let Some(work) = self.working(worker) {
             work.ownership.note_conflict(&seen);
@@ -235,10 +244,10 @@ impl World {
 
     fn send_effect(&mut self, worker: u8) {
         let Some(work) = self.working(worker) else { return };
-        let tenure = work.tenure;
-        self.ledger.tenures[tenure as usize].effect = Effect::Sent;
+        let execution = work.execution;
+        self.ledger.executions[execution as usize].effect = Effect::Sent;
         let delay = self.latency(Fault::EffectDelayed);
-        self.at(delay, Happening::Effect { tenure });
+        self.at(delay, SimEvent::Effect { execution });
     }
 
     fn finish(&mut self, worker: u8) {
@@ -251,84 +260,84 @@ impl World {
             }
         };
         process.activity = Activity::Talking;
-        let tenure = work.tenure;
-        let outcome = tenure as u16;
+        let execution = work.execution;
+        let outcome = execution as u16;
         let complete = |retention: Option<u64>| {
             let action = OwnerAction::Complete {
                 outcome: plan::outcome(outcome),
                 retention: retention.map(Duration::from_micros),
             };
-            (action, Meaning::Complete { outcome, retention })
+            (action, SwapPurpose::Complete { outcome, retention })
         };
         let retention = self.chance(100).then_some(1_200 * MS);
         let glimpse = self.chance(500).then_some(outcome);
         let dice = self.below(10);
-        let (action, meaning) = match (self.ledger.tenures[tenure as usize].effect, dice) {
+        let (action, meaning) = match (self.ledger.executions[execution as usize].effect, dice) {
             (_, 0) => {
                 note!(self, "worker {worker} lets go of its lease");
                 self.tally.fault(Fault::Dropped);
-                self.ledger.dropped(work.conv);
+                self.ledger.dropped(work.exchange);
                 return self.end_operation(worker, false);
             }
             (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => (
                 OwnerAction::Abandon { seen: glimpse.map(plan::outcome) },
-                Meaning::Abandon { glimpse },
+                SwapPurpose::Abandon { glimpse },
             ),
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
-            _ => (OwnerAction::Release, Meaning::Release),
+            _ => (OwnerAction::Release, SwapPurpose::Release),
         };
-        self.begin_write(work.conv, &work.ownership, action, meaning, tenure, false);
+        self.begin_write(work.exchange, &work.ownership, action, meaning, execution, false);
     }
 
     /// After an error of the store: whether the conversation is sent no further.
-    pub(super) fn forsaken(&mut self, conv: u32) -> bool {
-        let Conv { process, operation, ambiguous, background, ref talk, .. } =
-            self.convs[conv as usize];
+    pub(super) fn forsaken(&mut self, exchange: u32) -> bool {
+        let SimExchange { process, operation, ambiguous, background, ref talk, .. } =
+            self.convs[exchange as usize];
         let meaning = match talk {
-            Talk::Write(write) => Some(write.meaning),
-            Talk::Claim(_) => None,
+            ExchangeKind::Write(write) => Some(write.meaning),
+            ExchangeKind::Claim(_) => None,
         };
         let silent = self.bug == Some(Bug::TakesSilenceForSuccess) && ambiguous;
-        if let Some(Meaning::Complete { .. }) = meaning
+        if let Some(SwapPurpose::Complete { .. }) = meaning
             && silent
         {
-            let key = usize::from(self.convs[conv as usize].key);
+            let key = usize::from(self.convs[exchange as usize].key);
             let truth = self.ledger.look(key, self.store.clock(self.now));
             let seen = Snapshot { now: Timestamp::default(), stored: None };
-            self.wrote(conv, WriteResult::Recorded(seen), Some(&truth));
+            self.wrote(exchange, WriteResult::Recorded(seen), Some(&truth));
             return true;
         }
         if background || !self.fails(250) {
             return false;
         }
         let current = self.operation_of(process) == operation;
-        let state = &mut self.convs[conv as usize];
+        let state = &mut self.convs[exchange as usize];
         match meaning {
             None if !ambiguous => {
-                note!(self, "c{conv} is given up: nothing was sent");
+                note!(self, "c{exchange} is given up: nothing was sent");
                 state.over = true;
-                self.release_owned(conv);
+                self.release_owned(exchange);
                 self.end_operation(process, true);
             }
             None => {
-                note!(self, "c{conv} is given up, it may have landed");
+                note!(self, "c{exchange} is given up, it may have landed");
                 state.background = true;
                 self.tally.fault(Fault::ClaimGivenUp);
                 state.over = self.bug == Some(Bug::LeavesGhostClaims);
                 self.end_operation(process, true);
             }
-            Some(Meaning::Renew { .. } | Meaning::Checkpoint(_)) => {
+            Some(SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_)) => {
                 state.over = true;
                 if ambiguous {
                     self.tally.fault(Fault::RenewalGivenUp);
                 }
                 if current {
-                    self.renewal_given_up(conv, process);
+                    self.renewal_given_up(exchange, process);
                 }
             }
-            Some(Meaning::Operator { .. }) => state.over = true,
+            Some(SwapPurpose::Operator { .. }) => state.over = true,
             Some(_) => {
-                note!(self, "c{conv} is held back");
+                note!(self, "c{exchange} is held back");
                 state.background = true;
                 self.tally.fault(Fault::HeldBack);
                 if current {
@@ -336,35 +345,36 @@ impl World {
                 }
             }
         }
-        self.convs[conv as usize].over
+        self.convs[exchange as usize].over
     }
 
     /// An earlier copy of the claim may have landed late, on a purged key, and the claim knows.
-    fn release_owned(&mut self, conv: u32) {
-        let Talk::Claim(claim) = &mut self.convs[conv as usize].talk else { return };
+    fn release_owned(&mut self, exchange: u32) {
+        let ExchangeKind::Claim(claim) = &mut self.convs[exchange as usize].talk else { return };
         let ownership = claim.claiming.owned();
         claim.claiming.unregister();
-        let entered = ownership.as_ref().and_then(|ownership| self.ledger.entered(conv, ownership));
+        let entered =
+            ownership.as_ref().and_then(|ownership| self.ledger.entered(exchange, ownership));
         if entered.is_none() {
-            self.ledger.turned_away(conv);
+            self.ledger.turned_away(exchange);
         }
         if let Some(ownership) = ownership
-            && let Some(tenure) = entered
+            && let Some(execution) = entered
         {
             self.begin_write(
-                conv,
+                exchange,
                 &ownership,
                 OwnerAction::Release,
-                Meaning::Release,
-                tenure,
+                SwapPurpose::Release,
+                execution,
                 true,
             );
         }
     }
 
-    fn renewal_given_up(&mut self, conv: u32, worker: u8) {
+    fn renewal_given_up(&mut self, exchange: u32, worker: u8) {
         let Some(work) = self.working(worker) else { return };
-        if work.renewing != Some(conv) {
+        if work.renewing != Some(exchange) {
             return;
         }
         work.renewing = None;
@@ -372,7 +382,7 @@ impl World {
         if ending {
             self.finish(worker);
         } else {
-            self.go(worker, soon, What::Renew);
+            self.go(worker, soon, WorkerStep::Renew);
         }
     }
 
@@ -380,10 +390,10 @@ impl World {
         self.processes[usize::from(worker)].tries += 1;
         self.processes[usize::from(worker)].activity = Activity::Idle;
         let operation = self.operation_of(worker);
-        self.at(250 * MS, Happening::Look { looker: Looker::Waiter { worker, operation } });
+        self.at(250 * MS, SimEvent::Look { looker: LoadOrigin::Waiter { worker, operation } });
     }
 
-    pub(super) fn waiter_looked(&mut self, worker: u8, found: Option<(Snapshot, Truth)>) {
+    pub(super) fn waiter_looked(&mut self, worker: u8, found: Option<(Snapshot, KeyModel)>) {
         if self.processes[usize::from(worker)].tries > 8 {
             return self.end_operation(worker, false);
         }
@@ -420,6 +430,6 @@ impl World {
             return;
         }
         let pause = self.below(300 * MS);
-        self.go(worker, pause, What::Start);
+        self.go(worker, pause, WorkerStep::Start);
     }
 }

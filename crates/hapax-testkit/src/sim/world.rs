@@ -7,14 +7,14 @@ use hapax::exchange::Executions;
 use hapax::store::Snapshot;
 
 use super::bug::Bug;
-pub(super) use super::parts::{
-    Activity, ClaimTalk, Conv, Dice, Happening, Ids, Letter, Looker, Process, Reply, SimExecution,
-    Talk, What, WriteTalk,
-};
+use super::ledger::{Checked, KeyModel, Ledger, PromiseViolation, SimVerdict, ensure};
 use super::plan::{self, KEYS, MS, OPERATIONS, PAST_RETENTION, Plan, WORKERS};
+pub(super) use super::schedule::{
+    Activity, Dice, ExchangeKind, Ids, LoadOrigin, Process, Reply, SimClaim, SimEvent, SimExchange,
+    SimExecution, SimWrite, SwapMessage, WorkerStep,
+};
 use super::store::ModelStore;
 use super::tally::{Event as Count, Fault, Tally};
-use super::truth::{Judged, Ledger, SimVerdict, Truth, Violation, ensure};
 use crate::SeededEntropy;
 
 /// Says what happens, where somebody listens.
@@ -45,17 +45,17 @@ pub(super) struct World {
     pub(super) bug: Option<Bug>,
     pub(super) tally: Tally,
     pub(super) trace: Option<Vec<String>>,
-    pub(super) violation: Option<Violation>,
+    pub(super) violation: Option<PromiseViolation>,
     pub(super) now: u64,
     sequence: u32,
-    queue: BinaryHeap<Reverse<(u64, u32, Happening)>>,
+    queue: BinaryHeap<Reverse<(u64, u32, SimEvent)>>,
     pub(super) store: ModelStore,
     pub(super) ledger: Ledger,
     pub(super) processes: [Process; WORKERS + 1],
-    pub(super) convs: Vec<Conv>,
-    pub(super) letters: Vec<Letter>,
+    pub(super) convs: Vec<SimExchange>,
+    pub(super) messages: Vec<SwapMessage>,
     pub(super) replies: Vec<Reply>,
-    pub(super) looks: Vec<(Snapshot, Truth)>,
+    pub(super) looks: Vec<(Snapshot, KeyModel)>,
     pub(super) operators: Vec<super::operator::Operator>,
     pub(super) downstream: super::downstream::Downstream,
     /// Nothing goes wrong any more: what is under way comes to its end.
@@ -70,7 +70,7 @@ impl World {
     }
 
     /// Plays the schedule of `seed` to its end, or to the first broken promise.
-    pub(super) fn play(&mut self, seed: u64) -> Judged {
+    pub(super) fn play(&mut self, seed: u64) -> Checked {
         self.reset(seed);
         let mut events = 0;
         while let Some(Reverse((at, _, happening))) = self.queue.pop() {
@@ -99,7 +99,7 @@ impl World {
         self.processes = std::array::from_fn(|_| Process::default());
         self.start_anew(0..WORKERS as u8);
         self.convs.clear();
-        self.letters.clear();
+        self.messages.clear();
         self.replies.clear();
         self.looks.clear();
         self.operators.clear();
@@ -108,7 +108,7 @@ impl World {
         for worker in 0..WORKERS as u8 {
             self.processes[usize::from(worker)].left = OPERATIONS;
             let delay = self.below(300 * MS);
-            self.go(worker, delay, What::Start);
+            self.go(worker, delay, WorkerStep::Start);
         }
         self.foretell();
     }
@@ -118,7 +118,7 @@ impl World {
         const HORIZON: u64 = 12_000 * MS;
         for _ in 0..self.plan.crashes {
             let worker = self.below(WORKERS as u64) as u8;
-            self.at(self.below(HORIZON), Happening::Crash { worker });
+            self.at(self.below(HORIZON), SimEvent::Crash { worker });
         }
         for _ in 0..self.plan.pauses {
             let worker = self.below(WORKERS as u64) as u8;
@@ -126,7 +126,7 @@ impl World {
                 0 => PAST_RETENTION + self.below(4_000 * MS),
                 _ => 1_100 * MS + self.below(2_000 * MS),
             };
-            self.at(self.below(HORIZON), Happening::Pause { worker, micros });
+            self.at(self.below(HORIZON), SimEvent::Pause { worker, micros });
         }
         for _ in 0..self.plan.steps {
             let micros = match self.below(3) {
@@ -134,64 +134,64 @@ impl World {
                 _ => -(self.below(self.plan.back) as i64),
             };
             let micros = micros - micros % GRAIN as i64;
-            self.at(self.below(HORIZON), Happening::Step { micros });
+            self.at(self.below(HORIZON), SimEvent::Step { micros });
         }
         for _ in 0..self.plan.operators {
-            self.at(self.below(HORIZON), Happening::Operator);
+            self.at(self.below(HORIZON), SimEvent::Operator);
         }
         for _ in 0..self.plan.reaps {
-            self.at(self.below(2 * HORIZON), Happening::Reap);
+            self.at(self.below(2 * HORIZON), SimEvent::Reap);
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: SimEvent) {
         match happening {
-            Happening::Arrive { letter } => self.arrive(letter),
-            Happening::Set { letter } => self.set(letter),
-            Happening::Reply { conv, letter, reply } if self.awake(conv, happening) => {
-                self.reply(conv, letter, reply);
+            SimEvent::Arrive { message } => self.arrive(message),
+            SimEvent::Set { message } => self.set(message),
+            SimEvent::Reply { exchange, message, reply } if self.awake(exchange, happening) => {
+                self.reply(exchange, message, reply);
             }
-            Happening::Reject { conv, sends } if self.awake(conv, happening) => {
-                self.refused(conv, sends);
+            SimEvent::Reject { exchange, sends } if self.awake(exchange, happening) => {
+                self.refused(exchange, sends);
             }
-            Happening::Timeout { conv, letter, sends } if self.awake(conv, happening) => {
-                self.timeout(conv, letter, sends);
+            SimEvent::Timeout { exchange, message, sends } if self.awake(exchange, happening) => {
+                self.timeout(exchange, message, sends);
             }
-            Happening::Verdict { conv, said } if self.awake(conv, happening) => {
-                self.verdict(conv, said);
+            SimEvent::Verdict { exchange, said } if self.awake(exchange, happening) => {
+                self.verdict(exchange, said);
             }
             // The process is dead, or asleep.
-            Happening::Reply { .. }
-            | Happening::Reject { .. }
-            | Happening::Timeout { .. }
-            | Happening::Verdict { .. } => {}
-            Happening::Look { looker } => self.look(looker),
-            Happening::Looked { looker, seen } => self.looked(looker, seen, happening),
-            Happening::Go { worker, operation, what } => {
+            SimEvent::Reply { .. }
+            | SimEvent::Reject { .. }
+            | SimEvent::Timeout { .. }
+            | SimEvent::Verdict { .. } => {}
+            SimEvent::Look { looker } => self.look(looker),
+            SimEvent::Looked { looker, seen } => self.looked(looker, seen, happening),
+            SimEvent::Go { worker, operation, what } => {
                 if !self.asleep(worker, happening)
                     && self.processes[usize::from(worker)].operation == operation
                 {
                     self.worker_goes(worker, what);
                 }
             }
-            Happening::Effect { tenure } => self.effect(tenure),
-            Happening::Inquire { conv } => self.inquire(conv),
-            Happening::Crash { worker } => self.crash(worker),
-            Happening::Pause { worker, micros } => self.pause(worker, micros),
-            Happening::Step { micros } => self.step_clock(micros),
-            Happening::Reap => self.reap(),
-            Happening::Operator => self.operator_looks(),
-            Happening::Resolve { operator } => self.operator_resolves(operator),
+            SimEvent::Effect { execution } => self.effect(execution),
+            SimEvent::Inquire { exchange } => self.inquire(exchange),
+            SimEvent::Crash { worker } => self.crash(worker),
+            SimEvent::Pause { worker, micros } => self.pause(worker, micros),
+            SimEvent::Step { micros } => self.step_clock(micros),
+            SimEvent::Reap => self.reap(),
+            SimEvent::Operator => self.operator_looks(),
+            SimEvent::Resolve { operator } => self.operator_resolves(operator),
         }
     }
 
     /// Whether the process of `conv` is there to hear of it; asleep, it hears of it later.
-    fn awake(&mut self, conv: u32, happening: Happening) -> bool {
-        let Conv { process, epoch, .. } = self.convs[conv as usize];
+    fn awake(&mut self, exchange: u32, happening: SimEvent) -> bool {
+        let SimExchange { process, epoch, .. } = self.convs[exchange as usize];
         self.processes[usize::from(process)].epoch == epoch && !self.asleep(process, happening)
     }
 
-    pub(super) fn asleep(&mut self, process: u8, happening: Happening) -> bool {
+    pub(super) fn asleep(&mut self, process: u8, happening: SimEvent) -> bool {
         let until = self.processes[usize::from(process)].paused_until;
         let asleep = until > self.now;
         if asleep {
@@ -280,23 +280,23 @@ impl World {
         }
     }
 
-    pub(super) fn judge(&mut self, judged: Judged) {
+    pub(super) fn judge(&mut self, judged: Checked) {
         if let Err(violation) = judged {
             note!(self, "BROKEN {}: {}", violation.promise, violation.what);
             self.violation = self.violation.or(Some(violation));
         }
     }
 
-    pub(super) fn at(&mut self, delay: u64, happening: Happening) {
+    pub(super) fn at(&mut self, delay: u64, happening: SimEvent) {
         // Coarse, so that deadlines are met to the microsecond.
         let at = (self.now + delay).next_multiple_of(GRAIN);
         self.sequence += 1;
         self.queue.push(Reverse((at, self.sequence, happening)));
     }
 
-    pub(super) fn go(&mut self, worker: u8, delay: u64, what: What) {
+    pub(super) fn go(&mut self, worker: u8, delay: u64, what: WorkerStep) {
         let operation = self.processes[usize::from(worker)].operation;
-        self.at(delay, Happening::Go { worker, operation, what });
+        self.at(delay, SimEvent::Go { worker, operation, what });
     }
 
     pub(super) fn below(&self, bound: u64) -> u64 {

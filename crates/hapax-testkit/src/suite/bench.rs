@@ -11,7 +11,7 @@ use hapax::{
     Store, StoreError, Terms, WriteId,
 };
 
-use super::Fixture;
+use super::StoreFixture;
 use crate::SeededEntropy;
 
 /// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
@@ -21,7 +21,7 @@ const TIMEOUT: u32 = 200;
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub(super) struct Bench<'a, F: Fixture> {
+pub(super) struct Bench<'a, F: StoreFixture> {
     fixture: &'a F,
     pub(super) store: Arc<F::Store>,
     entropy: SeededEntropy,
@@ -30,7 +30,7 @@ pub(super) struct Bench<'a, F: Fixture> {
     failed_reaps: AtomicU32,
 }
 
-impl<'a, F: Fixture> Bench<'a, F> {
+impl<'a, F: StoreFixture> Bench<'a, F> {
     pub(super) async fn open(fixture: &'a F) -> Self {
         Self {
             fixture,

@@ -1,6 +1,6 @@
 //! What every store must satisfy, one test for each rule.
 //!
-//! A store's crate says how to open one for a test, by [`Fixture`], and calls the macros:
+//! A store's crate says how to open one for a test, by [`StoreFixture`], and calls the macros:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -8,12 +8,12 @@
 //!
 //! use hapax::{MemoryCapacity, MemoryStore};
 //! use hapax_testkit::ManualClock;
-//! use hapax_testkit::suite::{ClockFixture, Fixture};
+//! use hapax_testkit::suite::{ClockFixture, StoreFixture};
 //!
 //! #[derive(Default)]
 //! struct Memory(Arc<ManualClock>);
 //!
-//! impl Fixture for Memory {
+//! impl StoreFixture for Memory {
 //!     type Store = MemoryStore;
 //!     const EXPIRES_BY_ITSELF: bool = false;
 //!
@@ -70,7 +70,7 @@ pub use swaps::*;
 pub use times::*;
 
 /// How to open a store for a test.
-pub trait Fixture: Send + Sync + 'static {
+pub trait StoreFixture: Send + Sync + 'static {
     /// The store.
     type Store: Store;
 
@@ -85,8 +85,8 @@ pub trait Fixture: Send + Sync + 'static {
     fn pass(&self, store: &Self::Store, by: Duration) -> impl Future<Output = ()> + Send;
 }
 
-/// A [`Fixture`] whose stores read a clock that tests can set.
-pub trait ClockFixture: Fixture {
+/// A [`StoreFixture`] whose stores read a clock that tests can set.
+pub trait ClockFixture: StoreFixture {
     /// Sets the store's clock back by `by`.
     fn step_back(&self, store: &Self::Store, by: Duration) -> impl Future<Output = ()> + Send;
 }
@@ -123,7 +123,7 @@ macro_rules! rules {
     (@export ($d:tt) $(#[$doc:meta])* $suite:ident $($rule:ident)*) => {
         $(#[$doc])*
         ///
-        /// Takes an expression that gives the [`Fixture`]($crate::suite::Fixture); makes a
+        /// Takes an expression that gives the [`StoreFixture`]($crate::suite::StoreFixture); makes a
         /// `#[tokio::test]` of each rule.
         #[macro_export]
         macro_rules! $suite {
@@ -141,7 +141,7 @@ macro_rules! rules {
 
 rules! {
     /// Every rule that holds for all stores.
-    store_rules, store_suite, Fixture:
+    store_rules, store_suite, StoreFixture:
     absent_cells_load_as_absent
     a_swap_writes_where_nothing_is
     a_swap_replaces_what_it_expected
@@ -174,7 +174,7 @@ rules! {
 
 rules! {
     /// Every rule of stores that can be paged through.
-    inspect_rules, inspect_suite, Fixture, Inspect:
+    inspect_rules, inspect_suite, StoreFixture, Inspect:
     an_empty_store_has_an_empty_page
     pages_are_in_order_and_whole
     a_page_begins_after_a_key

@@ -7,10 +7,10 @@ use std::time::Duration;
 use hapax::store::{Draft, Place, Stamp, StoredRecord};
 use hapax::{Inspect, OperationId, Outcome, Record, RecordState};
 
-use super::{Bench, Fixture};
+use super::{Bench, StoreFixture};
 
 /// No cells, and no more of them.
-pub async fn an_empty_store_has_an_empty_page<F: Fixture>(fixture: &F)
+pub async fn an_empty_store_has_an_empty_page<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -22,7 +22,7 @@ where
 }
 
 /// Pages of any size, one after the other, hold every cell once, in ascending order of key.
-pub async fn pages_are_in_order_and_whole<F: Fixture>(fixture: &F)
+pub async fn pages_are_in_order_and_whole<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -50,7 +50,7 @@ where
 }
 
 /// `after` need not be a key that is there, and is not on the page.
-pub async fn a_page_begins_after_a_key<F: Fixture>(fixture: &F)
+pub async fn a_page_begins_after_a_key<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -73,7 +73,7 @@ where
 }
 
 /// What is past its keep is on its page until it is reaped.
-pub async fn pages_hold_expired_cells<F: Fixture>(fixture: &F)
+pub async fn pages_hold_expired_cells<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -86,7 +86,7 @@ where
 
 /// A walk in steps of any size visits every cell that is unknown or whose lease lapsed, as it is, and
 /// no cell otherwise than it is.
-pub async fn a_walk_visits_every_undecided_cell<F: Fixture>(fixture: &F)
+pub async fn a_walk_visits_every_undecided_cell<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -141,7 +141,7 @@ where
     }
 }
 
-async fn page<F: Fixture>(
+async fn page<F: StoreFixture>(
     bench: &Bench<'_, F>,
     after: Option<OperationId>,
     limit: u32,

@@ -13,7 +13,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::bench::{LEASE, LONG, load, send};
-use super::{Bench, Fixture};
+use super::{Bench, StoreFixture};
 use crate::SeededEntropy;
 use crate::history::Recorder;
 
@@ -51,7 +51,7 @@ fn only_winner(swaps: &[Swap], answers: &[Swapped]) -> usize {
 }
 
 /// Of claims of one key at the same moment exactly one is stored, and the others meet it.
-pub async fn one_of_many_claims_is_stored<F: Fixture>(fixture: &F) {
+pub async fn one_of_many_claims_is_stored<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
         let key = bench.key();
@@ -62,7 +62,7 @@ pub async fn one_of_many_claims_is_stored<F: Fixture>(fixture: &F) {
 }
 
 /// Of swaps that expect one tag exactly one is stored: a completion beside a takeover, say.
-pub async fn one_of_many_swaps_on_one_tag_is_stored<F: Fixture>(fixture: &F) {
+pub async fn one_of_many_swaps_on_one_tag_is_stored<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
         let draft = bench.draft();
@@ -78,7 +78,7 @@ pub async fn one_of_many_swaps_on_one_tag_is_stored<F: Fixture>(fixture: &F) {
 }
 
 /// Callers that each add to what they found, until it is stored, lose nothing.
-pub async fn no_write_is_lost<F: Fixture>(fixture: &F) {
+pub async fn no_write_is_lost<F: StoreFixture>(fixture: &F) {
     const EACH: usize = 10;
     let bench = Bench::open(fixture).await;
     let (key, _) = bench.put(bench.draft()).await;
@@ -121,7 +121,7 @@ async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
 
 /// A swap whose future is dropped at any point was stored whole, or not at all, or will be; sent
 /// again it is stored.
-pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
+pub async fn a_dropped_swap_is_whole_or_absent<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for polls in 0..24 {
         let draft = bench.draft();
@@ -146,7 +146,7 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: Fixture>(fixture: &F) {
 
 /// A cell that is renewed at the moment it is reaped is there or gone, and the renewal is told
 /// which.
-pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
+pub async fn reaping_never_takes_a_renewed_cell<F: StoreFixture>(fixture: &F) {
     const KEEP: Duration = Duration::from_millis(30);
     let bench = Bench::open(fixture).await;
     let mut records = Vec::new();
@@ -180,7 +180,7 @@ pub async fn reaping_never_takes_a_renewed_cell<F: Fixture>(fixture: &F) {
 }
 
 /// What callers at the same time are told could have been told one after the other.
-pub async fn histories_are_linearizable<F: Fixture>(fixture: &F) {
+pub async fn histories_are_linearizable<F: StoreFixture>(fixture: &F) {
     const ROUNDS: usize = 20;
     let bench = Bench::open(fixture).await;
     let recorder = Arc::new(Recorder::default());

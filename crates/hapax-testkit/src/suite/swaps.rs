@@ -6,10 +6,10 @@ use hapax::store::{Draft, Snapshot, Stamp};
 use hapax::{FingerprintScheme, OnUnknown, OperationId, Outcome, Record, RecordState, Terms};
 
 use super::bench::LEASE;
-use super::{Bench, Fixture};
+use super::{Bench, StoreFixture};
 
 /// Nothing was written: `load` finds nothing, and says what time it is.
-pub async fn absent_cells_load_as_absent<F: Fixture>(fixture: &F) {
+pub async fn absent_cells_load_as_absent<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let seen = bench.load(&bench.key()).await;
     assert_eq!(seen.stored, None);
@@ -17,7 +17,7 @@ pub async fn absent_cells_load_as_absent<F: Fixture>(fixture: &F) {
 }
 
 /// A swap that expects nothing writes where nothing is, and stamps what it wrote.
-pub async fn a_swap_writes_where_nothing_is<F: Fixture>(fixture: &F) {
+pub async fn a_swap_writes_where_nothing_is<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
     let stamped = bench.stored(&swap).await;
@@ -28,7 +28,7 @@ pub async fn a_swap_writes_where_nothing_is<F: Fixture>(fixture: &F) {
 }
 
 /// A swap that expects the tag that is there replaces the whole cell.
-pub async fn a_swap_replaces_what_it_expected<F: Fixture>(fixture: &F) {
+pub async fn a_swap_replaces_what_it_expected<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
@@ -39,7 +39,7 @@ pub async fn a_swap_replaces_what_it_expected<F: Fixture>(fixture: &F) {
 }
 
 /// Something where nothing was expected, nothing where something was, or another tag: conflict.
-pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fixture: &F) {
+pub async fn a_swap_that_expected_something_else_changes_nothing<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let absent = bench.swap(bench.key(), Some(bench.write_id()), bench.draft());
     assert_eq!(bench.refused(&absent).await.stored, None);
@@ -54,7 +54,7 @@ pub async fn a_swap_that_expected_something_else_changes_nothing<F: Fixture>(fix
 }
 
 /// What a conflict says is what `load` says.
-pub async fn a_conflict_brings_what_a_load_finds<F: Fixture>(fixture: &F) {
+pub async fn a_conflict_brings_what_a_load_finds<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(bench.done(&draft, &bench.bytes(300))).await;
@@ -66,7 +66,7 @@ pub async fn a_conflict_brings_what_a_load_finds<F: Fixture>(fixture: &F) {
 }
 
 /// A swap that was stored already is stored, whoever asked in between; nothing is written anew.
-pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: Fixture>(fixture: &F) {
+pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let claim = bench.swap(bench.key(), None, bench.draft());
     let complete = bench.swap(claim.id, Some(claim.write_id), bench.done(&claim.draft, b"yes"));
@@ -83,7 +83,7 @@ pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: Fixture>(fixtu
 }
 
 /// Once another swap replaced what it wrote, a repeated one is a conflict.
-pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixture: &F) {
+pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
@@ -96,7 +96,7 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: Fixture>(fixtur
 }
 
 /// A conflict leaves no trace: the same swap is stored once what it expects is there.
-pub async fn a_conflicting_swap_may_be_stored_later<F: Fixture>(fixture: &F) {
+pub async fn a_conflicting_swap_may_be_stored_later<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     let second = bench.swap(first.id, Some(first.write_id), bench.draft());
@@ -107,7 +107,7 @@ pub async fn a_conflicting_swap_may_be_stored_later<F: Fixture>(fixture: &F) {
 }
 
 /// Keys that differ in a single bit, wherever it is, have cells of their own.
-pub async fn keys_do_not_share_cells<F: Fixture>(fixture: &F) {
+pub async fn keys_do_not_share_cells<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let base = *bench.key().as_bytes();
     let mut swaps = Vec::new();
@@ -126,7 +126,7 @@ pub async fn keys_do_not_share_cells<F: Fixture>(fixture: &F) {
 
 /// Every state, policy and optional part comes back as it was written, both by `load` and by a
 /// conflict.
-pub async fn every_state_comes_back_as_written<F: Fixture>(fixture: &F) {
+pub async fn every_state_comes_back_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let outcome = Outcome::new("x".repeat(Outcome::MAX_FORMAT), (0..=255).collect::<Vec<u8>>());
     let nothing = Outcome::new("", Vec::new());
@@ -151,7 +151,11 @@ pub async fn every_state_comes_back_as_written<F: Fixture>(fixture: &F) {
     }
 }
 
-fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: RecordState, on_unknown: OnUnknown) -> Draft {
+fn unusual<F: StoreFixture>(
+    bench: &Bench<'_, F>,
+    state: RecordState,
+    on_unknown: OnUnknown,
+) -> Draft {
     let lease = LEASE + Duration::from_micros(bench.below(1_000_000));
     let checkpoint = match bench.below(3) {
         0 => None,
@@ -171,7 +175,7 @@ fn unusual<F: Fixture>(bench: &Bench<'_, F>, state: RecordState, on_unknown: OnU
 }
 
 /// A record of 2 MiB, every byte value in it, comes back as written.
-pub async fn big_records_come_back_as_written<F: Fixture>(fixture: &F) {
+pub async fn big_records_come_back_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = bench.draft();
     draft.record.checkpoint = Some(bench.bytes(64 << 10).into());

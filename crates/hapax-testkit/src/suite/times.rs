@@ -6,14 +6,14 @@ use hapax::RecordState;
 use hapax::store::{Draft, Stamp};
 
 use super::bench::{LEASE, LONG};
-use super::{Bench, Fixture};
+use super::{Bench, StoreFixture};
 
 /// Short enough to wait for, long enough for a write and a load.
 const KEEP: Duration = Duration::from_millis(200);
 
 /// Each [`Stamp::NextFence`] gives a larger fence than the last, and one that the clock has
 /// reached.
-pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
+pub async fn new_executions_get_larger_fences<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let before = bench.load(&bench.key()).await.now;
     let (key, mut stored) = bench.put(bench.draft()).await;
@@ -28,7 +28,7 @@ pub async fn new_executions_get_larger_fences<F: Fixture>(fixture: &F) {
 }
 
 /// [`Stamp::Keep`] leaves the fence as it is.
-pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
+pub async fn other_writes_keep_the_fence<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(draft.clone()).await;
@@ -41,7 +41,7 @@ pub async fn other_writes_keep_the_fence<F: Fixture>(fixture: &F) {
 }
 
 /// The execution after a release gets a larger fence than the one before it.
-pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
+pub async fn a_fence_survives_a_release<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(draft.clone()).await;
@@ -55,7 +55,7 @@ pub async fn a_fence_survives_a_release<F: Fixture>(fixture: &F) {
 }
 
 /// Lease and keep are added to the store's clock at the moment of the write.
-pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
+pub async fn deadlines_count_from_the_stores_clock<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
     let before = bench.load(&swap.id).await.now;
@@ -76,7 +76,7 @@ pub async fn deadlines_count_from_the_stores_clock<F: Fixture>(fixture: &F) {
 }
 
 /// What has no keep has no `keep_until`, and a later write can give it one, or take it.
-pub async fn what_is_kept_for_ever_has_no_end<F: Fixture>(fixture: &F) {
+pub async fn what_is_kept_for_ever_has_no_end<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, mut stored) = bench.put(Draft { keep: None, ..draft.clone() }).await;
@@ -90,7 +90,7 @@ pub async fn what_is_kept_for_ever_has_no_end<F: Fixture>(fixture: &F) {
 }
 
 /// A deadline too far to be written is as far as can be written, never in the past.
-pub async fn immense_durations_do_not_wrap<F: Fixture>(fixture: &F) {
+pub async fn immense_durations_do_not_wrap<F: StoreFixture>(fixture: &F) {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
     let bench = Bench::open(fixture).await;
     for immense in [CENTURY, Duration::from_micros(u64::MAX), Duration::MAX] {
@@ -106,7 +106,7 @@ pub async fn immense_durations_do_not_wrap<F: Fixture>(fixture: &F) {
 }
 
 /// Past its keep a cell is still there, with its tag, and can be replaced by it alone.
-pub async fn an_expired_cell_stays_until_it_is_reaped<F: Fixture>(fixture: &F) {
+pub async fn an_expired_cell_stays_until_it_is_reaped<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let (key, stored) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
     bench.pass(KEEP).await;
@@ -120,7 +120,7 @@ pub async fn an_expired_cell_stays_until_it_is_reaped<F: Fixture>(fixture: &F) {
 
 /// A cell is reaped no sooner than a lease (as its record's terms say) past its keep, and then it
 /// is absent.
-pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
+pub async fn reaping_waits_a_lease_past_the_keep<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     // Its own lease, of nothing, must not be taken for the one in its terms.
     let draft = Draft { lease: Duration::ZERO, keep: Some(KEEP), ..bench.draft() };
@@ -139,7 +139,7 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: Fixture>(fixture: &F) {
 }
 
 /// A write sets anew when a cell is due, later or sooner.
-pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
+pub async fn reaping_goes_by_the_last_write<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     // Long enough for a write to come in time on a bad network.
     let soon = Duration::from_secs(1);
@@ -157,7 +157,7 @@ pub async fn reaping_goes_by_the_last_write<F: Fixture>(fixture: &F) {
 }
 
 /// What has no keep is never reaped, however long its lease is over.
-pub async fn reaping_spares_what_is_kept_for_ever<F: Fixture>(fixture: &F) {
+pub async fn reaping_spares_what_is_kept_for_ever<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = Draft { lease: Duration::ZERO, keep: None, ..bench.draft() };
     draft.record.terms.lease = Duration::from_millis(1);
@@ -169,7 +169,7 @@ pub async fn reaping_spares_what_is_kept_for_ever<F: Fixture>(fixture: &F) {
 }
 
 /// A call removes at most `limit` cells, and says when there may be more.
-pub async fn reaping_stops_at_its_limit<F: Fixture>(fixture: &F) {
+pub async fn reaping_stops_at_its_limit<F: StoreFixture>(fixture: &F) {
     const CELLS: u32 = 7;
     let bench = Bench::open(fixture).await;
     let (kept, _) = bench.put(bench.draft()).await;

@@ -10,7 +10,7 @@ use hapax::store::{
 };
 use hapax::{Clock, FencingToken, Inspect, OperationId, RecordState, Store, StoreError, Timestamp};
 use hapax_testkit::ManualClock;
-use hapax_testkit::suite::{ClockFixture, Fixture, clock_rules, inspect_rules, store_rules};
+use hapax_testkit::suite::{ClockFixture, StoreFixture, clock_rules, inspect_rules, store_rules};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
@@ -235,7 +235,7 @@ impl Inspect for Broken {
 
 struct Suspect(Bug, Arc<ManualClock>);
 
-impl Fixture for Suspect {
+impl StoreFixture for Suspect {
     type Store = Broken;
 
     const EXPIRES_BY_ITSELF: bool = false;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax::{Clock, MemoryCapacity, MemoryStore, OperationId, StoreError};
 use hapax_testkit::ManualClock;
-use hapax_testkit::faults::{FaultyRates, FaultyStore, Proxy, ProxyRates};
-use hapax_testkit::suite::{Fixture, inspect_rules, store_rules};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates, FaultyRates, FaultyStore};
+use hapax_testkit::suite::{StoreFixture, inspect_rules, store_rules};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -40,14 +40,14 @@ async fn exchange(stream: &mut TcpStream, message: [u8; 4]) -> io::Result<[u8; 4
     Ok(reply)
 }
 
-async fn once(proxy: &Proxy) -> io::Result<[u8; 4]> {
+async fn once(proxy: &FaultProxy) -> io::Result<[u8; 4]> {
     let mut stream = TcpStream::connect(proxy.address()).await?;
     timeout(SOON, exchange(&mut stream, *b"ping")).await?
 }
 
 #[tokio::test]
 async fn a_proxy_passes_on_what_it_may() {
-    let proxy = Proxy::before(echo().await, 1).await.unwrap();
+    let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     for number in 0..100_u32 {
         let message = number.to_be_bytes();
@@ -58,8 +58,8 @@ async fn a_proxy_passes_on_what_it_may() {
 
 #[tokio::test]
 async fn only_what_a_proxy_is_told_of_is_harmed() {
-    let proxy = Proxy::before(echo().await, 1).await.unwrap();
-    proxy.set(ProxyRates { lose_reply: 1_000, ..Default::default() });
+    let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
+    proxy.set(FaultProxyRates { lose_reply: 1_000, ..Default::default() });
     proxy.only(b"oom");
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     for _ in 0..3 {
@@ -73,13 +73,13 @@ async fn only_what_a_proxy_is_told_of_is_harmed() {
 
 #[tokio::test]
 async fn each_fault_of_a_proxy_fails_its_exchange() {
-    let always = |set: fn(&mut ProxyRates)| {
+    let always = |set: fn(&mut FaultProxyRates)| {
         let mut rates =
-            ProxyRates { delay_at_most: Duration::from_millis(5), ..Default::default() };
+            FaultProxyRates { delay_at_most: Duration::from_millis(5), ..Default::default() };
         set(&mut rates);
         rates
     };
-    let proxy = Proxy::before(echo().await, 1).await.unwrap();
+    let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     for rates in [
         always(|rates| rates.lose_request = 1_000),
         always(|rates| rates.late_request = 1_000),
@@ -107,7 +107,7 @@ async fn each_fault_of_a_proxy_fails_its_exchange() {
 
 #[tokio::test]
 async fn a_frozen_proxy_passes_on_later_and_a_cut_one_never() {
-    let proxy = Proxy::before(echo().await, 1).await.unwrap();
+    let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     assert_eq!(exchange(&mut stream, *b"ping").await.unwrap(), *b"ping");
     proxy.freeze();
@@ -127,7 +127,7 @@ async fn a_frozen_proxy_passes_on_later_and_a_cut_one_never() {
 
 struct Faulty(Arc<ManualClock>);
 
-impl Fixture for Faulty {
+impl StoreFixture for Faulty {
     type Store = FaultyStore<MemoryStore>;
 
     const EXPIRES_BY_ITSELF: bool = false;

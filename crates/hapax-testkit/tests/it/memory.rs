@@ -11,7 +11,7 @@ use hapax::{
 };
 use hapax_testkit::faults::{FaultyCounts, FaultyRates, FaultyStore};
 use hapax_testkit::storm::Storm;
-use hapax_testkit::suite::{ClockFixture, Fixture};
+use hapax_testkit::suite::{ClockFixture, StoreFixture};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
 hapax_testkit::store_suite!(super::memory::Memory::default());
@@ -21,7 +21,7 @@ hapax_testkit::clock_suite!(super::memory::Memory::default());
 #[derive(Default)]
 struct Memory(Arc<ManualClock>);
 
-impl Fixture for Memory {
+impl StoreFixture for Memory {
     type Store = MemoryStore;
 
     const EXPIRES_BY_ITSELF: bool = false;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::{Clock, MemoryCapacity, MemoryStore, Secret, Timestamp};
 use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 use hapax_testkit::ManualClock;
-use hapax_testkit::suite::{ClockFixture, Fixture};
+use hapax_testkit::suite::{ClockFixture, StoreFixture};
 use hapax_tiered::{MemoryCache, Tiered};
 
 mod memory {
@@ -15,7 +15,7 @@ mod memory {
     #[derive(Default)]
     struct Memory(Arc<ManualClock>);
 
-    impl Fixture for Memory {
+    impl StoreFixture for Memory {
         type Store = Tiered<MemoryStore>;
 
         const EXPIRES_BY_ITSELF: bool = false;
@@ -58,7 +58,7 @@ mod file {
         }
     }
 
-    impl Fixture for Files {
+    impl StoreFixture for Files {
         type Store = Tiered<EmbeddedStore>;
 
         const EXPIRES_BY_ITSELF: bool = false;

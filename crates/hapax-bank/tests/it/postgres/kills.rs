@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax_bank::{TABLES, Transfer};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates, ProxyCounts};
 use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -44,9 +44,10 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
         format!("INSERT INTO accounts SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS}) id");
     server.sql("postgres", &accounts).await;
     let dice = Arc::new(SeededEntropy::new(seed));
-    let proxy = Proxy::before(server.address(), seed).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), seed).await.unwrap();
     proxy.only(b"COMMIT\0");
-    let harm = ProxyRates { silence: 1, ..ProxyRates::all(8, Duration::from_millis(200)) };
+    let harm =
+        FaultProxyRates { silence: 1, ..FaultProxyRates::all(8, Duration::from_millis(200)) };
     proxy.set(harm);
     let folder = tempfile::tempdir().unwrap();
     let mut plan = Plan::new(&server, folder.path().join("bank.log"));
@@ -82,7 +83,7 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
             bank.kill_after(DEATH).await;
         }
     }
-    proxy.set(ProxyRates::default());
+    proxy.set(FaultProxyRates::default());
     // What is left is settled in peace.
     plan.die = 0;
     over.store(true, Ordering::Relaxed);

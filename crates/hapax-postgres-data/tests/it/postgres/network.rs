@@ -8,7 +8,7 @@ use hapax_postgres_data::{
     AppendResult, DataError, IdScope, Inserted, Pooled, Retried, Retry, RetryError, TableName,
     UpdateLog,
 };
-use hapax_testkit::faults::{Proxy, ProxyCounts, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates, ProxyCounts};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -33,9 +33,9 @@ macro_rules! until_answered {
     };
 }
 
-async fn lossy(server: &PostgresServer) -> (Proxy, String) {
-    let proxy = Proxy::before(server.address(), 5).await.unwrap();
-    proxy.set(ProxyRates::all(100, Duration::from_millis(10)));
+async fn lossy(server: &PostgresServer) -> (FaultProxy, String) {
+    let proxy = FaultProxy::before(server.address(), 5).await.unwrap();
+    proxy.set(FaultProxyRates::all(100, Duration::from_millis(10)));
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     (proxy, url)
 }

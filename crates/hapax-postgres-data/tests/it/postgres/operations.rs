@@ -10,7 +10,7 @@ use hapax_postgres_data::{
     Column, DataError, IdentifiedUpdate, Pooled, Retried, Retry, RetryError, TableName, UpdateId,
     UpdateLog, VersionedRows,
 };
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::PostgresServer;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -196,7 +196,7 @@ on_one_server! {
 
 async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let (operations, mut holder) = (operations(), client(server).await);
     operations.verify(&holder).await.unwrap();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use hapax_postgres_data::{DataError, IdentifiedUpdate, Retried, Retry, TableName};
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ async fn what_was_carried_out_is_found_after_a_lost_reply(server: &PostgresServe
     let tables = "CREATE TABLE f (id float8 PRIMARY KEY, n int, version bigint NOT NULL);
         INSERT INTO f VALUES (0.30000000000000004, 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let (operations, mut holder) = (of(TableName::new("f"), "id", &["n"]), client(server).await);
     let holding = holder.transaction().await.unwrap();

@@ -10,7 +10,7 @@ use hapax_postgres_data::{
     UpdateResult, VersionedRow, VersionedRows,
 };
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::servers::PostgresServer;
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
@@ -191,7 +191,7 @@ fn move_on(client: &Arc<Client>) {
 
 async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let (operations, other) = (operations(), Arc::new(client(server).await));
     operations.verify(&*other).await.unwrap();
@@ -201,14 +201,14 @@ async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
         let change = |row: Value| {
             calls.set(calls.get() + 1);
             if calls.get() == 1 {
-                proxy.set(ProxyRates { lose_request: 1_000, ..ProxyRates::default() });
+                proxy.set(FaultProxyRates { lose_request: 1_000, ..FaultProxyRates::default() });
             } else {
                 move_on(&other);
             }
             increment(row)
         };
         let connecting = || {
-            proxy.set(ProxyRates::default());
+            proxy.set(FaultProxyRates::default());
             connect(&url)
         };
         let told = operations.retrying(connecting, &times(attempts), "o", &key(), change).await;
@@ -290,15 +290,15 @@ async fn a_caller_who_goes_away_leaves_a_whole_update(server: &PostgresServer) {
 
 async fn a_lost_reply_to_a_commit_is_told_by_the_operation(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let operations = operations();
     // What is known of the layout is known before: only the update's own reply gets lost.
     operations.verify(&client(server).await).await.unwrap();
     for (round, fault) in [
-        ProxyRates { lose_reply: 1_000, ..ProxyRates::default() },
-        ProxyRates { tear_reply: 1_000, ..ProxyRates::default() },
-        ProxyRates { lose_request: 1_000, ..ProxyRates::default() },
+        FaultProxyRates { lose_reply: 1_000, ..FaultProxyRates::default() },
+        FaultProxyRates { tear_reply: 1_000, ..FaultProxyRates::default() },
+        FaultProxyRates { lose_request: 1_000, ..FaultProxyRates::default() },
     ]
     .into_iter()
     .enumerate()
@@ -312,7 +312,7 @@ async fn a_lost_reply_to_a_commit_is_told_by_the_operation(server: &PostgresServ
             increment(row)
         };
         let connecting = || {
-            proxy.set(ProxyRates::default());
+            proxy.set(FaultProxyRates::default());
             connect(&url)
         };
         let id = format!("o-{round}");
@@ -398,8 +398,8 @@ async fn sixty_four_increments_add_sixty_four() {
 async fn sixty_four_increments_add_sixty_four_over_a_network_that_loses_replies() {
     let server = PostgresServer::start().await;
     server.sql("postgres", COUNTERS).await;
-    let proxy = Proxy::before(server.address(), 3).await.unwrap();
-    proxy.set(ProxyRates::all(60, Duration::from_millis(20)));
+    let proxy = FaultProxy::before(server.address(), 3).await.unwrap();
+    proxy.set(FaultProxyRates::all(60, Duration::from_millis(20)));
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
     let already = increments(&url, operations()).await;
     let counts = proxy.counts();

@@ -8,7 +8,7 @@ use hapax::store::Swapped;
 use hapax::{Claim, FinishError, Idempotency, OnUnknown, Outcome, Scope, Store, StoreError};
 use hapax_postgres::{PostgresStore, PostgresStoreError};
 use hapax_testkit::SeededEntropy;
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite;
 use tokio::task::JoinSet;
@@ -26,8 +26,8 @@ const SOON: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_rules_hold_over_a_network_that_loses_replies() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
-    proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
+    proxy.set(FaultProxyRates { lose_reply: 20, lose_request: 10, ..FaultProxyRates::default() });
     suite::store_rules(&OnOneServer::new(by(proxy.address().port()))).await;
     let counts = proxy.counts();
     assert!(counts.lost_replies > 20 && counts.lost_requests > 10, "{counts:?}");
@@ -107,7 +107,7 @@ async fn a_frozen_server_is_answered_for_in_time_and_found_again() {
 async fn a_connection_into_nowhere_is_replaced() {
     const LIMIT: Duration = Duration::from_secs(2);
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let store = connect_within(by(proxy.address().port()).timeout(LIMIT)).await;
     expect_stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;

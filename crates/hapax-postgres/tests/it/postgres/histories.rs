@@ -10,9 +10,9 @@ use std::time::Duration;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{OperationId, Store, StoreError};
 use hapax_postgres::PostgresStore;
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::servers::PostgresServer;
-use hapax_testkit::storm::{Storm, Told};
+use hapax_testkit::storm::{Storm, StormCounts};
 use tokio::time::sleep;
 
 use super::faults::TERMINATE;
@@ -26,10 +26,10 @@ const OPERATIONS: usize = 4_000;
 async fn ride(
     storm: Storm,
     server: &PostgresServer,
-    proxy: &Proxy,
+    proxy: &FaultProxy,
     harm: impl Future<Output = ()>,
-    enough: impl Fn(&Told) -> bool,
-) -> Told {
+    enough: impl Fn(&StormCounts) -> bool,
+) -> StormCounts {
     let mut stores = Vec::new();
     for port in
         [proxy.address().port(), proxy.address().port(), proxy.address().port(), server.port()]
@@ -46,22 +46,22 @@ async fn ride(
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn over_a_network_that_loses_and_delays() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 11).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 11).await.unwrap();
     let harm = async {
-        proxy.set(ProxyRates {
+        proxy.set(FaultProxyRates {
             lose_request: 10,
             lose_reply: 10,
             late_request: 10,
             tear_reply: 10,
             delay_at_most: Duration::from_millis(50),
-            ..ProxyRates::default()
+            ..FaultProxyRates::default()
         });
         loop {
             sleep(Duration::from_millis(70)).await;
             proxy.cut();
         }
     };
-    let enough = |told: &Told| {
+    let enough = |told: &StormCounts| {
         let counts = proxy.counts();
         let happened =
             [counts.lost_requests, counts.lost_replies, counts.late_requests, counts.torn_replies];
@@ -74,7 +74,7 @@ async fn over_a_network_that_loses_and_delays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_freezes() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 12).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 12).await.unwrap();
     let freezes = AtomicU32::new(0);
     let harm = async {
         loop {
@@ -86,7 +86,7 @@ async fn on_a_server_that_freezes() {
             server.resume();
         }
     };
-    let enough = |told: &Told| freezes.load(Relaxed) > 3 && told.ambiguous > 5;
+    let enough = |told: &StormCounts| freezes.load(Relaxed) > 3 && told.ambiguous > 5;
     let told = ride(Storm::of(OPERATIONS, 12), &server, &proxy, harm, enough).await;
     assert!(told.stored > 500, "{told:?}");
 }
@@ -94,7 +94,7 @@ async fn on_a_server_that_freezes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_is_killed() {
     let mut server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 13).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 13).await.unwrap();
     let port = server.port();
     let mut stores = Vec::new();
     for port in [proxy.address().port(), port] {
@@ -102,7 +102,7 @@ async fn on_a_server_that_is_killed() {
         stores.push(Arc::new(connect_within(options).await));
     }
     let kills = AtomicU32::new(0);
-    let enough = |told: &Told| kills.load(Relaxed) > 2 && told.ambiguous > 5;
+    let enough = |told: &StormCounts| kills.load(Relaxed) > 2 && told.ambiguous > 5;
     let storm = Storm::of(OPERATIONS, 13);
     let told = tokio::select! {
         told = storm.run_until(&stores, enough) => told,
@@ -121,7 +121,7 @@ async fn on_a_server_that_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn on_a_server_that_ends_connections_and_crashes() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 15).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 15).await.unwrap();
     let ended = AtomicU32::new(0);
     let harm = async {
         loop {
@@ -134,7 +134,7 @@ async fn on_a_server_that_ends_connections_and_crashes() {
             ended.fetch_add(u32::from(told.is_ok()), Relaxed);
         }
     };
-    let enough = |told: &Told| ended.load(Relaxed) > 2 && told.ambiguous > 5;
+    let enough = |told: &StormCounts| ended.load(Relaxed) > 2 && told.ambiguous > 5;
     let told = ride(Storm::of(OPERATIONS, 15), &server, &proxy, harm, enough).await;
     assert!(told.stored > 500, "{told:?}");
 }
@@ -165,9 +165,9 @@ impl Store for Optimist {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_store_that_hopes_for_the_best_is_found_out() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 14).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 14).await.unwrap();
     let store = PostgresStore::connect(by(proxy.address().port())).await.unwrap();
-    proxy.set(ProxyRates { lose_reply: 30, ..ProxyRates::default() });
+    proxy.set(FaultProxyRates { lose_reply: 30, ..FaultProxyRates::default() });
     let storm = Storm { operations: OPERATIONS, ..Storm::of(OPERATIONS, 14) };
     let stores = [Arc::new(Optimist(store))];
     let ridden = tokio::spawn(async move { storm.run(&stores).await }).await;

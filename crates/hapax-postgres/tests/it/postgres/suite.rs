@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::Secret;
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
-use hapax_testkit::suite::{self, Fixture};
+use hapax_testkit::suite::{self, StoreFixture};
 
 use super::support::at;
 
@@ -23,7 +23,7 @@ impl OnOneServer {
     }
 }
 
-impl Fixture for OnOneServer {
+impl StoreFixture for OnOneServer {
     type Store = PostgresStore;
 
     const EXPIRES_BY_ITSELF: bool = false;

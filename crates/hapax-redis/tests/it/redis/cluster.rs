@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::store::Swapped;
 use hapax::{Inspect, Notify, Store, StoreError};
 use hapax_redis::{RedisOptions, RedisStore, RedisStoreError, Severity, diagnose};
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
 use tokio::net::TcpListener;
@@ -27,10 +27,10 @@ async fn a_cluster_keeps_the_rules() {
 }
 
 /// A proxy before each node, which is what clients are told to connect to.
-async fn proxies(cluster: &RedisCluster) -> Vec<Proxy> {
+async fn proxies(cluster: &RedisCluster) -> Vec<FaultProxy> {
     let mut proxies = Vec::new();
     for node in cluster.nodes() {
-        let proxy = Proxy::before(node.address(), 1).await.unwrap();
+        let proxy = FaultProxy::before(node.address(), 1).await.unwrap();
         let port = proxy.address().port();
         let announced = node.command(&format!("CONFIG SET cluster-announce-port {port}")).await;
         assert_eq!(announced, "+OK");
@@ -53,10 +53,14 @@ async fn a_cluster_keeps_the_rules_over_a_network_that_loses_replies() {
     let cluster = RedisCluster::start(3).await;
     let proxies = proxies(&cluster).await;
     for proxy in &proxies {
-        proxy.set(ProxyRates { lose_reply: 20, lose_request: 10, ..ProxyRates::default() });
+        proxy.set(FaultProxyRates {
+            lose_reply: 20,
+            lose_request: 10,
+            ..FaultProxyRates::default()
+        });
     }
     suite::store_rules(&OnOneServer::new(at(proxies[0].address().port()))).await;
-    let counts = proxies.iter().map(Proxy::counts);
+    let counts = proxies.iter().map(FaultProxy::counts);
     let (replies, requests) = counts.fold((0, 0), |(replies, requests), counts| {
         (replies + counts.lost_replies, requests + counts.lost_requests)
     });
@@ -68,11 +72,11 @@ async fn a_write_whose_reply_is_lost_is_not_called_undone() {
     let cluster = RedisCluster::start(1).await;
     let proxies = proxies(&cluster).await;
     for of in 0..10 {
-        proxies[0].set(ProxyRates::default());
+        proxies[0].set(FaultProxyRates::default());
         let options = at(proxies[0].address().port());
         let store = RedisStore::connect(options).await.unwrap();
         // Not only its own: all that the client asks to find its way again.
-        proxies[0].set(ProxyRates { lose_reply: 1000, ..ProxyRates::default() });
+        proxies[0].set(FaultProxyRates { lose_reply: 1000, ..FaultProxyRates::default() });
         let swapped = store.swap(claim(of)).await;
         assert!(matches!(swapped, Err(StoreError::Ambiguous(_))), "{of}: {swapped:?}");
         let there = cluster.nodes()[0].command(&format!("EXISTS hapax:{}", key(of))).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax::Idempotency;
 use hapax_redis::{RedisOptions, RedisStore};
-use hapax_testkit::functions::{self, Part};
+use hapax_testkit::functions::{self, ProcessRole};
 use hapax_testkit::servers::RedisServer;
 
 use super::support::connect;
@@ -18,7 +18,7 @@ async fn functions_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn functions_keep_their_promises_over_two_processes() {
-    if let Some(part) = Part::of_this_process() {
+    if let Some(part) = ProcessRole::of_this_process() {
         let store = RedisStore::connect(RedisOptions::new(part.store())).await.unwrap();
         return part.play(Idempotency::builder(Arc::new(store)).build()).await;
     }

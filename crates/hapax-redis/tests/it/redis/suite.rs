@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::Secret;
 use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
 use hapax_testkit::servers::RedisServer;
-use hapax_testkit::suite::{self, Fixture};
+use hapax_testkit::suite::{self, StoreFixture};
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
@@ -21,7 +21,7 @@ impl OnOneServer {
     }
 }
 
-impl Fixture for OnOneServer {
+impl StoreFixture for OnOneServer {
     type Store = RedisStore;
 
     const EXPIRES_BY_ITSELF: bool = true;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax::store::Swapped;
 use hapax::{FinishError, Idempotency, OnUnknown, Outcome, RecordState, Store};
 use hapax_redis::{RedisStore, diagnose};
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use tokio::time::timeout;
 
@@ -40,7 +40,7 @@ async fn a_server_that_evicts_lets_a_second_execution_through() {
 async fn a_failover_loses_what_was_acknowledged() {
     let at_once = RedisServerOptions::new().set("repl-diskless-sync-delay", "0");
     let mut master = RedisServer::start_with(at_once).await;
-    let wire = Proxy::before(master.address(), 1).await.unwrap();
+    let wire = FaultProxy::before(master.address(), 1).await.unwrap();
     let of = format!("127.0.0.1 {}", wire.address().port());
     let replica = RedisServer::start_with(RedisServerOptions::new().set("replicaof", of)).await;
     let store = connect(&master).await;

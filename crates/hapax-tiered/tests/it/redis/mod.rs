@@ -9,7 +9,7 @@ use std::time::Duration;
 use hapax::{Claim, Fingerprint, Idempotency, Key, MemoryStore, OperationRequest, Outcome, Policy};
 use hapax::{FingerprintScheme, Scope, Secret};
 use hapax_redis::{RedisCache, RedisOptions};
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::RedisServer;
 use hapax_tiered::Tiered;
 
@@ -33,7 +33,7 @@ async fn ask(process: &Idempotency, of: u32) -> Claim {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache() {
     let server = RedisServer::start().await;
-    let proxy = Proxy::before(server.address(), 1).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let authority = Arc::new(MemoryStore::default());
     let secret = Secret::new([3; 32]);
     let mut processes = Vec::new();

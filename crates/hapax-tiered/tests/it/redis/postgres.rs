@@ -8,7 +8,7 @@ use hapax::Secret;
 use hapax_postgres::PostgresStore;
 use hapax_redis::RedisCache;
 use hapax_testkit::servers::{PostgresServer, RedisServer, RedisServerOptions};
-use hapax_testkit::suite::{self, Fixture};
+use hapax_testkit::suite::{self, StoreFixture};
 use hapax_tiered::{Tiered, TieredOptions};
 
 struct Pair {
@@ -17,7 +17,7 @@ struct Pair {
     opened: AtomicU32,
 }
 
-impl Fixture for Pair {
+impl StoreFixture for Pair {
     type Store = Tiered<PostgresStore>;
 
     const EXPIRES_BY_ITSELF: bool = false;

@@ -1,7 +1,7 @@
 //! What goes wrong around a handler's transaction.
 
 use hapax_http::server::transaction::TxOptionsError;
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use tokio_postgres::Error;
 
 use super::*;
@@ -86,7 +86,7 @@ async fn what_does_not_commit_is_not_answered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_in_doubt_is_no_success() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 3).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 3).await.unwrap();
     let mut world = World::by(server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     let second = Duration::from_secs(1);
@@ -99,15 +99,15 @@ async fn a_commit_in_doubt_is_no_success() {
         StatusCode::CREATED
     }));
     // The reply is lost, and it was committed: the client hears that.
-    proxy.set(ProxyRates { lose_reply: 1_000, ..ProxyRates::default() });
+    proxy.set(FaultProxyRates { lose_reply: 1_000, ..FaultProxyRates::default() });
     ask(&app, "lost").await.is_first(201);
     ask(&app, "lost").await.is_replay(201);
     assert_eq!(world.lines().await, "1");
     // Nobody knows for long.
-    proxy.set(ProxyRates { silence: 1_000, ..ProxyRates::default() });
+    proxy.set(FaultProxyRates { silence: 1_000, ..FaultProxyRates::default() });
     ask(&app, "silent").await.is_problem(503, "outcome-pending");
     ask(&app, "silent").await.is_problem(409, "in-flight");
-    proxy.set(ProxyRates::default());
+    proxy.set(FaultProxyRates::default());
     proxy.cut();
     let again = timeout(LIMIT, async {
         loop {

@@ -1,6 +1,6 @@
 //! What the world around does to a handler's transaction.
 
-use hapax_testkit::faults::Proxy;
+use hapax_testkit::faults::FaultProxy;
 use tokio_postgres::IsolationLevel;
 
 use super::*;
@@ -48,7 +48,7 @@ async fn a_lost_race_at_the_last_statement_runs_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_begin_without_an_answer_is_waited_for_no_longer_than_said() {
     let server = PostgresServer::start().await;
-    let proxy = Proxy::before(server.address(), 3).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 3).await.unwrap();
     let mut world = World::by(server, proxy.address().port()).await;
     let terms = &mut world.options.transactions.as_mut().unwrap().terms;
     terms.begin = Duration::from_millis(300);

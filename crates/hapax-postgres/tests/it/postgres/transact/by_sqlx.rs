@@ -2,7 +2,7 @@
 
 use hapax::transaction::AnyTransactions;
 use hapax_postgres::SqlxTransactions;
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use sqlx::{Acquire, Executor, Row, Transaction};
 
@@ -139,21 +139,21 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_commit_without_a_reply_is_settled_by_sqlx() {
     let server = PostgresServer::start().await;
-    let proxy = Arc::new(Proxy::before(server.address(), 5).await.unwrap());
+    let proxy = Arc::new(FaultProxy::before(server.address(), 5).await.unwrap());
     let port = proxy.address().port();
     let world = Sqlx::by(server, port, IsolationLevel::ReadCommitted).await;
     proxy.only(b"COMMIT\0");
-    let lost_reply = ProxyRates { lose_reply: 1_000, ..ProxyRates::default() };
-    let lost_request = ProxyRates { lose_request: 1_000, ..ProxyRates::default() };
-    let late = ProxyRates {
+    let lost_reply = FaultProxyRates { lose_reply: 1_000, ..FaultProxyRates::default() };
+    let lost_request = FaultProxyRates { lose_request: 1_000, ..FaultProxyRates::default() };
+    let late = FaultProxyRates {
         late_request: 1_000,
         delay_at_most: Duration::from_millis(200),
-        ..ProxyRates::default()
+        ..FaultProxyRates::default()
     };
     for (of, rates) in (1..).zip([lost_reply, lost_request, late]) {
         let (mut first, harm) = (true, Arc::clone(&proxy));
         let work = move |mut tx: SqlxTx| {
-            let rates = if first { rates } else { ProxyRates::default() };
+            let rates = if first { rates } else { FaultProxyRates::default() };
             first = false;
             let harm = Arc::clone(&harm);
             async move {
@@ -163,7 +163,7 @@ async fn a_commit_without_a_reply_is_settled_by_sqlx() {
             }
         };
         let ran = world.run(of, work).await;
-        proxy.set(ProxyRates::default());
+        proxy.set(FaultProxyRates::default());
         assert!(
             matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
             "{of}: {ran:?}"

@@ -1,13 +1,13 @@
 //! COMMITs without a reply.
 
-use hapax_testkit::faults::{Proxy, ProxyRates};
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 
 use super::*;
 
 /// Harm to COMMITs, each time.
-fn always(set: fn(&mut ProxyRates)) -> ProxyRates {
+fn always(set: fn(&mut FaultProxyRates)) -> FaultProxyRates {
     let mut rates =
-        ProxyRates { delay_at_most: Duration::from_millis(300), ..ProxyRates::default() };
+        FaultProxyRates { delay_at_most: Duration::from_millis(300), ..FaultProxyRates::default() };
     set(&mut rates);
     rates
 }
@@ -16,10 +16,10 @@ fn always(set: fn(&mut ProxyRates)) -> ProxyRates {
 async fn a_commit_without_a_reply_is_settled() {
     let server = PostgresServer::start().await;
     server.sql("postgres", TABLES).await;
-    let proxy = Arc::new(Proxy::before(server.address(), 7).await.unwrap());
+    let proxy = Arc::new(FaultProxy::before(server.address(), 7).await.unwrap());
     let world = World::by(&server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
-    let kinds: [(fn(&mut ProxyRates), _); 4] = [
+    let kinds: [(fn(&mut FaultProxyRates), _); 4] = [
         (|rates| rates.lose_reply = 1_000, Some(1)),
         (|rates| rates.tear_reply = 1_000, Some(1)),
         // It never arrived: the work runs again.
@@ -39,7 +39,7 @@ async fn a_commit_without_a_reply_is_settled() {
                 let harm = Arc::clone(&harm);
                 async move {
                     tx.batch_execute("INSERT INTO work VALUES (1)").await.unwrap();
-                    harm.set(if first { always(set) } else { ProxyRates::default() });
+                    harm.set(if first { always(set) } else { FaultProxyRates::default() });
                     (done("yes"), ())
                 }
             };
@@ -67,7 +67,7 @@ async fn a_commit_without_a_reply_is_settled() {
 async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     let server = PostgresServer::start().await;
     server.sql("postgres", TABLES).await;
-    let proxy = Proxy::before(server.address(), 7).await.unwrap();
+    let proxy = FaultProxy::before(server.address(), 7).await.unwrap();
     let world = World::by(&server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
@@ -101,7 +101,7 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
         }
     });
     let again = again.await.unwrap();
-    proxy.set(ProxyRates::default());
+    proxy.set(FaultProxyRates::default());
     let ended = world.work(again, TxOptions::default(), done("again")).await;
     assert!(matches!(ended, TransactionResult::Recorded(_)), "{ended:?}");
     assert_eq!(lines(&server).await, "1");

@@ -4,63 +4,63 @@ use hapax::OnUnknown;
 use hapax::exchange::{ClaimExchange, Executions, Ownership, WriteExchange};
 use hapax::store::{Swap, Swapped};
 
-use super::truth::{Meaning, Truth};
+use super::ledger::{KeyModel, SwapPurpose};
 use crate::SeededEntropy;
 
 /// What happens at some time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     /// A copy of a swap reaches the store.
     Arrive {
-        letter: u32,
+        message: u32,
     },
     /// A store that checks and then sets does the second.
     Set {
-        letter: u32,
+        message: u32,
     },
     /// A reply reaches its process.
     Reply {
-        conv: u32,
-        letter: u32,
+        exchange: u32,
+        message: u32,
         reply: u32,
     },
     /// The store refuses a copy.
     Reject {
-        conv: u32,
+        exchange: u32,
         sends: u32,
     },
     /// A sender has waited long enough.
     Timeout {
-        conv: u32,
-        letter: u32,
+        exchange: u32,
+        message: u32,
         sends: u32,
     },
     /// A load reaches the store.
     Look {
-        looker: Looker,
+        looker: LoadOrigin,
     },
     /// What it found reaches its process; none when the load failed.
     Looked {
-        looker: Looker,
+        looker: LoadOrigin,
         seen: u32,
     },
     /// A worker goes on with its operation.
     Go {
         worker: u8,
         operation: u32,
-        what: What,
+        what: WorkerStep,
     },
     /// An effect reaches the system downstream.
     Effect {
-        tenure: u32,
+        execution: u32,
     },
     /// A question reaches the hook.
     Inquire {
-        conv: u32,
+        exchange: u32,
     },
     /// Its answer reaches the process.
     Verdict {
-        conv: u32,
+        exchange: u32,
         said: u32,
     },
     Crash {
@@ -82,7 +82,7 @@ pub(super) enum Happening {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Looker {
+pub(super) enum LoadOrigin {
     Operator {
         operator: u32,
     },
@@ -92,13 +92,13 @@ pub(super) enum Looker {
     },
     /// Only by [`Bug::ResolvesByLoading`].
     Carrier {
-        conv: u32,
-        letter: u32,
+        exchange: u32,
+        message: u32,
     },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum What {
+pub(super) enum WorkerStep {
     Start,
     Renew,
     Send,
@@ -107,12 +107,12 @@ pub(super) enum What {
 
 /// A conversation with the store.
 #[derive(Debug)]
-pub(super) struct Conv {
+pub(super) struct SimExchange {
     pub(super) process: u8,
     pub(super) epoch: u32,
     pub(super) operation: u32,
     pub(super) key: u8,
-    pub(super) letter: u32,
+    pub(super) message: u32,
     pub(super) sends: u32,
     /// A definite answer is still to come.
     pub(super) waiting: bool,
@@ -121,17 +121,17 @@ pub(super) struct Conv {
     /// Nobody waits for it any more.
     pub(super) background: bool,
     pub(super) over: bool,
-    pub(super) talk: Talk,
+    pub(super) talk: ExchangeKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Talk {
-    Claim(ClaimTalk),
-    Write(WriteTalk),
+pub(super) enum ExchangeKind {
+    Claim(SimClaim),
+    Write(SimWrite),
 }
 
 #[derive(Debug)]
-pub(super) struct ClaimTalk {
+pub(super) struct SimClaim {
     pub(super) claiming: ClaimExchange,
     pub(super) request: u8,
     pub(super) scheme: u8,
@@ -140,16 +140,16 @@ pub(super) struct ClaimTalk {
     pub(super) retention: u64,
     pub(super) hook: Option<(u64, u64)>,
     /// What landed of it last.
-    pub(super) tenure: Option<u32>,
+    pub(super) execution: Option<u32>,
     /// The version that its question left, and the execution it was about.
     pub(super) asked: Option<(u32, u32)>,
 }
 
 #[derive(Debug)]
-pub(super) struct WriteTalk {
+pub(super) struct SimWrite {
     pub(super) writing: WriteExchange,
-    pub(super) tenure: u32,
-    pub(super) meaning: Meaning,
+    pub(super) execution: u32,
+    pub(super) meaning: SwapPurpose,
     /// Some swap of it was written.
     pub(super) landed: bool,
     /// Kept until the end of an execution is written: it is under way until then.
@@ -158,22 +158,22 @@ pub(super) struct WriteTalk {
 
 /// A swap and what it is for.
 #[derive(Debug)]
-pub(super) struct Letter {
+pub(super) struct SwapMessage {
     pub(super) swap: Swap,
-    pub(super) conv: u32,
-    pub(super) meaning: Meaning,
+    pub(super) exchange: u32,
+    pub(super) meaning: SwapPurpose,
     pub(super) landed: bool,
     /// The store has answered a copy of it.
     pub(super) answered: bool,
     /// The execution that it let in.
-    pub(super) tenure: Option<u32>,
+    pub(super) execution: Option<u32>,
 }
 
 /// What the store said, and what was true then.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) swapped: Swapped,
-    pub(super) truth: Truth,
+    pub(super) truth: KeyModel,
 }
 
 #[derive(Debug, Default)]
@@ -188,7 +188,7 @@ pub(super) struct Process {
     pub(super) operation: u32,
     pub(super) key: u8,
     /// What was true when it last looked.
-    pub(super) seen: Truth,
+    pub(super) seen: KeyModel,
     pub(super) activity: Activity,
 }
 
@@ -205,9 +205,9 @@ pub(super) enum Activity {
 #[derive(Debug)]
 pub(super) struct SimExecution {
     pub(super) ownership: Ownership,
-    pub(super) tenure: u32,
+    pub(super) execution: u32,
     /// The claim it came of.
-    pub(super) conv: u32,
+    pub(super) exchange: u32,
     pub(super) lease: u64,
     pub(super) renewing: Option<u32>,
     /// Its end waits for the renewal.

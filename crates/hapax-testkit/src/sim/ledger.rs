@@ -5,16 +5,17 @@ use hapax::exchange::Ownership;
 use hapax::store::{StoredRecord, Swap};
 use hapax::{LeaseId, OnUnknown, RecordState, Timestamp};
 
-pub(super) use super::facts::{
-    Effect, Judged, Meaning, NEVER, Phase, SimVerdict, Tenure, Truth, Violation, Writer, ensure,
+pub(super) use super::model::{
+    Checked, Effect, KeyModel, ModelExecution, NEVER, Phase, PromiseViolation, SimVerdict,
+    SwapPurpose, SwapSender, ensure,
 };
 use super::plan;
 
 /// Keeps the ledger of all keys.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    pub(super) keys: Vec<Truth>,
-    pub(super) tenures: Vec<Tenure>,
+    pub(super) keys: Vec<KeyModel>,
+    pub(super) executions: Vec<ModelExecution>,
     /// Effects of each life, and whether there may be but one.
     pub(super) generations: Vec<(u8, bool)>,
     /// Outcomes that were ever recorded, and those whose holder was told that it is lost.
@@ -27,8 +28,8 @@ pub(super) struct Ledger {
 impl Ledger {
     pub(super) fn reset(&mut self, keys: usize, outcomes: usize) {
         self.keys.clear();
-        self.keys.resize(keys, Truth::ABSENT);
-        self.tenures.clear();
+        self.keys.resize(keys, KeyModel::ABSENT);
+        self.executions.clear();
         self.generations.clear();
         for set in [&mut self.recorded, &mut self.denied] {
             set.clear();
@@ -38,7 +39,7 @@ impl Ledger {
     }
 
     /// What is true of a key when the store's clock shows `clock`.
-    pub(super) fn look(&mut self, key: usize, clock: u64) -> Truth {
+    pub(super) fn look(&mut self, key: usize, clock: u64) -> KeyModel {
         let truth = &mut self.keys[key];
         truth.clock = clock;
         truth.latest = truth.latest.max(clock);
@@ -46,10 +47,10 @@ impl Ledger {
     }
 
     /// The store removed a cell.
-    pub(super) fn purged(&mut self, key: usize, clock: u64) -> Judged {
+    pub(super) fn purged(&mut self, key: usize, clock: u64) -> Checked {
         let truth = self.look(key, clock);
-        let absent = Truth { highest_fence: truth.highest_fence, ..Truth::ABSENT };
-        self.keys[key] = Truth { version: truth.version + 1, latest: clock, clock, ..absent };
+        let absent = KeyModel { highest_fence: truth.highest_fence, ..KeyModel::ABSENT };
+        self.keys[key] = KeyModel { version: truth.version + 1, latest: clock, clock, ..absent };
         let expired = truth.phase != Phase::Absent && truth.was_expired();
         match truth.phase {
             Phase::Done => ensure(expired, "S10", "an outcome was purged before its time"),
@@ -63,25 +64,25 @@ impl Ledger {
         key: usize,
         clock: u64,
         fence: u64,
-        meaning: Meaning,
-        by: Writer,
+        meaning: SwapPurpose,
+        by: SwapSender,
         swap: &Swap,
-    ) -> Result<Option<u32>, Violation> {
+    ) -> Result<Option<u32>, PromiseViolation> {
         let before = self.look(key, clock);
         let mut now = before;
         now.version += 1;
         now.latest = clock;
-        let keep = |now: &Truth, more: u64| match now.strict {
+        let keep = |now: &KeyModel, more: u64| match now.strict {
             OnUnknown::Block | OnUnknown::Reconcile => NEVER,
             OnUnknown::Reexecute => clock + now.retention + more,
         };
         match meaning {
-            Meaning::Execute { anew, attempt, asked } => {
+            SwapPurpose::Execute { anew, attempt, asked } => {
                 if !before.echo {
                     judge_entry(&before, anew, asked, &by)?;
                     // A claim may replace its own earlier swap, which no answer let it execute.
-                    let own = |one: &Tenure| one.conv == by.conv && !one.told;
-                    let own = self.tenures.get(before.tenure as usize).is_some_and(own);
+                    let own = |one: &ModelExecution| one.exchange == by.exchange && !one.told;
+                    let own = self.executions.get(before.execution as usize).is_some_and(own);
                     let alive = !own && self.runs_in(&before, by.process);
                     let unfinished = matches!(before.phase, Phase::Held | Phase::Unknown);
                     let itself = unfinished && alive && asked.is_none();
@@ -90,10 +91,11 @@ impl Ledger {
                 let highest = before.highest_fence;
                 let free_fall = before.phase == Phase::Absent && self.far_back;
                 ensure(fence > highest || free_fall, "S6", "a fence is not larger than the last")?;
-                let tenure = self.enter(key, &before, anew, attempt, fence, &by, swap);
-                let entered = &self.tenures[tenure as usize];
+                let execution = self.enter(key, &before, anew, attempt, fence, &by, swap);
+                let entered = &self.executions[execution as usize];
                 now.strict = if anew { by.policy } else { before.strict.max(by.policy) };
-                (now.phase, now.tenure, now.generation) = (Phase::Held, tenure, entered.generation);
+                (now.phase, now.execution, now.generation) =
+                    (Phase::Held, execution, entered.generation);
                 (now.attempts, now.checkpoint) = (entered.attempt, entered.checkpoint);
                 (now.request, now.lease, now.retention) = (by.request, by.lease, by.retention);
                 (now.lease_until, now.reconciling) = (clock + by.lease, false);
@@ -101,16 +103,19 @@ impl Ledger {
                 now.highest_fence = fence;
                 now.echo = by.again || (before.echo && !anew);
                 self.keys[key] = now;
-                return Ok(Some(tenure));
+                return Ok(Some(execution));
             }
-            Meaning::Own => {
-                let own = self.tenures.get(before.tenure as usize).map(|tenure| tenure.conv);
-                let own = before.phase == Phase::Held && own == Some(by.conv);
+            SwapPurpose::Own => {
+                let own = self
+                    .executions
+                    .get(before.execution as usize)
+                    .map(|execution| execution.exchange);
+                let own = before.phase == Phase::Held && own == Some(by.exchange);
                 ensure(own, "S2", "a claim extended what it does not own")?;
                 now.lease_until = clock + by.lease;
                 now.keep_until = keep(&now, by.lease.saturating_sub(now.retention));
             }
-            Meaning::Announce { after, timeout } => {
+            SwapPurpose::Announce { after, timeout } => {
                 if !before.echo {
                     judge_question(&before, after, &by)?;
                 }
@@ -121,7 +126,7 @@ impl Ledger {
                 now.lease_until = clock + timeout;
                 now.keep_until = keep(&now, timeout);
             }
-            Meaning::Conclude { said, asked } => {
+            SwapPurpose::Conclude { said, asked } => {
                 let same = before.phase == Phase::Unknown && before.version == asked;
                 ensure(
                     same || before.echo,
@@ -136,8 +141,9 @@ impl Ledger {
                     }
                 }
             }
-            Meaning::Operator { fence, force, forget, outcome } => {
-                let owner = self.tenures.get(before.tenure as usize).map(|tenure| tenure.fence);
+            SwapPurpose::Operator { fence, force, forget, outcome } => {
+                let owner =
+                    self.executions.get(before.execution as usize).map(|execution| execution.fence);
                 let seen = owner == Some(fence) || before.echo;
                 ensure(seen, "operator", "changed what was not seen")?;
                 ensure(!before.vacant(), "operator", "resolved what was not there")?;
@@ -169,27 +175,28 @@ impl Ledger {
 
     fn hold(
         &mut self,
-        before: &Truth,
-        now: &mut Truth,
-        meaning: Meaning,
-        by: &Writer,
-        keep: impl Fn(&Truth, u64) -> u64,
-    ) -> Judged {
-        let own = !before.vacant() && self.owns(before, by.tenure);
+        before: &KeyModel,
+        now: &mut KeyModel,
+        meaning: SwapPurpose,
+        by: &SwapSender,
+        keep: impl Fn(&KeyModel, u64) -> u64,
+    ) -> Checked {
+        let own = !before.vacant() && self.owns(before, by.execution);
         ensure(own, "S2", "a holder changed a record that it does not own")?;
         let held = before.phase == Phase::Held;
         let clock = now.latest;
         match meaning {
-            Meaning::Renew { .. } | Meaning::Checkpoint(_) => {
+            SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_) => {
                 ensure(held, "S2", "a holder renewed what was no longer in flight")?;
-                let lease = if let Meaning::Renew { lease } = meaning { lease } else { now.lease };
+                let lease =
+                    if let SwapPurpose::Renew { lease } = meaning { lease } else { now.lease };
                 now.lease_until = clock + lease;
                 now.keep_until = keep(now, lease.saturating_sub(now.retention));
-                if let Meaning::Checkpoint(checkpoint) = meaning {
+                if let SwapPurpose::Checkpoint(checkpoint) = meaning {
                     now.checkpoint = Some(checkpoint);
                 }
             }
-            Meaning::Complete { outcome, retention } => {
+            SwapPurpose::Complete { outcome, retention } => {
                 ensure(
                     held || before.phase == Phase::Unknown,
                     "S3",
@@ -198,7 +205,7 @@ impl Ledger {
                 (now.reconciling, now.lease_until) = (false, clock);
                 self.finish(now, outcome, retention);
             }
-            Meaning::Abandon { glimpse } => {
+            SwapPurpose::Abandon { glimpse } => {
                 ensure(held, "S2", "a holder gave up what was no longer in flight")?;
                 (now.phase, now.reconciling, now.lease_until) = (Phase::Unknown, false, clock);
                 now.glimpse = glimpse;
@@ -214,7 +221,7 @@ impl Ledger {
     }
 
     /// Whether a cell says what is true.
-    pub(super) fn judge_cell(&self, truth: &Truth, stored: Option<&StoredRecord>) -> Judged {
+    pub(super) fn judge_cell(&self, truth: &KeyModel, stored: Option<&StoredRecord>) -> Checked {
         let Some(stored) = stored else {
             return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
         };
@@ -246,21 +253,22 @@ impl Ledger {
 
     /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
     /// landed on a purged key brings back.
-    pub(super) fn owns(&self, truth: &Truth, tenure: u32) -> bool {
-        let lease_id =
-            |tenure: u32| self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id);
-        truth.phase != Phase::Absent && lease_id(truth.tenure) == lease_id(tenure)
+    pub(super) fn owns(&self, truth: &KeyModel, execution: u32) -> bool {
+        let lease_id = |execution: u32| {
+            self.executions.get(execution as usize).map(|execution| execution.lease_id)
+        };
+        truth.phase != Phase::Absent && lease_id(truth.execution) == lease_id(execution)
     }
 
     #[allow(clippy::too_many_arguments, reason = "private, called once")]
     fn enter(
         &mut self,
         key: usize,
-        before: &Truth,
+        before: &KeyModel,
         anew: bool,
         attempt: u32,
         fence: u64,
-        by: &Writer,
+        by: &SwapSender,
         swap: &Swap,
     ) -> u32 {
         let generation = if anew {
@@ -276,9 +284,9 @@ impl Ledger {
             _ if anew => 1,
             _ => before.attempts + 1,
         };
-        self.tenures.push(Tenure {
+        self.executions.push(ModelExecution {
             key: key as u8,
-            conv: by.conv,
+            exchange: by.exchange,
             generation,
             lease_id: swap.draft.record.lease_id,
             record_life: swap.draft.record.generation,
@@ -293,10 +301,10 @@ impl Ledger {
             dropped: false,
             running: self.running(&swap.draft.record.lease_id),
         });
-        self.tenures.len() as u32 - 1
+        self.executions.len() as u32 - 1
     }
 
-    fn finish(&mut self, now: &mut Truth, outcome: u16, retention: Option<u64>) {
+    fn finish(&mut self, now: &mut KeyModel, outcome: u16, retention: Option<u64>) {
         self.recorded[usize::from(outcome)] = true;
         now.retention = retention.unwrap_or(now.retention);
         (now.phase, now.outcome, now.checkpoint) = (Phase::Done, outcome, None);
@@ -305,74 +313,85 @@ impl Ledger {
 
     /// What a claim was let in with under a fence. It may be more than one thing: a copy may land
     /// again on a purged key.
-    pub(super) fn entered(&self, conv: u32, ownership: &Ownership) -> Option<u32> {
+    pub(super) fn entered(&self, exchange: u32, ownership: &Ownership) -> Option<u32> {
         let fence = ownership.fence().get();
-        let same = |one: &Tenure| one.conv == conv && one.fence == fence;
-        self.tenures.iter().rposition(same).map(|at| at as u32)
+        let same = |one: &ModelExecution| one.exchange == exchange && one.fence == fence;
+        self.executions.iter().rposition(same).map(|at| at as u32)
     }
 
     /// Whatever a claim was let in with is let go without a word.
-    pub(super) fn dropped(&mut self, conv: u32) {
-        let of_claim = self.tenures.iter_mut().filter(|tenure| tenure.conv == conv);
-        of_claim.for_each(|tenure| (tenure.dropped, tenure.running) = (true, None));
+    pub(super) fn dropped(&mut self, exchange: u32) {
+        let of_claim =
+            self.executions.iter_mut().filter(|execution| execution.exchange == exchange);
+        of_claim.for_each(|execution| (execution.dropped, execution.running) = (true, None));
     }
 
     /// Whatever a claim was let in with is not for it to execute.
-    pub(super) fn turned_away(&mut self, conv: u32) {
-        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.conv == conv) {
-            tenure.running = None;
+    pub(super) fn turned_away(&mut self, exchange: u32) {
+        for execution in
+            self.executions.iter_mut().filter(|execution| execution.exchange == exchange)
+        {
+            execution.running = None;
         }
     }
 
     /// The process in which a grant is in use: a copy of its claim may land again on a purged key.
     fn running(&self, lease_id: &LeaseId) -> Option<u8> {
-        self.tenures.iter().filter(|one| one.lease_id == *lease_id).find_map(|one| one.running)
+        self.executions.iter().filter(|one| one.lease_id == *lease_id).find_map(|one| one.running)
     }
 
     /// An execution has ended, or its worker has left it.
-    pub(super) fn ended(&mut self, tenure: u32) {
-        let Some(lease_id) = self.tenures.get(tenure as usize).map(|tenure| tenure.lease_id) else {
+    pub(super) fn ended(&mut self, execution: u32) {
+        let Some(lease_id) =
+            self.executions.get(execution as usize).map(|execution| execution.lease_id)
+        else {
             return;
         };
-        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.lease_id == lease_id) {
-            tenure.running = None;
+        for execution in
+            self.executions.iter_mut().filter(|execution| execution.lease_id == lease_id)
+        {
+            execution.running = None;
         }
     }
 
     /// A process has died, and what it executed with it.
     pub(super) fn died(&mut self, process: u8) {
-        for tenure in self.tenures.iter_mut().filter(|tenure| tenure.running == Some(process)) {
-            tenure.running = None;
+        for execution in
+            self.executions.iter_mut().filter(|execution| execution.running == Some(process))
+        {
+            execution.running = None;
         }
     }
 
     /// Whether the owner of a record is under way in `process`.
-    pub(super) fn runs_in(&self, truth: &Truth, process: u8) -> bool {
-        self.tenures.get(truth.tenure as usize).is_some_and(|one| one.running == Some(process))
+    pub(super) fn runs_in(&self, truth: &KeyModel, process: u8) -> bool {
+        self.executions
+            .get(truth.execution as usize)
+            .is_some_and(|one| one.running == Some(process))
     }
 
     /// Whether any execution of a key is under way in `process`.
     pub(super) fn busy_in(&self, key: u8, process: u8) -> bool {
-        self.tenures.iter().any(|one| one.key == key && one.running == Some(process))
+        self.executions.iter().any(|one| one.key == key && one.running == Some(process))
     }
 
     /// An effect reached the system downstream.
-    pub(super) fn effect(&mut self, tenure: u32) -> Judged {
-        let tenure = &mut self.tenures[tenure as usize];
-        tenure.effect = Effect::Applied;
-        let (effects, one) = &mut self.generations[tenure.generation as usize];
+    pub(super) fn effect(&mut self, execution: u32) -> Checked {
+        let execution = &mut self.executions[execution as usize];
+        execution.effect = Effect::Applied;
+        let (effects, one) = &mut self.generations[execution.generation as usize];
         *effects += 1;
         ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one life")
     }
 }
 
-fn release(now: &mut Truth) {
+fn release(now: &mut KeyModel) {
     (now.phase, now.checkpoint) = (Phase::Released, None);
     now.keep_until = now.latest + now.lease;
 }
 
 /// Whether an execution may be let in.
-fn judge_entry(before: &Truth, anew: bool, asked: Option<u32>, by: &Writer) -> Judged {
+fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSender) -> Checked {
     let kept = !before.vacant() && !before.was_expired();
     match before.phase {
         Phase::Held if kept || !anew => {
@@ -398,7 +417,7 @@ fn judge_entry(before: &Truth, anew: bool, asked: Option<u32>, by: &Writer) -> J
 }
 
 /// Whether a hook may be asked.
-fn judge_question(before: &Truth, after: u64, by: &Writer) -> Judged {
+fn judge_question(before: &KeyModel, after: u64, by: &SwapSender) -> Checked {
     let policy = before.strict.max(by.policy);
     ensure(policy == OnUnknown::Reconcile, "reconcile", "a hook was asked under another policy")?;
     ensure(before.request == by.request, "S4", "a hook was asked for another request")?;

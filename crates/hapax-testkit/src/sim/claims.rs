@@ -3,11 +3,11 @@
 use hapax::OnUnknown;
 use hapax::exchange::WriteResult;
 
-use super::truth::{Judged, Ledger, Meaning, Phase, SimVerdict, Truth, ensure};
+use super::ledger::{Checked, KeyModel, Ledger, Phase, SimVerdict, SwapPurpose, ensure};
 
 /// What a claimer was told, in numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Told {
+pub(super) enum ClaimAnswer {
     Replay { outcome: u16, fence: u64, expires_in: u64 },
     InFlight { remaining: u64 },
     Mismatch,
@@ -16,7 +16,7 @@ pub(super) enum Told {
 
 /// What a claimer asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
+pub(super) struct ClaimContext {
     pub(super) request: u8,
     pub(super) policy: OnUnknown,
     /// How long after a lapse its hook may be asked, if it has one.
@@ -30,27 +30,32 @@ pub(super) struct Asker {
 
 impl Ledger {
     /// Judges an answer to a claim.
-    pub(super) fn judge_claim(&self, seen: &Truth, told: Told, asker: &Asker) -> Judged {
+    pub(super) fn judge_claim(
+        &self,
+        seen: &KeyModel,
+        told: ClaimAnswer,
+        asker: &ClaimContext,
+    ) -> Checked {
         let kept = !seen.vacant() && !seen.expired();
         let same = kept && seen.request == asker.request;
         let unfinished = matches!(seen.phase, Phase::Held | Phase::Unknown);
         let here = unfinished && self.runs_in(seen, asker.process);
         match (told, asker.answered) {
-            (Told::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
+            (ClaimAnswer::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
                 ensure(outcome == said, "S3", "another outcome than the hook's")
             }
-            (Told::Replay { outcome, fence, expires_in }, _) => {
+            (ClaimAnswer::Replay { outcome, fence, expires_in }, _) => {
                 ensure(seen.request == asker.request, "S4", "the outcome of another request")?;
                 ensure(same && seen.phase == Phase::Done, "S3", "replayed what is not recorded")?;
                 ensure(outcome == seen.outcome, "S3", "replayed another outcome")?;
                 let denied = self.denied[usize::from(outcome)];
                 ensure(!denied, "S3", "replayed what its holder was told is lost")?;
-                let owner = self.tenures[seen.tenure as usize].fence;
+                let owner = self.executions[seen.execution as usize].fence;
                 ensure(fence == owner, "replay", "replayed with another fence")?;
                 let rest = seen.keep_until - seen.clock;
                 ensure(expires_in == rest, "replay", "says another time of expiry")
             }
-            (Told::InFlight { remaining }, _) => {
+            (ClaimAnswer::InFlight { remaining }, _) => {
                 // Its own process knows that it runs: lapsed, expired or purged.
                 if here {
                     return ensure(seen.request == asker.request, "S4", "in flight for another");
@@ -62,7 +67,7 @@ impl Ledger {
                 let rest = seen.lease_until - seen.clock;
                 ensure(remaining == rest, "in flight", "says another remainder of the lease")
             }
-            (Told::Mismatch, _) => {
+            (ClaimAnswer::Mismatch, _) => {
                 let other = seen.request != asker.request;
                 ensure(
                     (kept || here) && other,
@@ -70,34 +75,34 @@ impl Ledger {
                     "refused its own request, or a free key",
                 )
             }
-            (Told::Unknown, Some(SimVerdict::CannotSay)) => Ok(()),
-            (Told::Unknown, _) => judge_unknown(seen, same, asker),
+            (ClaimAnswer::Unknown, Some(SimVerdict::CannotSay)) => Ok(()),
+            (ClaimAnswer::Unknown, _) => judge_unknown(seen, same, asker),
         }
     }
 
     /// Judges what a holder was told of its write, which has `landed` or not.
     pub(super) fn judge_write(
         &mut self,
-        seen: &Truth,
-        tenure: u32,
-        meaning: Meaning,
+        seen: &KeyModel,
+        execution: u32,
+        meaning: SwapPurpose,
         landed: bool,
         wrote: &WriteResult,
-    ) -> Judged {
-        let own = self.owns(seen, tenure);
+    ) -> Checked {
+        let own = self.owns(seen, execution);
         let outcome = match meaning {
-            Meaning::Complete { outcome, .. } => Some(outcome),
+            SwapPurpose::Complete { outcome, .. } => Some(outcome),
             _ => None,
         };
         match wrote {
             WriteResult::Recorded(_) => {
                 let already = own
                     && match meaning {
-                        Meaning::Complete { outcome, .. } => {
+                        SwapPurpose::Complete { outcome, .. } => {
                             seen.phase == Phase::Done && seen.outcome == outcome
                         }
-                        Meaning::Release => seen.phase == Phase::Released,
-                        Meaning::Abandon { .. } => seen.phase == Phase::Unknown,
+                        SwapPurpose::Release => seen.phase == Phase::Released,
+                        SwapPurpose::Abandon { .. } => seen.phase == Phase::Unknown,
                         _ => false,
                     };
                 ensure(landed || already, "S3", "told recorded what is not")
@@ -109,13 +114,14 @@ impl Ledger {
                 ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
                 let same_life = !seen.vacant()
                     && !seen.expired()
-                    && (own || seen.generation == self.tenures[tenure as usize].generation);
+                    && (own || seen.generation == self.executions[execution as usize].generation);
                 ensure(same_life, "holder", "told lost where nobody can know")?;
                 let settled = match seen.phase {
                     Phase::Done => Some(seen.outcome) != outcome,
-                    Phase::Unknown => {
-                        !matches!(meaning, Meaning::Complete { .. } | Meaning::Abandon { .. })
-                    }
+                    Phase::Unknown => !matches!(
+                        meaning,
+                        SwapPurpose::Complete { .. } | SwapPurpose::Abandon { .. }
+                    ),
                     _ => false,
                 };
                 ensure(!own || settled, "holder", "told lost though nobody took over")?;
@@ -128,10 +134,10 @@ impl Ledger {
             WriteResult::Gone => {
                 let over = seen.vacant()
                     || seen.expired()
-                    || seen.generation != self.tenures[tenure as usize].generation;
+                    || seen.generation != self.executions[execution as usize].generation;
                 ensure(over, "holder", "told gone though its life goes on")?;
                 let already = own && seen.phase == Phase::Released && !seen.expired();
-                let released = already && meaning == Meaning::Release;
+                let released = already && meaning == SwapPurpose::Release;
                 ensure(!released, "holder", "told gone though it is released")
             }
             WriteResult::Contended => Ok(()),
@@ -144,13 +150,13 @@ impl Ledger {
     /// Judges what an operator was told.
     pub(super) fn judge_operator(
         &self,
-        seen: &Truth,
+        seen: &KeyModel,
         (fence, force, forget, outcome): (u64, bool, bool, Option<u16>),
         landed: bool,
         wrote: &WriteResult,
-    ) -> Judged {
+    ) -> Checked {
         let nothing = seen.vacant() || seen.expired();
-        let owner = self.tenures.get(seen.tenure as usize).map(|tenure| tenure.fence);
+        let owner = self.executions.get(seen.execution as usize).map(|execution| execution.fence);
         match wrote {
             WriteResult::Recorded(_) => {
                 let already = seen.phase == Phase::Done && Some(seen.outcome) == outcome;
@@ -174,7 +180,7 @@ impl Ledger {
     }
 }
 
-fn judge_unknown(seen: &Truth, same: bool, asker: &Asker) -> Judged {
+fn judge_unknown(seen: &KeyModel, same: bool, asker: &ClaimContext) -> Checked {
     let doubt = match seen.phase {
         Phase::Held => seen.clock >= seen.lease_until,
         Phase::Unknown => true,

@@ -4,17 +4,17 @@ use hapax::{LeaseId, OnUnknown};
 
 /// A broken promise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Violation {
+pub struct PromiseViolation {
     /// Which promise.
     pub promise: &'static str,
     /// How it was broken.
     pub what: &'static str,
 }
 
-pub(super) type Judged = Result<(), Violation>;
+pub(super) type Checked = Result<(), PromiseViolation>;
 
-pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static str) -> Judged {
-    if holds { Ok(()) } else { Err(Violation { promise, what }) }
+pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static str) -> Checked {
+    if holds { Ok(()) } else { Err(PromiseViolation { promise, what }) }
 }
 
 /// Never.
@@ -32,10 +32,10 @@ pub(super) enum Phase {
 
 /// What is true of a key. Times are the store's clock, in microseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Truth {
+pub(super) struct KeyModel {
     pub(super) phase: Phase,
     /// The last execution that was let in; an index.
-    pub(super) tenure: u32,
+    pub(super) execution: u32,
     pub(super) generation: u32,
     /// The strictest policy of the executions of this life.
     pub(super) strict: OnUnknown,
@@ -64,16 +64,16 @@ pub(super) struct Truth {
     pub(super) echo: bool,
 }
 
-impl Default for Truth {
+impl Default for KeyModel {
     fn default() -> Self {
         Self::ABSENT
     }
 }
 
-impl Truth {
+impl KeyModel {
     pub(super) const ABSENT: Self = Self {
         phase: Phase::Absent,
-        tenure: 0,
+        execution: 0,
         generation: 0,
         strict: OnUnknown::Reexecute,
         request: 0,
@@ -117,9 +117,9 @@ impl Truth {
 
 /// An execution that was let in: a claim that landed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tenure {
+pub(super) struct ModelExecution {
     pub(super) key: u8,
-    pub(super) conv: u32,
+    pub(super) exchange: u32,
     pub(super) generation: u32,
     pub(super) lease_id: LeaseId,
     pub(super) record_life: LeaseId,
@@ -158,7 +158,7 @@ pub(super) enum SimVerdict {
 
 /// What a swap is for, as its sender sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Meaning {
+pub(super) enum SwapPurpose {
     Execute {
         /// As the first of a life.
         anew: bool,
@@ -198,12 +198,12 @@ pub(super) enum Meaning {
 
 /// Who wrote, and on what terms.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Writer {
-    pub(super) conv: u32,
+pub(super) struct SwapSender {
+    pub(super) exchange: u32,
     /// The process that wrote.
     pub(super) process: u8,
     /// Whose execution it is, for what holders do.
-    pub(super) tenure: u32,
+    pub(super) execution: u32,
     pub(super) request: u8,
     pub(super) policy: OnUnknown,
     pub(super) lease: u64,
