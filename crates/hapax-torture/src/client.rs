@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dice::Dice;
-use crate::effect::{EXECUTION, Effect};
 use crate::ledger::ClientResponse;
+use crate::response::{EXECUTION, UpstreamResponse};
 use crate::world::World;
-use crate::{Policy, lock};
+use crate::{OnUnknownPolicy, lock};
 
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ fn settles(world: &World, key: &str, reply: Reply, answered: bool) -> bool {
         Reply::Final(answer) => ledger.answer(key, &answer),
         Reply::Unknown => {
             ledger.unknown(key, answered);
-            return world.policy() == Policy::Block;
+            return world.policy() == OnUnknownPolicy::Block;
         }
         Reply::NotYet => return false,
         Reply::Unexpected(what) => ledger.violation(key, &what),
@@ -128,7 +128,7 @@ async fn send(port: u16, key: &str) -> Result<Reply, Box<dyn std::error::Error +
         return Ok(Reply::NotYet);
     }
     if let Some(fence) = header(EXECUTION) {
-        let effect = Effect { status: head.status.as_u16(), body: body.to_vec() };
+        let effect = UpstreamResponse { status: head.status.as_u16(), body: body.to_vec() };
         let replayed = header("idempotency-replayed") == Some("true");
         return Ok(Reply::Final(ClientResponse { effect, fence: fence.parse().ok(), replayed }));
     }

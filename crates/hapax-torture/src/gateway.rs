@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dice::Dice;
-use crate::{Fault, Policy};
+use crate::{OnUnknownPolicy, TortureError};
 
 /// How long a gateway may take to open its file and listen.
 const START: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ const LEASE: &str = "2s";
 pub(crate) struct Plan {
     pub(crate) program: PathBuf,
     pub(crate) store: String,
-    pub(crate) policy: Policy,
+    pub(crate) policy: OnUnknownPolicy,
     pub(crate) port: u16,
     /// Others have the same store: leases do not end with this process.
     pub(crate) shared: bool,
@@ -55,11 +55,11 @@ impl Plan {
             command.args(["--lease", LEASE]);
         }
         match self.policy {
-            Policy::Reexecute => {
+            OnUnknownPolicy::Reexecute => {
                 command.args(["--in-flight", "wait", "--wait-for", "2s"]);
             }
-            Policy::Block => {}
-            Policy::Reconcile => {
+            OnUnknownPolicy::Block => {}
+            OnUnknownPolicy::Reconcile => {
                 // The hook is asked one upstream time-out after the lapse.
                 let url = format!("http://127.0.0.1:{upstream}/outcome");
                 command.args(["--reconcile-url", &url, "--upstream-timeout", "150ms"]);
@@ -71,7 +71,7 @@ impl Plan {
 
 impl Gateway {
     /// Waits until it listens. Its file is open then: it opens it first.
-    pub(crate) async fn ready(&mut self) -> Result<(), Fault> {
+    pub(crate) async fn ready(&mut self) -> Result<(), TortureError> {
         let deadline = Instant::now() + START;
         while TcpStream::connect(("127.0.0.1", self.plan.port)).await.is_err() {
             if let Some(status) = self.child.try_wait()? {
@@ -86,7 +86,7 @@ impl Gateway {
     }
 
     /// SIGKILL, and waits until the process is gone.
-    pub(crate) async fn kill(&mut self) -> Result<(), Fault> {
+    pub(crate) async fn kill(&mut self) -> Result<(), TortureError> {
         if let Some(status) = self.child.try_wait()? {
             return Err(self.failure(&format!("ended by itself with {status}")));
         }
@@ -94,7 +94,7 @@ impl Gateway {
     }
 
     /// SIGTERM; it must finish what it has in hand and end well.
-    pub(crate) async fn terminate(mut self) -> Result<(), Fault> {
+    pub(crate) async fn terminate(mut self) -> Result<(), TortureError> {
         let Some(id) = self.child.id() else {
             return Err(self.failure("ended by itself"));
         };
@@ -108,17 +108,17 @@ impl Gateway {
         }
     }
 
-    fn failure(&self, what: &str) -> Fault {
+    fn failure(&self, what: &str) -> TortureError {
         let log = std::fs::read_to_string(&self.plan.log).unwrap_or_default();
         let last: Vec<&str> = log.lines().rev().take(5).collect();
         let last: String = last.into_iter().rev().map(|line| format!("\n    {line}")).collect();
-        Fault(format!("{}: the gateway {what}{last}", self.plan.policy))
+        TortureError(format!("{}: the gateway {what}{last}", self.plan.policy))
     }
 }
 
 /// Ports below those that the system gives to clients: while a gateway is dead, nobody else is
 /// given its port, and no client connects to itself.
-pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, Fault> {
+pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, TortureError> {
     let mut ports = Vec::new();
     for _ in 0..100 {
         let port = 20_000 + (dice.below(10_000) as u16);
@@ -130,7 +130,7 @@ pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, Fault>
             return Ok(ports);
         }
     }
-    Err(Fault("no free ports between 20000 and 30000".into()))
+    Err(TortureError("no free ports between 20000 and 30000".into()))
 }
 
 /// `file:` and the path of a new file in `folder`.

@@ -11,8 +11,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::Policy;
-use crate::effect::Effect;
+use crate::OnUnknownPolicy;
+use crate::response::UpstreamResponse;
 
 #[cfg(test)]
 mod tests;
@@ -23,17 +23,17 @@ const SHOWN: usize = 5;
 /// Everything the upstream and the clients of one world saw.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    policy: Policy,
+    policy: OnUnknownPolicy,
     /// Lives of gateways that are over.
     dead: HashSet<u64>,
     keys: HashMap<String, Log>,
     violations: Vec<String>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: TortureCounts,
 }
 
 /// How often what happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counts {
+pub struct TortureCounts {
     /// Keys that were asked for.
     pub operations: u64,
     /// Requests that clients sent.
@@ -97,7 +97,7 @@ enum Stage {
 /// An answer as a client got it.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientResponse {
-    pub(crate) effect: Effect,
+    pub(crate) effect: UpstreamResponse,
     /// The fence it names.
     pub(crate) fence: Option<u64>,
     /// Whether it was marked as a replay.
@@ -105,8 +105,8 @@ pub(crate) struct ClientResponse {
 }
 
 impl Ledger {
-    pub(crate) fn new(policy: Policy) -> Self {
-        let counts = Counts::default();
+    pub(crate) fn new(policy: OnUnknownPolicy) -> Self {
+        let counts = TortureCounts::default();
         Self { policy, dead: HashSet::new(), keys: HashMap::new(), violations: Vec::new(), counts }
     }
 
@@ -133,7 +133,7 @@ impl Ledger {
             }
             let clean = |execution: &Execution| execution.stage == Stage::Retryable;
             let again = !log.executions.iter().all(clean);
-            if again && policy == Policy::Block {
+            if again && policy == OnUnknownPolicy::Block {
                 wrong.push("executed again under block".into());
             }
             // Its own gateway's, and those of others that live, unless it comes from the past.
@@ -141,11 +141,11 @@ impl Ledger {
                 other.incarnation == incarnation || !(late || dead(other.incarnation))
             };
             let mut begun = log.executions.iter().filter(counts);
-            if policy != Policy::Reconcile && !begun.all(clean) {
+            if policy != OnUnknownPolicy::Reconcile && !begun.all(clean) {
                 wrong.push("executed again though the gateway lived".into());
             }
             self.counts.executed_again += u64::from(again);
-            let lost = last.stage == Stage::Effected && policy == Policy::Reexecute;
+            let lost = last.stage == Stage::Effected && policy == OnUnknownPolicy::Reexecute;
             self.counts.answers_lost += u64::from(lost);
         }
         if log.answered.is_some() && !late {
@@ -169,7 +169,7 @@ impl Ledger {
         set(log, fence, Stage::Effected);
         self.counts.effects += 1;
         self.counts.duplicates += u64::from(twice);
-        if twice && policy != Policy::Reexecute {
+        if twice && policy != OnUnknownPolicy::Reexecute {
             self.violation(key, "took effect twice");
         }
         true
@@ -204,7 +204,7 @@ impl Ledger {
         match answer.fence {
             None => wrong.push("answered without an execution".into()),
             Some(fence) => {
-                if answer.effect != Effect::of(key, fence) {
+                if answer.effect != UpstreamResponse::of(key, fence) {
                     wrong.push(format!("the answer of fence {fence} came changed"));
                 }
                 let made = |one: &Execution| one.fence == fence && one.stage == Stage::Effected;
@@ -237,14 +237,14 @@ impl Ledger {
     pub(crate) fn unknown(&mut self, key: &str, answered: bool) {
         let policy = self.policy;
         let Some(log) = self.keys.get_mut(key) else { return };
-        if policy == Policy::Block && !log.unknown {
+        if policy == OnUnknownPolicy::Block && !log.unknown {
             log.unknown = true;
             self.counts.unknown += 1;
         }
         if answered {
             self.violation(key, "unknown after it was answered");
         }
-        if policy == Policy::Reexecute {
+        if policy == OnUnknownPolicy::Reexecute {
             self.violation(key, "unknown under reexecute");
         }
     }
@@ -282,7 +282,7 @@ impl Ledger {
     }
 
     /// What was counted and what was broken; to be asked once.
-    pub(crate) fn verdict(&mut self) -> (Counts, Vec<String>) {
+    pub(crate) fn verdict(&mut self) -> (TortureCounts, Vec<String>) {
         (self.counts, std::mem::take(&mut self.violations))
     }
 }

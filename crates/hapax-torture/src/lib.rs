@@ -11,9 +11,9 @@
 
 mod client;
 mod dice;
-mod effect;
 mod gateway;
 mod ledger;
+mod response;
 mod upstream;
 mod world;
 
@@ -21,7 +21,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use ledger::Counts;
+pub use ledger::TortureCounts;
 
 use dice::Dice;
 
@@ -37,7 +37,7 @@ pub struct TortureOptions {
     /// Concurrent clients of each world.
     pub clients: u64,
     /// In how many copies one in four requests is sent at once.
-    pub copies: u64,
+    pub duplicates: u64,
     /// Gateways of each world, at least one; a file can have only one.
     pub gateways: u64,
     /// A store other than a new file for each world: a server; or `memory:`, to see this fail.
@@ -46,7 +46,7 @@ pub struct TortureOptions {
 
 /// A gateway's `--on-unknown`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Policy {
+pub enum OnUnknownPolicy {
     /// Executes again.
     Reexecute,
     /// Never executes again by itself.
@@ -55,12 +55,12 @@ pub enum Policy {
     Reconcile,
 }
 
-impl Policy {
+impl OnUnknownPolicy {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Reexecute, Self::Block, Self::Reconcile];
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for OnUnknownPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Reexecute => "reexecute",
@@ -72,26 +72,26 @@ impl fmt::Display for Policy {
 
 /// What was seen.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct TortureReport {
     /// What each policy's world saw.
-    pub counts: Vec<(Policy, Counts)>,
+    pub counts: Vec<(OnUnknownPolicy, TortureCounts)>,
     /// Promises that were broken, the first few of each world.
     pub violations: Vec<String>,
 }
 
 /// The run could not go on: a gateway did not start, or ended by itself.
 #[derive(Debug)]
-pub struct Fault(pub(crate) String);
+pub struct TortureError(pub(crate) String);
 
-impl fmt::Display for Fault {
+impl fmt::Display for TortureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for TortureError {}
 
-impl From<std::io::Error> for Fault {
+impl From<std::io::Error> for TortureError {
     fn from(error: std::io::Error) -> Self {
         Self(error.to_string())
     }
@@ -100,20 +100,20 @@ impl From<std::io::Error> for Fault {
 /// Runs the worlds of all policies at once, and judges them.
 ///
 /// # Errors
-/// [`Fault`] when a gateway does not come up again or ends by itself: a broken promise as well.
-pub async fn run(options: &TortureOptions) -> Result<Report, Fault> {
+/// [`TortureError`] when a gateway does not come up again or ends by itself: a broken promise as well.
+pub async fn run(options: &TortureOptions) -> Result<TortureReport, TortureError> {
     let folder = tempfile::tempdir()?;
     let mut dice = Dice::new(options.seed);
-    let share = options.kills / Policy::ALL.len() as u64;
-    let rest = options.kills - share * Policy::ALL.len() as u64;
+    let share = options.kills / OnUnknownPolicy::ALL.len() as u64;
+    let rest = options.kills - share * OnUnknownPolicy::ALL.len() as u64;
     let mut world = |policy, kills| world::run(options, policy, kills, folder.path(), dice.split());
     let (one, two, three) = tokio::try_join!(
-        world(Policy::Reexecute, share),
-        world(Policy::Block, share + rest),
-        world(Policy::Reconcile, share),
+        world(OnUnknownPolicy::Reexecute, share),
+        world(OnUnknownPolicy::Block, share + rest),
+        world(OnUnknownPolicy::Reconcile, share),
     )?;
-    let mut report = Report { counts: Vec::new(), violations: Vec::new() };
-    for (policy, (counts, violations)) in Policy::ALL.into_iter().zip([one, two, three]) {
+    let mut report = TortureReport { counts: Vec::new(), violations: Vec::new() };
+    for (policy, (counts, violations)) in OnUnknownPolicy::ALL.into_iter().zip([one, two, three]) {
         report.counts.push((policy, counts));
         report.violations.extend(violations);
     }
@@ -122,7 +122,7 @@ pub async fn run(options: &TortureOptions) -> Result<Report, Fault> {
 
 /// Faults that a long run must have met, in a sentence for each that it did not.
 #[must_use]
-pub fn missing(report: &Report) -> Vec<String> {
+pub fn missing(report: &TortureReport) -> Vec<String> {
     let mut missing = Vec::new();
     for (policy, counts) in &report.counts {
         let mut want = |what: &str, count: u64| {
@@ -134,12 +134,12 @@ pub fn missing(report: &Report) -> Vec<String> {
         want("kill during a start", counts.kills_in_start);
         want("replay", counts.replays);
         match policy {
-            Policy::Reexecute => {
+            OnUnknownPolicy::Reexecute => {
                 want("second execution", counts.executed_again);
                 want("answer that was lost", counts.answers_lost);
             }
-            Policy::Block => want("unknown outcome", counts.unknown),
-            Policy::Reconcile => {
+            OnUnknownPolicy::Block => want("unknown outcome", counts.unknown),
+            OnUnknownPolicy::Reconcile => {
                 want("answer of the hook that it happened", counts.hook_happened);
                 want("answer of the hook that it did not", counts.hook_did_not);
                 want("answer of the hook that it cannot say", counts.hook_cannot_say);

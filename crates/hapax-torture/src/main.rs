@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hapax_torture::{Counts, TortureOptions, missing, run};
+use hapax_torture::{TortureCounts, TortureOptions, missing, run};
 
 /// Kills gateways under load and checks that no promise breaks.
 #[derive(Parser)]
@@ -32,7 +32,7 @@ struct Cli {
     store: Option<String>,
 }
 
-type Row = (&'static str, fn(&Counts) -> u64);
+type Row = (&'static str, fn(&TortureCounts) -> u64);
 
 const ROWS: [Row; 16] = [
     ("kills", |counts| counts.kills),
@@ -65,15 +65,23 @@ async fn main() -> ExitCode {
         }
     };
     println!("seed {seed}, {kills} kills, {clients} clients for each policy");
-    let report =
-        match run(&TortureOptions { gateway, kills, seed, clients, copies, gateways, store }).await
-        {
-            Ok(report) => report,
-            Err(fault) => {
-                eprintln!("BROKEN: {fault}");
-                return ExitCode::FAILURE;
-            }
-        };
+    let report = match run(&TortureOptions {
+        gateway,
+        kills,
+        seed,
+        clients,
+        duplicates: copies,
+        gateways,
+        store,
+    })
+    .await
+    {
+        Ok(report) => report,
+        Err(fault) => {
+            eprintln!("BROKEN: {fault}");
+            return ExitCode::FAILURE;
+        }
+    };
     print!("{:<24}", "");
     report.counts.iter().for_each(|(policy, _)| print!("{policy:>12}"));
     println!();

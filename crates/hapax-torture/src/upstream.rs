@@ -17,9 +17,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::dice::{Dice, mix};
-use crate::effect::{EXECUTION, Effect};
 use crate::ledger::Ledger;
 use crate::lock;
+use crate::response::{EXECUTION, UpstreamResponse};
 
 /// An upstream for one life of the gateway.
 pub(crate) struct Upstream {
@@ -104,7 +104,7 @@ impl Service {
             return declined();
         }
         tokio::time::sleep(work_time(&mut dice)).await;
-        let effect = Effect::of(&key, fence);
+        let effect = UpstreamResponse::of(&key, fence);
         reply(effect.status, fence, effect.body)
     }
 
@@ -124,7 +124,7 @@ impl Service {
         let Some(fence) = ledger.reconcile(key, fence) else {
             return did_not_happen();
         };
-        let effect = Effect::of(key, fence);
+        let effect = UpstreamResponse::of(key, fence);
         let mut response = reply(200, fence, effect.body);
         response.headers_mut().insert("idempotency-status", effect.status.into());
         response

@@ -10,13 +10,13 @@ use tokio::time::sleep;
 use crate::client;
 use crate::dice::Dice;
 use crate::gateway::{self, Gateway, Plan};
-use crate::ledger::{Counts, Ledger};
+use crate::ledger::{Ledger, TortureCounts};
 use crate::upstream::Upstream;
-use crate::{Fault, Policy, TortureOptions, lock};
+use crate::{OnUnknownPolicy, TortureError, TortureOptions, lock};
 
 /// What clients know of their world.
 pub(crate) struct World {
-    policy: Policy,
+    policy: OnUnknownPolicy,
     ports: Vec<u16>,
     copies: u64,
     ledger: Arc<Mutex<Ledger>>,
@@ -26,7 +26,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn policy(&self) -> Policy {
+    pub(crate) fn policy(&self) -> OnUnknownPolicy {
         self.policy
     }
 
@@ -52,11 +52,11 @@ impl World {
 /// Runs a world to its end: kills, then a last life in which every answer is asked for again.
 pub(crate) async fn run(
     options: &TortureOptions,
-    policy: Policy,
+    policy: OnUnknownPolicy,
     kills: u64,
     folder: &Path,
     mut dice: Dice,
-) -> Result<(Counts, Vec<String>), Fault> {
+) -> Result<(TortureCounts, Vec<String>), TortureError> {
     let folder: PathBuf = folder.join(policy.to_string());
     std::fs::create_dir(&folder)?;
     let ledger = Arc::new(Mutex::new(Ledger::new(policy)));
@@ -73,7 +73,7 @@ pub(crate) async fn run(
     let plans: Vec<_> = plans.collect();
     let (incarnations, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let world =
-        Arc::new(World { policy, ports, copies: options.copies, ledger, incarnations, over });
+        Arc::new(World { policy, ports, copies: options.duplicates, ledger, incarnations, over });
 
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
@@ -89,7 +89,7 @@ pub(crate) async fn run(
     }
     let mut last = Vec::new();
     while let Some(seat) = seats.join_next().await {
-        last.push(seat.map_err(|error| Fault(error.to_string()))??);
+        last.push(seat.map_err(|error| TortureError(error.to_string()))??);
     }
     world.over.store(true, Ordering::Relaxed);
     while clients.join_next().await.is_some() {}
@@ -108,12 +108,12 @@ async fn sit(
     kills: u64,
     seed: u64,
     mut dice: Dice,
-) -> Result<(Gateway, Upstream), Fault> {
+) -> Result<(Gateway, Upstream), TortureError> {
     let born = async || {
         let incarnation = world.incarnations.fetch_add(1, Ordering::Relaxed);
         let upstream = Upstream::start(world.ledger.clone(), incarnation, seed).await?;
         let gateway = plan.start(upstream.port)?;
-        Ok::<_, Fault>((incarnation, upstream, gateway))
+        Ok::<_, TortureError>((incarnation, upstream, gateway))
     };
     for _ in 0..kills {
         let (incarnation, _upstream, gateway) = born().await?;
@@ -131,7 +131,7 @@ async fn live_and_die(
     mut gateway: Gateway,
     incarnation: u64,
     dice: &mut Dice,
-) -> Result<(), Fault> {
+) -> Result<(), TortureError> {
     let ready = if dice.once_in(5) {
         tokio::select! {
             ready = gateway.ready() => { ready?; true }
@@ -141,7 +141,7 @@ async fn live_and_die(
         gateway.ready().await?;
         // The hook is asked only some time after the start; and where a lease has to lapse before
         // anybody goes on, there is nothing to see in less.
-        let waits = world.policy == Policy::Reconcile || world.ports.len() > 1;
+        let waits = world.policy == OnUnknownPolicy::Reconcile || world.ports.len() > 1;
         let most = if waits { 800 } else { 300 };
         sleep(dice.up_to(most)).await;
         true

@@ -26,7 +26,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 
 /// What all clients of one set-up share.
 #[derive(Debug)]
-pub(crate) struct Shop {
+pub(crate) struct ClientPool {
     address: SocketAddr,
     /// Makes the keys of this run differ from those of others.
     run: String,
@@ -43,9 +43,9 @@ pub(crate) struct Shop {
 
 /// A payment, and how it ended for the client.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Ended {
+pub(crate) struct PaymentEnd {
     pub(crate) key: String,
-    pub(crate) end: End,
+    pub(crate) end: PaymentOutcome,
     /// What the client did wrong.
     pub(crate) slip: Option<Slip>,
     /// Whether a process was killed meanwhile.
@@ -54,7 +54,7 @@ pub(crate) struct Ended {
 
 /// How a payment ended for its client.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum End {
+pub(crate) enum PaymentOutcome {
     /// It was told that this charge was made.
     Paid(u32),
     /// It was told to the last that nobody knows, or was told nothing final at all.
@@ -66,12 +66,12 @@ pub(crate) enum End {
 /// What an answer means for the payment.
 #[derive(Debug)]
 enum Meaning {
-    Final(End),
+    Final(PaymentOutcome),
     Unknown,
     Again(Option<Duration>),
 }
 
-impl Shop {
+impl ClientPool {
     /// Of orders `0..payments` those below `open` may begin.
     pub(crate) fn new(
         address: SocketAddr,
@@ -107,7 +107,7 @@ impl Shop {
 
     /// One client: makes payments one after another until all are made. To those of which nobody
     /// knows what became it comes back later, and meanwhile goes on.
-    pub(crate) async fn client(self: Arc<Self>, mut dice: Dice) -> Vec<Ended> {
+    pub(crate) async fn client(self: Arc<Self>, mut dice: Dice) -> Vec<PaymentEnd> {
         let mut ends = Vec::new();
         let mut later = JoinSet::new();
         loop {
@@ -145,14 +145,14 @@ struct Payment {
     slip: Option<Slip>,
     /// The upsets when it began.
     calm: u32,
-    shop: Arc<Shop>,
+    shop: Arc<ClientPool>,
     dice: Dice,
 }
 
 impl Payment {
     /// Asks until there is a final answer, or gives itself back when it is told that the outcome
     /// is unknown.
-    async fn pay(mut self) -> Result<Ended, Self> {
+    async fn pay(mut self) -> Result<PaymentEnd, Self> {
         let deadline = Instant::now() + times::DEADLINE;
         let mut pause = Duration::from_millis(25);
         let mut meaning = self.ask_first().await;
@@ -166,11 +166,11 @@ impl Payment {
             pause = (pause * 2).min(times::PAUSE);
             meaning = self.ask().await;
         }
-        Ok(self.end(End::Unresolved))
+        Ok(self.end(PaymentOutcome::Unresolved))
     }
 
     /// Asks again and again what became of it.
-    async fn come_back(mut self) -> Ended {
+    async fn come_back(mut self) -> PaymentEnd {
         let deadline = Instant::now() + times::TIMEOUT;
         let mut pause = times::PAUSE / 2;
         while Instant::now() < deadline {
@@ -180,15 +180,15 @@ impl Payment {
                 return self.end(end);
             }
         }
-        self.end(End::Unresolved)
+        self.end(PaymentOutcome::Unresolved)
     }
 
-    fn end(self, end: End) -> Ended {
+    fn end(self, end: PaymentOutcome) -> PaymentEnd {
         self.shop.ended.fetch_add(1, Ordering::Relaxed);
         // Odd while a process is down.
         let upset =
             !self.calm.is_multiple_of(2) || self.calm != self.shop.upsets.load(Ordering::Relaxed);
-        Ended { key: self.key, end, slip: self.slip, upset }
+        PaymentEnd { key: self.key, end, slip: self.slip, upset }
     }
 
     /// The first request, or what the client makes of it.
@@ -203,7 +203,7 @@ impl Payment {
             Some(Slip::HangUp) => {
                 self.shop.sent.fetch_add(1, Ordering::Relaxed);
                 let soon = Duration::from_millis(self.dice.below(20) as u64);
-                let Shop { address, .. } = *self.shop;
+                let ClientPool { address, .. } = *self.shop;
                 if post_and_hang_up(address, &self.key, &self.body(), soon).await.is_err() {
                     // It never got so far.
                     self.slip = None;
@@ -266,14 +266,16 @@ impl ServiceResponse {
     fn meaning(&self) -> Meaning {
         match self.status.as_u16() {
             200..=299 => Meaning::Final(match serde_json::from_slice(&self.body) {
-                Ok(Paid { charge }) => End::Paid(charge),
-                Err(error) => End::Odd(format!("{} that names no charge: {error}", self.status)),
+                Ok(Paid { charge }) => PaymentOutcome::Paid(charge),
+                Err(error) => {
+                    PaymentOutcome::Odd(format!("{} that names no charge: {error}", self.status))
+                }
             }),
             409 if self.code().as_deref() == Some("outcome-unknown") => Meaning::Unknown,
             408 | 409 | 425 | 429 | 500..=599 => Meaning::Again(self.retry_after),
             _ => {
                 let code = self.code().unwrap_or_default();
-                Meaning::Final(End::Odd(format!("{} {code}", self.status)))
+                Meaning::Final(PaymentOutcome::Odd(format!("{} {code}", self.status)))
             }
         }
     }

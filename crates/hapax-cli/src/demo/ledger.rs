@@ -21,7 +21,7 @@ use super::plan::Fault;
 /// One line of the books.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry")]
-pub(crate) enum Entry {
+pub(crate) enum LedgerEntry {
     /// A request for a payment came in, and will meet this fault.
     Arrived {
         /// Of which order.
@@ -88,7 +88,7 @@ pub(crate) enum ChargeLookup {
 
 /// What the books know of questions about an operation.
 #[derive(Clone, Copy, Default, Debug)]
-struct Asked {
+struct ReconcileCount {
     times: u32,
     refused: Option<u64>,
 }
@@ -99,7 +99,7 @@ pub(crate) struct Ledger {
     file: File,
     arrivals: HashMap<u32, u32>,
     charges: HashMap<String, Charge>,
-    asked: HashMap<String, Asked>,
+    asked: HashMap<String, ReconcileCount>,
     charged: u32,
     entries: usize,
 }
@@ -140,7 +140,7 @@ impl Ledger {
         meets: impl FnOnce(u32) -> Option<Fault>,
     ) -> io::Result<Option<Fault>> {
         let fault = meets(self.arrivals.get(&order).copied().unwrap_or(0));
-        self.append(Entry::Arrived { order, fault })?;
+        self.append(LedgerEntry::Arrived { order, fault })?;
         Ok(fault)
     }
 
@@ -151,11 +151,11 @@ impl Ledger {
         if let (Some(fence), Some(refused)) = (fence, refused)
             && fence <= refused
         {
-            self.append(Entry::Stale { operation })?;
+            self.append(LedgerEntry::Stale { operation })?;
             return Ok(None);
         }
         let charge = Charge { id: self.charged + 1, order, key, operation };
-        self.append(Entry::Charged(charge.clone()))?;
+        self.append(LedgerEntry::Charged(charge.clone()))?;
         self.file.sync_data()?;
         Ok(Some(charge))
     }
@@ -163,17 +163,17 @@ impl Ledger {
     /// What became of `operation`. If nothing did, `fence` is refused before that is said.
     pub(crate) fn look_up(&mut self, operation: &str, fence: u64) -> io::Result<ChargeLookup> {
         if let Some(charge) = self.charges.get(operation).cloned() {
-            self.append(Entry::Asked { operation: operation.to_owned(), refused: None })?;
+            self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })?;
             return Ok(ChargeLookup::Charged(charge));
         }
-        self.append(Entry::Asked { operation: operation.to_owned(), refused: Some(fence) })?;
+        self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: Some(fence) })?;
         self.file.sync_data()?;
         Ok(ChargeLookup::Nothing)
     }
 
     /// Notes that a request for `order` took long.
     pub(crate) fn slow(&mut self, order: u32) -> io::Result<()> {
-        self.append(Entry::Slow { order })
+        self.append(LedgerEntry::Slow { order })
     }
 
     /// How often somebody has asked what became of `operation`.
@@ -183,10 +183,10 @@ impl Ledger {
 
     /// Notes that somebody asked, and was not told.
     pub(crate) fn withhold(&mut self, operation: &str) -> io::Result<()> {
-        self.append(Entry::Asked { operation: operation.to_owned(), refused: None })
+        self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })
     }
 
-    fn append(&mut self, entry: Entry) -> io::Result<()> {
+    fn append(&mut self, entry: LedgerEntry) -> io::Result<()> {
         if self.entries >= Self::MAX_ENTRIES {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the books are full"));
         }
@@ -197,33 +197,33 @@ impl Ledger {
         Ok(())
     }
 
-    fn remember(&mut self, entry: Entry) {
+    fn remember(&mut self, entry: LedgerEntry) {
         self.entries += 1;
         match entry {
-            Entry::Arrived { order, .. } => *self.arrivals.entry(order).or_default() += 1,
-            Entry::Charged(charge) => {
+            LedgerEntry::Arrived { order, .. } => *self.arrivals.entry(order).or_default() += 1,
+            LedgerEntry::Charged(charge) => {
                 self.charged = self.charged.max(charge.id);
                 // The first: its answer is the one that is given again.
                 self.charges.entry(charge.operation.clone()).or_insert(charge);
             }
-            Entry::Asked { operation, refused } => {
+            LedgerEntry::Asked { operation, refused } => {
                 let asked = self.asked.entry(operation).or_default();
                 asked.times += 1;
                 asked.refused = asked.refused.max(refused);
             }
-            Entry::Stale { .. } | Entry::Slow { .. } => {}
+            LedgerEntry::Stale { .. } | LedgerEntry::Slow { .. } => {}
         }
     }
 }
 
 /// Reads the books of a service that has ended.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<Entry>> {
+pub(crate) fn read(path: &Path) -> io::Result<Vec<LedgerEntry>> {
     let text = std::fs::read_to_string(path)?;
     let whole = text.rfind('\n').map_or(0, |end| end + 1);
     parse(&text[..whole])
 }
 
-fn parse(text: &str) -> io::Result<Vec<Entry>> {
+fn parse(text: &str) -> io::Result<Vec<LedgerEntry>> {
     text.lines().map(|line| serde_json::from_str(line).map_err(io::Error::from)).collect()
 }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn charges(path: &Path) -> usize {
-        read(path).unwrap().iter().filter(|entry| matches!(entry, Entry::Charged(_))).count()
+        read(path).unwrap().iter().filter(|entry| matches!(entry, LedgerEntry::Charged(_))).count()
     }
 
     #[test]

@@ -18,8 +18,8 @@ mod progress;
 mod report;
 mod service;
 mod setup;
+mod text;
 mod times;
-mod words;
 
 use std::future::pending;
 use std::io::{self, Write as _};
@@ -36,7 +36,7 @@ use plan::Plan;
 use process::StartError;
 use progress::Progress;
 use report::Report;
-use setup::{Setup, Stage, Standing};
+use setup::{DemoContext, FinishedSetup, Setup};
 
 /// The hidden command that runs the payments service.
 const SERVICE: &str = "payments-service";
@@ -132,9 +132,9 @@ async fn whole(
     } else {
         // A folder that is gone is below nothing.
         let here = std::env::current_dir().unwrap_or_default();
-        let called = words::called(&std::env::current_exe()?, &here);
-        let said = words::words(&rows, &called, args.keep);
-        write!(out, "\n{}\n{said}", words::table(&rows))?;
+        let called = text::called(&std::env::current_exe()?, &here);
+        let said = text::words(&rows, &called, args.keep);
+        write!(out, "\n{}\n{said}", text::table(&rows))?;
     }
     drop(out);
     for failing in &failings {
@@ -155,12 +155,12 @@ async fn play(
     args: &DemoArgs,
     seed: u64,
     folder: &Path,
-) -> Result<([report::Row; 4], Standing), DemoError> {
+) -> Result<([report::Row; 4], FinishedSetup), DemoError> {
     let payments = args.payments;
     let progress = Progress::new(u64::from(payments) * 4);
-    progress.note(&words::intro(payments, seed));
+    progress.note(&text::intro(payments, seed));
     let program = std::env::current_exe()?;
-    let stage = Stage { program, folder, seed, payments, progress: &progress };
+    let stage = DemoContext { program, folder, seed, payments, progress: &progress };
     let run = |setup| stage.run(setup);
     let [first, second, third, fourth] = Setup::ALL;
     let ((first, up), (second, up_too)) =
@@ -174,7 +174,7 @@ async fn play(
 }
 
 /// Says where the gateway can be found, and what to do there.
-fn point_at(last: &Standing) {
+fn point_at(last: &FinishedSetup) {
     let Some(gateway) = last.gateway() else { return };
     let address = gateway.address;
     eprintln!("\nUp until Ctrl-C, with what this run left:\n  gateway  http://{address}");

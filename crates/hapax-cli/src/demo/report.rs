@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::client::{End, Ended};
-use super::ledger::{Charge, Entry};
+use super::client::{PaymentEnd, PaymentOutcome};
+use super::ledger::{Charge, LedgerEntry};
 use super::plan::{Fault, Slip};
 use super::setup::Setup;
 
@@ -72,8 +72,8 @@ impl Row {
     /// Counts in the books, and compares with what the clients were told.
     pub(crate) fn count(
         setup: Setup,
-        entries: &[Entry],
-        ends: &[Ended],
+        entries: &[LedgerEntry],
+        ends: &[PaymentEnd],
         sent: u32,
         kills: Kills,
         took: Duration,
@@ -102,23 +102,25 @@ impl Row {
         let mut failed = HashSet::new();
         for entry in entries {
             match entry {
-                Entry::Arrived { order, fault } => {
+                LedgerEntry::Arrived { order, fault } => {
                     row.faults.note(*fault);
                     if fault.is_some() {
                         failed.insert(*order);
                     }
                 }
-                Entry::Slow { order } => drop(failed.insert(*order)),
-                Entry::Charged(charge) => charges.entry(&charge.key).or_default().push(charge),
-                Entry::Stale { .. } => row.stale_refused += 1,
-                Entry::Asked { .. } => row.questions += 1,
+                LedgerEntry::Slow { order } => drop(failed.insert(*order)),
+                LedgerEntry::Charged(charge) => {
+                    charges.entry(&charge.key).or_default().push(charge)
+                }
+                LedgerEntry::Stale { .. } => row.stale_refused += 1,
+                LedgerEntry::Asked { .. } => row.questions += 1,
             }
         }
         for made in charges.values() {
             row.charges += number(made.len());
             row.duplicates += number(made.len() - 1);
         }
-        for Ended { key, end, slip, upset } in ends {
+        for PaymentEnd { key, end, slip, upset } in ends {
             let made = charges.get(key.as_str()).map_or(&[][..], Vec::as_slice);
             if slip.is_some() && !upset && !made.iter().any(|it| failed.contains(&it.order)) {
                 row.client_side += number(made.len().saturating_sub(1));
@@ -129,11 +131,11 @@ impl Row {
                 None => {}
             }
             match end {
-                End::Paid(id) => {
+                PaymentOutcome::Paid(id) => {
                     row.wrong_answers += u32::from(!made.iter().any(|charge| charge.id == *id));
                 }
-                End::Odd(_) => row.wrong_answers += 1,
-                End::Unresolved => row.unknown += 1,
+                PaymentOutcome::Odd(_) => row.wrong_answers += 1,
+                PaymentOutcome::Unresolved => row.unknown += 1,
             }
         }
         row.server_side = row.duplicates - row.client_side;
@@ -228,25 +230,25 @@ mod tests {
     use super::super::ledger::Charge;
     use super::*;
 
-    fn charged(id: u32, key: &str) -> Entry {
-        Entry::Charged(Charge { id, order: 1, key: key.into(), operation: key.into() })
+    fn charged(id: u32, key: &str) -> LedgerEntry {
+        LedgerEntry::Charged(Charge { id, order: 1, key: key.into(), operation: key.into() })
     }
 
     /// Of an order that no fault was dealt to.
-    fn clean(id: u32, key: &str) -> Entry {
-        Entry::Charged(Charge { id, order: 2, key: key.into(), operation: key.into() })
+    fn clean(id: u32, key: &str) -> LedgerEntry {
+        LedgerEntry::Charged(Charge { id, order: 2, key: key.into(), operation: key.into() })
     }
 
-    fn arrived(fault: Fault) -> Entry {
-        Entry::Arrived { order: 1, fault: Some(fault) }
+    fn arrived(fault: Fault) -> LedgerEntry {
+        LedgerEntry::Arrived { order: 1, fault: Some(fault) }
     }
 
-    fn ended(key: &str, end: End) -> Ended {
-        Ended { key: key.into(), end, slip: None, upset: false }
+    fn ended(key: &str, end: PaymentOutcome) -> PaymentEnd {
+        PaymentEnd { key: key.into(), end, slip: None, upset: false }
     }
 
-    fn slipped(key: &str, end: End, slip: Slip) -> Ended {
-        Ended { slip: Some(slip), ..ended(key, end) }
+    fn slipped(key: &str, end: PaymentOutcome, slip: Slip) -> PaymentEnd {
+        PaymentEnd { slip: Some(slip), ..ended(key, end) }
     }
 
     /// A run in which everything is as it should be for `setup`.
@@ -261,16 +263,18 @@ mod tests {
         let mut entries: Vec<_> = faults.into_iter().map(arrived).collect();
         entries.extend([charged(1, "a"), charged(2, "b"), clean(4, "c"), clean(5, "d")]);
         let mut ends = vec![
-            ended("a", End::Paid(1)),
-            ended("b", End::Paid(2)),
-            slipped("c", End::Paid(4), Slip::HangUp),
-            slipped("d", End::Paid(5), Slip::DoubleClick),
+            ended("a", PaymentOutcome::Paid(1)),
+            ended("b", PaymentOutcome::Paid(2)),
+            slipped("c", PaymentOutcome::Paid(4), Slip::HangUp),
+            slipped("d", PaymentOutcome::Paid(5), Slip::DoubleClick),
         ];
         match setup {
             Setup::NoGateway => entries.extend([charged(3, "b"), clean(6, "d")]),
             Setup::Reexecute => entries.push(charged(3, "b")),
-            Setup::Block => ends[1].end = End::Unresolved,
-            Setup::Reconcile => entries.push(Entry::Asked { operation: "b".into(), refused: None }),
+            Setup::Block => ends[1].end = PaymentOutcome::Unresolved,
+            Setup::Reconcile => {
+                entries.push(LedgerEntry::Asked { operation: "b".into(), refused: None })
+            }
         }
         let kills = Kills { service: 1, gateway: u32::from(setup != Setup::NoGateway) };
         Row::count(setup, &entries, &ends, 4, kills, Duration::from_secs(1))
@@ -287,10 +291,10 @@ mod tests {
     fn counts() {
         let entries = [charged(1, "a"), charged(2, "a"), charged(3, "b"), charged(4, "a")];
         let ends = [
-            ended("a", End::Paid(2)),
-            ended("b", End::Paid(1)),
-            ended("c", End::Unresolved),
-            ended("d", End::Odd("410".into())),
+            ended("a", PaymentOutcome::Paid(2)),
+            ended("b", PaymentOutcome::Paid(1)),
+            ended("c", PaymentOutcome::Unresolved),
+            ended("d", PaymentOutcome::Odd("410".into())),
         ];
         let row =
             Row::count(Setup::Block, &entries, &ends, 9, Kills::default(), Duration::from_secs(1));
@@ -301,7 +305,7 @@ mod tests {
     #[test]
     fn a_duplicate_is_the_clients_where_nothing_else_went_wrong() {
         let twice = [clean(1, "a"), clean(2, "a")];
-        let of = |more: &[Entry], end: Ended| {
+        let of = |more: &[LedgerEntry], end: PaymentEnd| {
             let entries = [&twice[..], more].concat();
             let kills = Kills::default();
             let row =
@@ -309,12 +313,12 @@ mod tests {
             assert_eq!(row.duplicates, 1);
             (row.client_side, row.server_side)
         };
-        let hung_up = || slipped("a", End::Paid(1), Slip::HangUp);
+        let hung_up = || slipped("a", PaymentOutcome::Paid(1), Slip::HangUp);
         assert_eq!(of(&[], hung_up()), (1, 0));
-        assert_eq!(of(&[], ended("a", End::Paid(1))), (0, 1));
-        assert_eq!(of(&[], Ended { upset: true, ..hung_up() }), (0, 1));
-        assert_eq!(of(&[Entry::Slow { order: 2 }], hung_up()), (0, 1));
-        let held = Entry::Arrived { order: 2, fault: Some(Fault::Hold) };
+        assert_eq!(of(&[], ended("a", PaymentOutcome::Paid(1))), (0, 1));
+        assert_eq!(of(&[], PaymentEnd { upset: true, ..hung_up() }), (0, 1));
+        assert_eq!(of(&[LedgerEntry::Slow { order: 2 }], hung_up()), (0, 1));
+        let held = LedgerEntry::Arrived { order: 2, fault: Some(Fault::Hold) };
         assert_eq!(of(&[held], hung_up()), (0, 1));
     }
 
@@ -365,7 +369,7 @@ mod tests {
 
     #[test]
     fn the_table_is_aligned() {
-        let table = super::super::words::table(&Setup::ALL.map(well));
+        let table = super::super::text::table(&Setup::ALL.map(well));
         let widths: Vec<_> = table.lines().map(str::len).collect();
         assert_eq!(widths, [62, 72, 72, 72, 72, 72]);
         assert!(table.lines().nth(5).unwrap().starts_with("reconcile "));

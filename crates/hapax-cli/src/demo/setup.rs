@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
 use super::DemoError;
-use super::client::{End, Ended, Shop};
+use super::client::{ClientPool, PaymentEnd, PaymentOutcome};
 use super::ledger;
 use super::plan::{Dice, Plan};
 use super::process::{Listens, Process, Recipe};
@@ -61,7 +61,7 @@ impl Setup {
 
 /// What all set-ups of a run have in common.
 #[derive(Debug)]
-pub(crate) struct Stage<'a> {
+pub(crate) struct DemoContext<'a> {
     /// This program.
     pub(crate) program: PathBuf,
     /// Where each set-up makes a folder.
@@ -73,14 +73,14 @@ pub(crate) struct Stage<'a> {
 
 /// A set-up after its run, with the gateway still up.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct FinishedSetup {
     service: Process,
     gateway: Option<(Process, Listens)>,
     /// The file of the gateway's admin token.
     token_file: PathBuf,
 }
 
-impl Standing {
+impl FinishedSetup {
     /// Returns the file of the gateway's admin token.
     pub(crate) fn token_file(&self) -> &Path {
         &self.token_file
@@ -100,20 +100,20 @@ impl Standing {
     }
 }
 
-impl Stage<'_> {
+impl DemoContext<'_> {
     /// Runs one set-up: all payments, a kill of the service, a kill of the gateway; then counts.
     ///
     /// Dropping this future kills every process that it started.
-    pub(crate) async fn run(&self, setup: Setup) -> Result<(Row, Standing), DemoError> {
+    pub(crate) async fn run(&self, setup: Setup) -> Result<(Row, FinishedSetup), DemoError> {
         let started = Instant::now();
-        let mut scene = Scene::open(self, setup).await?;
+        let mut scene = RunningSetup::open(self, setup).await?;
         let (ends, sent) = scene.play().await?;
         // Late charges count: the service finishes what it was asked for, whoever gave up on it.
         scene.service.finish().await?;
         let entries = ledger::read(&scene.books())?;
         scene.service = scene.start_service(Some(scene.service_address), None).await?;
         for ended in &ends {
-            if let End::Odd(answer) = &ended.end {
+            if let PaymentOutcome::Odd(answer) = &ended.end {
                 self.progress.note(&format!("{}: {} got {answer}", setup.name(), ended.key));
             }
         }
@@ -126,14 +126,14 @@ impl Stage<'_> {
             started.elapsed().as_secs_f64()
         ));
         let token_file = AdminToken::default_path(Some(&scene.store()));
-        Ok((row, Standing { service: scene.service, gateway: scene.gateway, token_file }))
+        Ok((row, FinishedSetup { service: scene.service, gateway: scene.gateway, token_file }))
     }
 }
 
 /// A set-up that is running.
 #[derive(Debug)]
-struct Scene<'a> {
-    stage: &'a Stage<'a>,
+struct RunningSetup<'a> {
+    stage: &'a DemoContext<'a>,
     setup: Setup,
     folder: PathBuf,
     service: Process,
@@ -142,8 +142,8 @@ struct Scene<'a> {
     kills: Kills,
 }
 
-impl<'a> Scene<'a> {
-    async fn open(stage: &'a Stage<'a>, setup: Setup) -> Result<Self, DemoError> {
+impl<'a> RunningSetup<'a> {
+    async fn open(stage: &'a DemoContext<'a>, setup: Setup) -> Result<Self, DemoError> {
         let folder = stage.folder.join(setup.slug());
         std::fs::create_dir(&folder)?;
         let recipe = stage.service(&folder, None, Some(stage.kills_service_at()));
@@ -160,13 +160,13 @@ impl<'a> Scene<'a> {
 
     /// Lets the clients pay, and kills what is to be killed. How all payments ended, and how many
     /// requests it took.
-    async fn play(&mut self) -> Result<(Vec<Ended>, u32), DemoError> {
+    async fn play(&mut self) -> Result<(Vec<PaymentEnd>, u32), DemoError> {
         let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
         let payments = u32::from(self.stage.payments);
         // The rest begins when the stalls among the first payments are over, late charges included.
         let plan = Plan::deal(self.stage.seed, self.stage.payments);
         let run = self.setup.slug().to_owned();
-        let shop = Arc::new(Shop::new(address, run, payments, plan.early(), plan.clone()));
+        let shop = Arc::new(ClientPool::new(address, run, payments, plan.early(), plan.clone()));
         let mut stalls = 0;
         let mut clients = JoinSet::new();
         let mut dice = Dice::new(self.stage.seed);
@@ -292,7 +292,7 @@ impl<'a> Scene<'a> {
 const ANY_PORT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-impl Stage<'_> {
+impl DemoContext<'_> {
     /// The service is killed by the first request for this order or a later one.
     fn kills_service_at(&self) -> u32 {
         u32::from(self.payments) / 2

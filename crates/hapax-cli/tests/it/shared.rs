@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_testkit::servers::{PostgresServer, PostgresServerOptions, RedisServer};
-use hapax_torture::{Policy, TortureOptions, run as torture};
+use hapax_torture::{OnUnknownPolicy, TortureOptions, run as torture};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -302,7 +302,7 @@ async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server)
         kills: 36,
         seed: 1,
         clients: 8,
-        copies: 20,
+        duplicates: 20,
         gateways: 2,
         store: Some(server.store()),
     };
@@ -310,7 +310,7 @@ async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server)
     assert_eq!(report.violations, [""; 0]);
     for (policy, counts) in report.counts {
         assert!(counts.kills >= 12 && counts.replays > 0, "{policy}: {counts:?}");
-        if policy != Policy::Reexecute {
+        if policy != OnUnknownPolicy::Reexecute {
             assert_eq!(counts.duplicates, 0, "{policy}");
         }
     }

@@ -1,6 +1,6 @@
 //! Gateways that are killed under load, a few times; `cargo xtask torture` does it often.
 
-use hapax_torture::{Policy, Report, TortureOptions, run};
+use hapax_torture::{OnUnknownPolicy, TortureOptions, TortureReport, run};
 
 fn options(store: Option<&str>) -> TortureOptions {
     TortureOptions {
@@ -8,13 +8,13 @@ fn options(store: Option<&str>) -> TortureOptions {
         kills: 12,
         seed: 1,
         clients: 8,
-        copies: 2,
+        duplicates: 2,
         gateways: 1,
         store: store.map(String::from),
     }
 }
 
-fn total(report: &Report, count: impl Fn(&hapax_torture::Counts) -> u64) -> u64 {
+fn total(report: &TortureReport, count: impl Fn(&hapax_torture::TortureCounts) -> u64) -> u64 {
     report.counts.iter().map(|(_, counts)| count(counts)).sum()
 }
 
@@ -30,7 +30,7 @@ async fn what_was_answered_is_replayed_after_every_kill() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_forgets_is_found_out() {
     let report = run(&options(Some("memory:"))).await.expect("every gateway comes up again");
-    for policy in Policy::ALL {
+    for policy in OnUnknownPolicy::ALL {
         let begins = format!("{policy}: ");
         let found = report.violations.iter().any(|violation| violation.starts_with(&begins));
         assert!(found, "nothing was found under {policy}");

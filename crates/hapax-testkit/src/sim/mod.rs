@@ -18,8 +18,8 @@
 mod bug;
 mod claims;
 mod downstream;
-mod ending;
 mod exchange;
+mod final_checks;
 mod ledger;
 mod model;
 mod network;

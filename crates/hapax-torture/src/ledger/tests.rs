@@ -8,7 +8,7 @@ const KEY: &str = "key";
 struct Play(Ledger);
 
 impl Play {
-    fn new(policy: Policy) -> Self {
+    fn new(policy: OnUnknownPolicy) -> Self {
         let mut ledger = Ledger::new(policy);
         ledger.asked_for(KEY);
         Self(ledger)
@@ -30,7 +30,7 @@ impl Play {
     }
 
     fn answers(self, fence: u64, replayed: bool) -> Self {
-        let effect = Effect::of(KEY, fence);
+        let effect = UpstreamResponse::of(KEY, fence);
         self.answers_with(ClientResponse { effect, fence: Some(fence), replayed })
     }
 
@@ -46,7 +46,7 @@ impl Play {
     }
 
     #[track_caller]
-    fn fine(mut self) -> Counts {
+    fn fine(mut self) -> TortureCounts {
         let (counts, violations) = self.0.verdict();
         assert_eq!(violations, [""; 0]);
         counts
@@ -62,7 +62,7 @@ impl Play {
 
 #[test]
 fn an_answer_and_its_replays_are_fine_under_every_policy() {
-    for policy in Policy::ALL {
+    for policy in OnUnknownPolicy::ALL {
         let counts = Play::new(policy).executes(1, 0).answers(1, false).answers(1, true).fine();
         assert_eq!((counts.answered, counts.replays, counts.duplicates), (1, 1, 0));
         Play::new(policy).declines(1, 0).executes(2, 0).answers(2, false).fine();
@@ -71,7 +71,7 @@ fn an_answer_and_its_replays_are_fine_under_every_policy() {
 
 #[test]
 fn reexecute_may_execute_again_in_the_next_life_only() {
-    let again = || Play::new(Policy::Reexecute).executes(1, 0);
+    let again = || Play::new(OnUnknownPolicy::Reexecute).executes(1, 0);
     let counts = again().executes(2, 1).answers(2, false).fine();
     assert_eq!((counts.executed_again, counts.answers_lost, counts.duplicates), (1, 1, 1));
     again().executes(2, 0).breaks("though the gateway lived");
@@ -80,7 +80,7 @@ fn reexecute_may_execute_again_in_the_next_life_only() {
 #[test]
 fn nor_does_another_gateway_while_the_first_lives() {
     let begun = || {
-        let mut play = Play::new(Policy::Reexecute);
+        let mut play = Play::new(OnUnknownPolicy::Reexecute);
         play.0.begin(KEY, 1, 0);
         play
     };
@@ -95,8 +95,8 @@ fn nor_does_another_gateway_while_the_first_lives() {
 
 #[test]
 fn block_never_executes_again() {
-    Play::new(Policy::Block).executes(1, 0).unknown().fine();
-    let mut play = Play::new(Policy::Block);
+    Play::new(OnUnknownPolicy::Block).executes(1, 0).unknown().fine();
+    let mut play = Play::new(OnUnknownPolicy::Block);
     play.0.begin(KEY, 1, 0);
     play.0.killed(0, true);
     play.0.begin(KEY, 2, 1);
@@ -105,15 +105,15 @@ fn block_never_executes_again() {
 
 #[test]
 fn reconcile_takes_effect_once() {
-    let mut play = Play::new(Policy::Reconcile).executes(1, 0);
+    let mut play = Play::new(OnUnknownPolicy::Reconcile).executes(1, 0);
     assert_eq!(play.0.reconcile(KEY, 1), Some(1));
     play.answers(1, true).fine();
-    Play::new(Policy::Reconcile).executes(1, 0).executes(2, 1).breaks("took effect twice");
+    Play::new(OnUnknownPolicy::Reconcile).executes(1, 0).executes(2, 1).breaks("took effect twice");
 }
 
 #[test]
 fn what_the_hook_ruled_out_takes_no_effect_later() {
-    let mut play = Play::new(Policy::Reconcile);
+    let mut play = Play::new(OnUnknownPolicy::Reconcile);
     play.0.begin(KEY, 1, 0);
     assert_eq!(play.0.reconcile(KEY, 1), None);
     play.0.begin(KEY, 2, 1);
@@ -124,7 +124,7 @@ fn what_the_hook_ruled_out_takes_no_effect_later() {
 
 #[test]
 fn nothing_executes_after_an_answer() {
-    Play::new(Policy::Reexecute)
+    Play::new(OnUnknownPolicy::Reexecute)
         .executes(1, 0)
         .answers(1, false)
         .executes(2, 1)
@@ -133,16 +133,16 @@ fn nothing_executes_after_an_answer() {
 
 #[test]
 fn fences_grow() {
-    Play::new(Policy::Reexecute).declines(2, 0).declines(2, 1).breaks("does not follow");
-    Play::new(Policy::Reexecute).declines(2, 0).declines(1, 1).breaks("does not follow");
+    Play::new(OnUnknownPolicy::Reexecute).declines(2, 0).declines(2, 1).breaks("does not follow");
+    Play::new(OnUnknownPolicy::Reexecute).declines(2, 0).declines(1, 1).breaks("does not follow");
 }
 
 #[test]
 fn what_a_dead_gateway_sent_may_come_late() {
-    let mut play = Play::new(Policy::Reexecute);
+    let mut play = Play::new(OnUnknownPolicy::Reexecute);
     play.0.killed(0, true);
     play.executes(2, 1).answers(2, false).executes(1, 0).answers(2, true).fine();
-    let mut play = Play::new(Policy::Block);
+    let mut play = Play::new(OnUnknownPolicy::Block);
     play.0.killed(0, true);
     let mut play = play.executes(2, 1);
     play.0.begin(KEY, 1, 0);
@@ -151,16 +151,17 @@ fn what_a_dead_gateway_sent_may_come_late() {
 
 #[test]
 fn an_answer_stays_as_it_was() {
-    let answered = || Play::new(Policy::Reexecute).executes(1, 0).executes(2, 1).answers(2, false);
+    let answered =
+        || Play::new(OnUnknownPolicy::Reexecute).executes(1, 0).executes(2, 1).answers(2, false);
     answered().answers(1, true).breaks("answered for fence 2, then for 1");
     answered().answers(2, false).breaks("neither is marked");
-    Play::new(Policy::Block).executes(1, 0).answers(1, true).answers(1, false).fine();
-    let mut effect = Effect::of(KEY, 2);
+    Play::new(OnUnknownPolicy::Block).executes(1, 0).answers(1, true).answers(1, false).fine();
+    let mut effect = UpstreamResponse::of(KEY, 2);
     effect.body.push(0);
     answered()
         .answers_with(ClientResponse { effect, fence: Some(2), replayed: true })
         .breaks("changed");
-    let mut effect = Effect::of(KEY, 2);
+    let mut effect = UpstreamResponse::of(KEY, 2);
     effect.status += 1;
     answered()
         .answers_with(ClientResponse { effect, fence: Some(2), replayed: true })
@@ -169,13 +170,16 @@ fn an_answer_stays_as_it_was() {
 
 #[test]
 fn an_answer_comes_from_an_effect() {
-    Play::new(Policy::Block).declines(1, 0).answers(1, false).breaks("took no effect");
+    Play::new(OnUnknownPolicy::Block).declines(1, 0).answers(1, false).breaks("took no effect");
 }
 
 #[test]
 fn unknown_is_said_where_it_may_be() {
-    Play::new(Policy::Reexecute).executes(1, 0).unknown().breaks("unknown under reexecute");
-    Play::new(Policy::Block)
+    Play::new(OnUnknownPolicy::Reexecute)
+        .executes(1, 0)
+        .unknown()
+        .breaks("unknown under reexecute");
+    Play::new(OnUnknownPolicy::Block)
         .executes(1, 0)
         .answers(1, false)
         .unknown()

@@ -8,14 +8,14 @@ pub(crate) const EXECUTION: &str = "x-execution";
 
 /// An answer of the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Effect {
+pub(crate) struct UpstreamResponse {
     /// A final one: 200, 201, 303 or 402.
     pub(crate) status: u16,
     /// From nothing to some pages of the file, so that writes span pages.
     pub(crate) body: Vec<u8>,
 }
 
-impl Effect {
+impl UpstreamResponse {
     /// The answer of the execution of `key` under `fence`.
     pub(crate) fn of(key: &str, fence: u64) -> Self {
         let seed = key.bytes().fold(mix(fence), |sum, byte| mix(sum ^ u64::from(byte)));
@@ -38,12 +38,12 @@ impl Effect {
 
 #[cfg(test)]
 mod tests {
-    use super::Effect;
+    use super::UpstreamResponse;
 
     #[test]
     fn every_execution_has_an_answer_of_its_own() {
-        assert_eq!(Effect::of("a", 1), Effect::of("a", 1));
-        assert_ne!(Effect::of("a", 1).body, Effect::of("a", 2).body);
-        assert_ne!(Effect::of("a", 1).body, Effect::of("b", 1).body);
+        assert_eq!(UpstreamResponse::of("a", 1), UpstreamResponse::of("a", 1));
+        assert_ne!(UpstreamResponse::of("a", 1).body, UpstreamResponse::of("a", 2).body);
+        assert_ne!(UpstreamResponse::of("a", 1).body, UpstreamResponse::of("b", 1).body);
     }
 }
