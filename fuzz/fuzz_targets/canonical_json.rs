@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use hapax::{NotCanonical, canonicalize};
+use hapax::{CanonicalJsonError, canonicalize};
 use libfuzzer_sys::fuzz_target;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -35,9 +35,9 @@ fuzz_target!(|text: &[u8]| {
             assert!(outside_strings(text).1 <= 128);
             parse::<Distinct>(text).expect("a member twice has no canonical form");
         }
-        Err(NotCanonical::TooDeep) => assert!(outside_strings(text).1 > 128),
+        Err(CanonicalJsonError::TooDeep) => assert!(outside_strings(text).1 > 128),
         // There may be another error further on, which neither of the two got to.
-        Err(NotCanonical::DuplicateMember) => assert!(parse::<Distinct>(text).is_err()),
+        Err(CanonicalJsonError::DuplicateMember) => assert!(parse::<Distinct>(text).is_err()),
         Err(_) => assert!(value.is_err() || outside_strings(text).1 > 128, "this is JSON"),
     }
 });

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax::store::Place as Position;
-use hapax::store::{BoxFuture, Page, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
+use hapax::store::Cursor as Position;
+use hapax::store::{BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, StoreError, OperationId, SystemClock,
     SystemEntropy,
@@ -174,8 +174,8 @@ impl Inspect for Gate {
         &'a self,
         _: Position,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         Box::pin(async move {
             if self.ended.load(Ordering::Relaxed) {
                 return Err(StoreError::unavailable("the walk is ended"));

@@ -24,7 +24,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use hapax::{
-    Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers, NotCanonical, SchemeTooLong,
+    CanonicalJsonError, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers,
+    SchemeTooLong,
 };
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
@@ -205,7 +206,7 @@ impl HttpFingerprintScheme {
         }
     }
 
-    fn json_fields(&self, body: &[u8]) -> Result<Fields<'static>, NotCanonical> {
+    fn json_fields(&self, body: &[u8]) -> Result<Fields<'static>, CanonicalJsonError> {
         Ok(match &self.json {
             JsonParts::All => ("http/1 json", vec![hapax::canonicalize(body)?.into()]),
             JsonParts::Except(pointers) => {

@@ -301,15 +301,15 @@ impl DocsUrl {
     /// The URL without a fragment: `#CODE` is added to it.
     ///
     /// # Errors
-    /// [`BadDocsUrl`] if it is not an absolute URI that fits between `<` and `>`.
-    pub fn new(url: impl Into<String>) -> Result<Self, BadDocsUrl> {
+    /// [`DocsUrlError`] if it is not an absolute URI that fits between `<` and `>`.
+    pub fn new(url: impl Into<String>) -> Result<Self, DocsUrlError> {
         let url = url.into();
         let absolute = url.parse::<http::Uri>().is_ok_and(|uri| uri.scheme().is_some());
         if !absolute || url.contains(['#', '<', '>', '"']) {
-            return Err(BadDocsUrl);
+            return Err(DocsUrlError);
         }
         let link = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\""));
-        Ok(Self { link: link.map_err(|_| BadDocsUrl)?, url })
+        Ok(Self { link: link.map_err(|_| DocsUrlError)?, url })
     }
 
     /// The URL, as it was given.
@@ -322,7 +322,7 @@ impl DocsUrl {
 /// Not a URL that documentation can be found at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the documentation URL must be absolute, without a fragment")]
-pub struct BadDocsUrl;
+pub struct DocsUrlError;
 
 /// When a copy of a request in flight should come again: what remains of the lease, but no later
 /// than the first has been running for. So it doubles while the first runs on, and ends with it.

@@ -14,7 +14,7 @@ use crate::classify::OutcomeClass;
 /// let range: StatusRange = "5xx".parse()?;
 /// assert!(range.contains(http::StatusCode::SERVICE_UNAVAILABLE));
 /// assert_eq!("500-599".parse(), Ok(range));
-/// # Ok::<(), hapax_http::statuses::BadStatus>(())
+/// # Ok::<(), hapax_http::statuses::StatusError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StatusRange {
@@ -37,12 +37,12 @@ impl StatusRange {
 }
 
 impl FromStr for StatusRange {
-    type Err = BadStatus;
+    type Err = StatusError;
 
-    fn from_str(text: &str) -> Result<Self, BadStatus> {
+    fn from_str(text: &str) -> Result<Self, StatusError> {
         let code = |text: &str| {
             let digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse().ok().filter(|code| digits && (200..=599).contains(code)).ok_or(BadStatus)
+            text.parse().ok().filter(|code| digits && (200..=599).contains(code)).ok_or(StatusError)
         };
         let (first, last) = match text.split_once('-') {
             Some((first, last)) => (code(first)?, code(last)?),
@@ -52,7 +52,7 @@ impl FromStr for StatusRange {
             },
         };
         if first > last {
-            return Err(BadStatus);
+            return Err(StatusError);
         }
         Ok(Self { first, last })
     }
@@ -80,7 +80,7 @@ impl fmt::Display for StatusRange {
 /// A text that names no status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected a status from 200 to 599, such as 503, or a range, such as 5xx or 500-502")]
-pub struct BadStatus;
+pub struct StatusError;
 
 /// What a route says of statuses. A status in none of the lists goes by the route's
 /// [`Profile`](crate::classify::Profile).
@@ -181,7 +181,7 @@ mod tests {
             "5XX",
             "٥00",
         ] {
-            assert_eq!(bad.parse::<StatusRange>(), Err(BadStatus), "{bad}");
+            assert_eq!(bad.parse::<StatusRange>(), Err(StatusError), "{bad}");
         }
     }
 

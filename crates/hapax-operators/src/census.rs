@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hapax::store::{
-    BoxFuture, Place, Reaped, Scanned, Snapshot, Stamped, StoredRecord, Swap, Swapped,
+    BoxFuture, Cursor, Reaped, ScanStep, Snapshot, Stamped, StoredRecord, Swap, Swapped,
 };
 use hapax::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp};
 use serde::Serialize;
@@ -149,7 +149,7 @@ impl Census {
     /// # Errors
     /// [`StoreError`]; what was found until then is known.
     pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
-        let (mut place, mut began) = (Place::default(), None);
+        let (mut place, mut began) = (Cursor::default(), None);
         let walk = {
             let mut known = self.lock();
             known.walk += 1;
@@ -164,7 +164,7 @@ impl Census {
                     }
                 };
             let page = if pause { PAGE } else { LARGE_PAGE };
-            let Scanned { now, next } = store.scan(place, page, &mut visit).await?;
+            let ScanStep { now, next } = store.scan(place, page, &mut visit).await?;
             let took = asked.elapsed();
             began.get_or_insert(now);
             let Some(next) = next else { break };

@@ -140,7 +140,7 @@ pub enum ItemError {
     Json(#[source] serde_json::Error),
     /// What is asked by an operation cannot be compared.
     #[error("it has no canonical form: {0}")]
-    NoCanonicalForm(#[source] hapax::NoCanonicalForm),
+    NoCanonicalForm(#[source] hapax::CanonicalValueError),
     /// It is no struct or map.
     #[error("it has no fields")]
     NotAnObject,

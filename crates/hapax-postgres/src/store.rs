@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax::store::{
-    BoxFuture, Notify, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit, scan_by_pages,
+    BoxFuture, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+    scan_by_pages,
 };
 use hapax::{Inspect, OperationId, Sealer, Secret, Store, StoreError};
 use tokio::sync::oneshot;
@@ -347,10 +348,10 @@ impl Inspect for PostgresStore {
 
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         if self.tables.reads_blocks {
             Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, visit))
         } else {

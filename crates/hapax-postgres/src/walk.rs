@@ -10,7 +10,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use hapax::store::{Place, Scanned, Visit};
+use hapax::store::{Cursor, ScanStep, Visitor};
 use hapax::{Sealer, StoreError, Timestamp};
 use tokio_postgres::Row;
 
@@ -26,10 +26,10 @@ const RECORDS_OF_A_BLOCK: u32 = 4;
 pub(crate) async fn step(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
-    from: Place,
+    from: Cursor,
     limit: NonZeroU32,
-    visit: Visit<'_>,
-) -> Result<Scanned, StoreError> {
+    visit: Visitor<'_>,
+) -> Result<ScanStep, StoreError> {
     let (file, first) = match from.as_bytes().as_chunks().0 {
         [file, first] => (Some(i64::from_be_bytes(*file)), i64::from_be_bytes(*first)),
         _ => (None, 0),
@@ -56,8 +56,8 @@ pub(crate) async fn step(
         load(upkeep, sealer, keys, visit).await?;
     }
     let next = first.saturating_add(count);
-    let place = || Place::new([found.file.to_be_bytes(), next.to_be_bytes()].concat());
-    Ok(Scanned { now: found.now, next: (next < found.blocks).then(place) })
+    let place = || Cursor::new([found.file.to_be_bytes(), next.to_be_bytes()].concat());
+    Ok(ScanStep { now: found.now, next: (next < found.blocks).then(place) })
 }
 
 /// Loads records, not behind those that requests wait for, and visits them.
@@ -65,7 +65,7 @@ async fn load(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
     keys: Vec<Vec<u8>>,
-    visit: Visit<'_>,
+    visit: Visitor<'_>,
 ) -> Result<(), StoreError> {
     let rows = upkeep.run(Job::Load { keys }).await.map_err(MaintenanceError::into_read_error)?;
     for row in &rows {

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use hapax::store::Place;
+use hapax::store::Cursor;
 use hapax::{OperationId, StoreError};
 use redis::Value;
 use tokio::time::timeout;
@@ -124,7 +124,7 @@ async fn scan(
 /// The keys of a step of a walk in the server's order.
 pub(crate) struct KeyStep {
     pub(crate) keys: Vec<OperationId>,
-    pub(crate) next: Option<Place>,
+    pub(crate) next: Option<Cursor>,
 }
 
 /// Takes one step. A place is the number of a master and the cursor there. Where masters come and go
@@ -132,7 +132,7 @@ pub(crate) struct KeyStep {
 pub(crate) async fn step(
     link: &ConnectionHandle,
     names: &KeyNames,
-    from: &Place,
+    from: &Cursor,
     limit: NonZeroU32,
 ) -> Result<KeyStep, StoreError> {
     let (number, cursor) = match from.as_bytes() {
@@ -147,7 +147,7 @@ pub(crate) async fn step(
     let at = (cursor, limit.get().min(STEP));
     let (next, keys) = scan(link, &mut connection, node.as_ref(), names, at).await?;
     let place =
-        |number: u16, cursor: &[u8]| Place::new([&number.to_be_bytes()[..], cursor].concat());
+        |number: u16, cursor: &[u8]| Cursor::new([&number.to_be_bytes()[..], cursor].concat());
     let next = match number.checked_add(1) {
         _ if next != START => Some(place(number, &next)),
         // No further master owns a slot.

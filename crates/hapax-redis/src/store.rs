@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hapax::store::{
-    BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Stamp, StoredRecord, Swap, Swapped, Visit,
+    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, StoredRecord, Swap, Swapped,
+    Visitor,
 };
 use hapax::{
     Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
@@ -430,10 +431,10 @@ impl Inspect for RedisStore {
     /// Takes one step of `SCAN`, so that a whole walk costs the server one look at each key.
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         Box::pin(async move {
             let step = scan::step(&self.link, &self.names, &from, limit).await?;
             let now = self.load_cell(&NOBODY).await?.now;
@@ -459,7 +460,7 @@ impl Inspect for RedisStore {
                     }
                 }
             }
-            Ok(Scanned { now, next: step.next })
+            Ok(ScanStep { now, next: step.next })
         })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
+use hapax::store::{BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax::{Inspect, Notify, OperationId, Store, StoreError};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -343,10 +343,10 @@ impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
 
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.authority.scan(from, limit, visit)
     }
 }

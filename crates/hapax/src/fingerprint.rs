@@ -8,10 +8,12 @@ mod value;
 use std::fmt;
 use std::sync::Arc;
 
-pub use canonical_json::{NotCanonical, canonicalize, canonicalize_except, canonicalize_only};
-pub use pointers::{BadPointer, JsonPointers};
+pub use canonical_json::{
+    CanonicalJsonError, canonicalize, canonicalize_except, canonicalize_only,
+};
+pub use pointers::{JsonPointers, PointerError};
 #[cfg(feature = "serde")]
-pub use value::{NoCanonicalForm, canonicalize_value};
+pub use value::{CanonicalValueError, canonicalize_value};
 
 /// A hash of what was asked. Equal fingerprints: the same request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ mod natural;
 use std::fmt;
 use std::str::FromStr;
 
-pub use composite::{CompositeKey, NoBucket};
+pub use composite::{BucketError, CompositeKey};
 pub use make::{KeyMaker, MakeKeyError};
 pub use natural::{KeyPart, NaturalKey};
 

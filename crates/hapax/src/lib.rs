@@ -122,12 +122,14 @@ pub use engine::{
 };
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use fingerprint::{
-    BadPointer, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers, NotCanonical,
-    SchemeTooLong, canonicalize, canonicalize_except, canonicalize_only,
+    CanonicalJsonError, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers,
+    PointerError, SchemeTooLong, canonicalize, canonicalize_except, canonicalize_only,
 };
 #[cfg(feature = "serde")]
-pub use fingerprint::{NoCanonicalForm, canonicalize_value};
-pub use key::{CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey, NoBucket};
+pub use fingerprint::{CanonicalValueError, canonicalize_value};
+pub use key::{
+    BucketError, CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey,
+};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{

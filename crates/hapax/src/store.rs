@@ -153,7 +153,7 @@ pub trait Inspect: Store {
 
     /// Takes a step of a walk over the undecided cells, those that are unknown or whose lease lapsed,
     /// in the order that costs the store least. Looks at about `limit` cells, and may visit others than
-    /// undecided ones. The walk begins at `Place::default()`, goes on at the place that a step returns,
+    /// undecided ones. The walk begins at `Cursor::default()`, goes on at the place that a step returns,
     /// and ends where there is none.
     ///
     /// A cell that stays undecided, and that nobody writes, from the beginning of the walk to its end is
@@ -163,10 +163,10 @@ pub trait Inspect: Store {
     /// Any [`StoreError`]; some cells of the step may have been visited.
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         scan_by_pages(self, from, limit, visit)
     }
 }
@@ -174,27 +174,27 @@ pub trait Inspect: Store {
 /// Takes a step of a walk as [`Inspect::scan`] does, in order of key, and visits every cell.
 pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
     store: &'a S,
-    from: Place,
+    from: Cursor,
     limit: NonZeroU32,
-    visit: Visit<'a>,
-) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+    visit: Visitor<'a>,
+) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
     Box::pin(async move {
         let after = <[u8; 32]>::try_from(from.as_bytes()).ok().map(OperationId::from_bytes);
         let Page { now, records, more } = store.page(after, limit).await?;
         let next = match records.last() {
             _ if !more => None,
-            Some((key, _)) => Some(Place::new(*key.as_bytes())),
+            Some((key, _)) => Some(Cursor::new(*key.as_bytes())),
             None => Some(from),
         };
         for (key, stored) in &records {
             visit(key, stored, now);
         }
-        Ok(Scanned { now, next })
+        Ok(ScanStep { now, next })
     })
 }
 
 /// A function that a walk calls with each cell and the store's clock.
-pub type Visit<'a> =
+pub type Visitor<'a> =
     &'a mut (dyn FnMut(&OperationId, &Result<StoredRecord, StoreError>, Timestamp) + Send + 'a);
 
 /// A store that tells when a cell was written, by whichever process: copies that wait for the
@@ -244,9 +244,9 @@ pub struct Page {
 
 /// A place in a walk over the cells of a store, in the store's own words; by default its beginning.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Place(Vec<u8>);
+pub struct Cursor(Vec<u8>);
 
-impl Place {
+impl Cursor {
     /// Returns the place that these bytes name to the store.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self(bytes.into())
@@ -261,11 +261,11 @@ impl Place {
 
 /// A step of a walk.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Scanned {
+pub struct ScanStep {
     /// The store's clock.
     pub now: Timestamp,
     /// The place where the walk goes on; `None` at its end.
-    pub next: Option<Place>,
+    pub next: Option<Cursor>,
 }
 
 type Source = Box<dyn Error + Send + Sync>;

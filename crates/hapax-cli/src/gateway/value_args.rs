@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use hapax_gateway::{UnitError, parse_duration};
-use hapax_http::problem::{BadDocsUrl, DocsUrl};
-use hapax_http::statuses::{BadStatus, StatusRange};
+use hapax_http::problem::{DocsUrl, DocsUrlError};
+use hapax_http::statuses::{StatusError, StatusRange};
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
@@ -124,9 +124,9 @@ impl fmt::Debug for UrlArg {
 pub(super) struct DocsUrlArg(pub(super) Option<DocsUrl>);
 
 impl FromStr for DocsUrlArg {
-    type Err = BadDocsUrl;
+    type Err = DocsUrlError;
 
-    fn from_str(text: &str) -> Result<Self, BadDocsUrl> {
+    fn from_str(text: &str) -> Result<Self, DocsUrlError> {
         if text == "none" {
             return Ok(Self(None));
         }
@@ -163,9 +163,9 @@ impl Display for HeaderArg {
 pub(super) struct StatusArg(pub(super) Option<StatusRange>);
 
 impl FromStr for StatusArg {
-    type Err = BadStatus;
+    type Err = StatusError;
 
-    fn from_str(text: &str) -> Result<Self, BadStatus> {
+    fn from_str(text: &str) -> Result<Self, StatusError> {
         match text.trim() {
             "none" => Ok(Self(None)),
             text => text.parse().map(|range| Self(Some(range))),

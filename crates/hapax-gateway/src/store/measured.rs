@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
+use hapax::store::{BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax::{Inspect, OperationId, Store, StoreError};
 use tokio::time::Instant;
 
@@ -180,10 +180,10 @@ impl Inspect for MeasuredStore {
 
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.store.scan(from, limit, visit)
     }
 }

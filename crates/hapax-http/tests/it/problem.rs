@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hapax_http::problem::{BadDocsUrl, Code, DocsUrl, Problem, retry_after, sentence};
+use hapax_http::problem::{DocsUrlError, Code, DocsUrl, Problem, retry_after, sentence};
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ fn wire_21_documentation_is_linked() {
     );
     assert_eq!(body(&problem, Some(&docs))["type"], "https://docs.example/errors?v=1#key-reused");
     for bad in ["", "/errors", "https://a/#b", "https://a/>", "https://a\r\nx: y", "nonsense"] {
-        assert_eq!(DocsUrl::new(bad), Err(BadDocsUrl), "{bad}");
+        assert_eq!(DocsUrl::new(bad), Err(DocsUrlError), "{bad}");
     }
 }
 

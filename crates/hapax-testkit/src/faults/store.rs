@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax::store::{BoxFuture, Page, Place, Reaped, Scanned, Snapshot, Swap, Swapped, Visit};
+use hapax::store::{BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax::{Inspect, OperationId, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -203,10 +203,10 @@ impl<S: Inspect> Inspect for FaultyStore<S> {
 
     fn scan<'a>(
         &'a self,
-        from: Place,
+        from: Cursor,
         limit: NonZeroU32,
-        visit: Visit<'a>,
-    ) -> BoxFuture<'a, Result<Scanned, StoreError>> {
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         Box::pin(async move {
             self.enter(&self.rates()).await?;
             self.inner.scan(from, limit, visit).await

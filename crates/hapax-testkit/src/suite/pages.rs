@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax::store::{Draft, Place, Stamp, StoredRecord};
+use hapax::store::{Cursor, Draft, Stamp, StoredRecord};
 use hapax::{Inspect, OperationId, Outcome, Record, RecordState};
 
 use super::{Bench, StoreFixture};
@@ -116,7 +116,7 @@ where
     bench.pass(LAPSES).await;
     for limit in [1, 7, 1_000] {
         let mut found = BTreeMap::new();
-        let mut place = Some(Place::default());
+        let mut place = Some(Cursor::default());
         let mut steps = 0;
         while let Some(from) = place {
             steps += 1;

@@ -231,7 +231,7 @@ impl ClaimCall {
                 None => None,
             };
             let seen = match pending {
-                Some(pending) => match self.news(&mut waiter, pending).await {
+                Some(pending) => match self.wait_for_change(&mut waiter, pending).await {
                     Some(news) => news,
                     None => return Ok(pending.into()),
                 },
@@ -257,7 +257,7 @@ impl ClaimCall {
 
     /// Sleeps until there is news, and gives what was seen, if anything; `None` if this call does not
     /// wait, or no longer.
-    async fn news(
+    async fn wait_for_change(
         &self,
         waiter: &mut Option<Waiter>,
         pending: Pending,
@@ -310,7 +310,7 @@ impl ClaimCall {
         let seen = match seen {
             // A claim for an absent record, as claims begin, would take over where the record of
             // the execution under way has expired and is removed.
-            None if executes => Some(inner.look(key).await.map_err(ClaimError::Interrupted)?),
+            None if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
             seen => seen,
         };
         let started = match seen {

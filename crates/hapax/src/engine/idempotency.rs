@@ -99,7 +99,7 @@ impl EngineState {
     }
 
     /// Loads what is there, within the time that the store may take.
-    pub(super) async fn look(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
+    pub(super) async fn load(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let look = async {
             // A record may be of any size. A closed semaphore would bound nothing.
             let _turn = self.permits.acquire().await;
@@ -165,7 +165,7 @@ impl Idempotency {
         if inner.backlog.outcome(&record).is_some() {
             return Ok(previous.clone());
         }
-        let seen = inner.look(&record).await?;
+        let seen = inner.load(&record).await?;
         let kept = |until: Option<Timestamp>| until.is_none_or(|until| seen.now < until);
         let found = seen.stored.is_some_and(|stored| kept(stored.keep_until));
         Ok(if found { previous } else { current }.clone())

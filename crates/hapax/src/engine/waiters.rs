@@ -23,25 +23,25 @@ use crate::store::{BoxFuture, Notify, Snapshot};
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
 /// What waiters of a key are told: what was seen, if the one who tells saw it.
-type News = Option<Arc<Snapshot>>;
+type WakeUp = Option<Arc<Snapshot>>;
 
 #[derive(Debug)]
 pub(super) struct Waiters {
-    keys: Mutex<Keys>,
+    keys: Mutex<WaiterTable>,
     per_key: usize,
     in_all: usize,
 }
 
 #[derive(Debug, Default)]
-struct Keys {
-    by_key: HashMap<OperationId, Crowd>,
+struct WaiterTable {
+    by_key: HashMap<OperationId, KeyWaiters>,
     waiting: usize,
 }
 
 #[derive(Debug)]
-struct Crowd {
+struct KeyWaiters {
     waiting: usize,
-    news: watch::Sender<News>,
+    news: watch::Sender<WakeUp>,
     poller: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -64,7 +64,7 @@ impl Waiters {
         let crowd = match keys.by_key.entry(key) {
             MapEntry::Occupied(crowd) if crowd.get().waiting >= self.per_key => return None,
             MapEntry::Occupied(crowd) => crowd.into_mut(),
-            MapEntry::Vacant(place) => place.insert(Crowd {
+            MapEntry::Vacant(place) => place.insert(KeyWaiters {
                 waiting: 0,
                 news: watch::Sender::new(None),
                 poller: Arc::default(),
@@ -88,7 +88,7 @@ impl Waiters {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Keys> {
+    fn lock(&self) -> MutexGuard<'_, WaiterTable> {
         // Nothing panics while it is held; and counts stay whole if something did.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,7 @@ impl Waiters {
 pub(super) struct Waiter {
     waiters: Arc<Waiters>,
     key: OperationId,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<WakeUp>,
     poller: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -113,7 +113,7 @@ impl Waiter {
         inner: &EngineState,
         deadline: Instant,
         known: Option<WriteId>,
-    ) -> Result<News, TooLate> {
+    ) -> Result<WakeUp, DeadlinePassed> {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
             let _turn = poller.lock().await;
@@ -152,14 +152,14 @@ impl Waiter {
                 waiters.wake(key, Some(seen));
                 Ok(news.borrow_and_update().clone())
             }
-            () = sleep_until(deadline) => Err(TooLate),
+            () = sleep_until(deadline) => Err(DeadlinePassed),
         }
     }
 }
 
 /// The deadline passed.
 #[derive(Debug)]
-pub(super) struct TooLate;
+pub(super) struct DeadlinePassed;
 
 impl Drop for Waiter {
     fn drop(&mut self) {

@@ -24,12 +24,12 @@ const MAX_DEPTH: usize = 128;
 /// ```
 /// let text = br#" { "b" : 1.0, "\u0061" : "\u00e9\/" } "#;
 /// assert_eq!(hapax::canonicalize(text)?, r#"{"a":"é/","b":1.0}"#.as_bytes());
-/// # Ok::<(), hapax::NotCanonical>(())
+/// # Ok::<(), hapax::CanonicalJsonError>(())
 /// ```
 ///
 /// # Errors
-/// [`NotCanonical`] says what keeps the text from having one.
-pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, NotCanonical> {
+/// [`CanonicalJsonError`] says what keeps the text from having one.
+pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, CanonicalJsonError> {
     read(json, None, Vec::new()).map(|reader| reader.out)
 }
 
@@ -44,8 +44,11 @@ pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, NotCanonical> {
 /// ```
 ///
 /// # Errors
-/// [`NotCanonical`], be it in what is left out.
-pub fn canonicalize_except(json: &[u8], except: &JsonPointers) -> Result<Vec<u8>, NotCanonical> {
+/// [`CanonicalJsonError`], be it in what is left out.
+pub fn canonicalize_except(
+    json: &[u8],
+    except: &JsonPointers,
+) -> Result<Vec<u8>, CanonicalJsonError> {
     read(json, Some(except.root()), Vec::new()).map(|reader| reader.out)
 }
 
@@ -53,11 +56,11 @@ pub fn canonicalize_except(json: &[u8], except: &JsonPointers) -> Result<Vec<u8>
 /// there.
 ///
 /// # Errors
-/// [`NotCanonical`], be it in what no pointer leads to.
+/// [`CanonicalJsonError`], be it in what no pointer leads to.
 pub fn canonicalize_only(
     json: &[u8],
     only: &JsonPointers,
-) -> Result<Vec<Option<Vec<u8>>>, NotCanonical> {
+) -> Result<Vec<Option<Vec<u8>>>, CanonicalJsonError> {
     let found = vec![None; only.iter().len()];
     read(json, Some(only.root()), found).map(|reader| reader.found)
 }
@@ -68,9 +71,9 @@ fn read<'a>(
     json: &'a [u8],
     root: Option<&Node>,
     found: Vec<Option<Vec<u8>>>,
-) -> Result<Reader<'a>, NotCanonical> {
+) -> Result<Reader<'a>, CanonicalJsonError> {
     if let Err(error) = std::str::from_utf8(json) {
-        return Err(NotCanonical::Syntax { position: error.valid_up_to() });
+        return Err(CanonicalJsonError::Syntax { position: error.valid_up_to() });
     }
     // No token grows: what is escaped in the output was escaped, as long or longer, in the input.
     let mut reader = Reader {
@@ -90,7 +93,7 @@ fn read<'a>(
 /// Why a text has no canonical form. It is then compared byte by byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotCanonical {
+pub enum CanonicalJsonError {
     /// It is not JSON: RFC 8259, in UTF-8, without a byte order mark.
     #[error("not JSON at byte {position}")]
     Syntax {
@@ -135,11 +138,11 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Recursion is bounded by `depth`, the number of arrays and objects around the value.
-    fn value(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
+    fn value(&mut self, depth: usize, node: Option<&Node>) -> Result<(), CanonicalJsonError> {
         self.space();
         let start = self.out.len();
         match self.peek() {
-            Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(NotCanonical::TooDeep),
+            Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(CanonicalJsonError::TooDeep),
             Some(b'{') => self.object(depth + 1, node)?,
             Some(b'[') => self.array(depth + 1, node)?,
             Some(b'"') => self.string()?,
@@ -158,7 +161,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn array(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
+    fn array(&mut self, depth: usize, node: Option<&Node>) -> Result<(), CanonicalJsonError> {
         self.copy(b'[')?;
         if self.next_is(b']') {
             return self.copy(b']');
@@ -177,7 +180,7 @@ impl Reader<'_> {
         self.copy(b']')
     }
 
-    fn object(&mut self, depth: usize, node: Option<&Node>) -> Result<(), NotCanonical> {
+    fn object(&mut self, depth: usize, node: Option<&Node>) -> Result<(), CanonicalJsonError> {
         self.copy(b'{')?;
         let (first, names) = (self.members.len(), self.names.len());
         let start = self.out.len();
@@ -204,7 +207,7 @@ impl Reader<'_> {
         depth: usize,
         node: Option<&Node>,
         start: usize,
-    ) -> Result<(), NotCanonical> {
+    ) -> Result<(), CanonicalJsonError> {
         if !self.next_is(b'"') {
             return Err(self.unexpected());
         }
@@ -232,7 +235,7 @@ impl Reader<'_> {
     }
 
     /// Puts the members from `first` on, whose text begins at `start`, in order.
-    fn sort(&mut self, first: usize, start: usize) -> Result<(), NotCanonical> {
+    fn sort(&mut self, first: usize, start: usize) -> Result<(), CanonicalJsonError> {
         let Self { members, names, sorted, out, .. } = self;
         let name = |member: &Member| &names[member.name.clone()];
         let members = &mut members[first..];
@@ -241,7 +244,7 @@ impl Reader<'_> {
         }
         members.sort_unstable_by(|one, other| name(one).cmp(name(other)));
         if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
-            return Err(NotCanonical::DuplicateMember);
+            return Err(CanonicalJsonError::DuplicateMember);
         }
         sorted.clear();
         for member in members.iter().filter(|member| !member.text.is_empty()) {
@@ -255,7 +258,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn string(&mut self) -> Result<(), NotCanonical> {
+    fn string(&mut self) -> Result<(), CanonicalJsonError> {
         self.out.push(b'"');
         self.string_into(|this, piece| escape(piece, &mut this.out))?;
         self.out.push(b'"');
@@ -263,7 +266,7 @@ impl Reader<'_> {
     }
 
     /// Reads a string and hands its unescaped text, piece by piece, to `sink`.
-    fn string_into(&mut self, sink: impl Fn(&mut Self, &[u8])) -> Result<(), NotCanonical> {
+    fn string_into(&mut self, sink: impl Fn(&mut Self, &[u8])) -> Result<(), CanonicalJsonError> {
         let input = self.input;
         self.at += 1;
         loop {
@@ -286,7 +289,7 @@ impl Reader<'_> {
         }
     }
 
-    fn escaped(&mut self) -> Result<char, NotCanonical> {
+    fn escaped(&mut self) -> Result<char, CanonicalJsonError> {
         let position = self.at;
         self.at += 1;
         let character = match self.peek() {
@@ -303,27 +306,27 @@ impl Reader<'_> {
         Ok(character)
     }
 
-    fn unicode(&mut self, position: usize) -> Result<char, NotCanonical> {
+    fn unicode(&mut self, position: usize) -> Result<char, CanonicalJsonError> {
         let unit = self.hex()?;
         let code = match unit {
             0xd800..=0xdbff => {
                 if !self.input[self.at..].starts_with(b"\\u") {
-                    return Err(NotCanonical::LoneSurrogate { position });
+                    return Err(CanonicalJsonError::LoneSurrogate { position });
                 }
                 self.at += 1;
                 let low = self.hex()?;
                 if !(0xdc00..=0xdfff).contains(&low) {
-                    return Err(NotCanonical::LoneSurrogate { position });
+                    return Err(CanonicalJsonError::LoneSurrogate { position });
                 }
                 0x1_0000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
             }
             _ => unit,
         };
-        char::from_u32(code).ok_or(NotCanonical::LoneSurrogate { position })
+        char::from_u32(code).ok_or(CanonicalJsonError::LoneSurrogate { position })
     }
 
     /// The four digits after the `u` that is next.
-    fn hex(&mut self) -> Result<u32, NotCanonical> {
+    fn hex(&mut self) -> Result<u32, CanonicalJsonError> {
         self.at += 1;
         let mut unit = 0;
         for _ in 0..4 {
@@ -334,7 +337,7 @@ impl Reader<'_> {
         Ok(unit)
     }
 
-    fn number(&mut self) -> Result<(), NotCanonical> {
+    fn number(&mut self) -> Result<(), CanonicalJsonError> {
         let start = self.at;
         self.skip(b"-");
         match self.peek() {
@@ -352,7 +355,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), NotCanonical> {
+    fn digits(&mut self) -> Result<(), CanonicalJsonError> {
         let start = self.at;
         while matches!(self.peek(), Some(b'0'..=b'9')) {
             self.at += 1;
@@ -360,7 +363,7 @@ impl Reader<'_> {
         if self.at == start { Err(self.unexpected()) } else { Ok(()) }
     }
 
-    fn literal(&mut self, word: &[u8]) -> Result<(), NotCanonical> {
+    fn literal(&mut self, word: &[u8]) -> Result<(), CanonicalJsonError> {
         if !self.input[self.at..].starts_with(word) {
             return Err(self.unexpected());
         }
@@ -393,7 +396,7 @@ impl Reader<'_> {
     }
 
     /// Copies `byte`, which must be next.
-    fn copy(&mut self, byte: u8) -> Result<(), NotCanonical> {
+    fn copy(&mut self, byte: u8) -> Result<(), CanonicalJsonError> {
         if self.peek() != Some(byte) {
             return Err(self.unexpected());
         }
@@ -402,8 +405,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn unexpected(&self) -> NotCanonical {
-        NotCanonical::Syntax { position: self.at }
+    fn unexpected(&self) -> CanonicalJsonError {
+        CanonicalJsonError::Syntax { position: self.at }
     }
 }
 

@@ -29,8 +29,8 @@ impl JsonPointers {
     /// A set of these pointers. Their order, and repetitions, do not matter.
     ///
     /// # Errors
-    /// [`BadPointer`] if one is not a pointer.
-    pub fn new<T: AsRef<str>>(pointers: impl IntoIterator<Item = T>) -> Result<Self, BadPointer> {
+    /// [`PointerError`] if one is not a pointer.
+    pub fn new<T: AsRef<str>>(pointers: impl IntoIterator<Item = T>) -> Result<Self, PointerError> {
         let mut texts: Vec<_> = pointers.into_iter().map(|text| text.as_ref().to_owned()).collect();
         texts.sort_unstable();
         texts.dedup();
@@ -70,17 +70,17 @@ impl Node {
 /// Not an RFC 6901 pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a JSON pointer is empty or begins with `/`, and writes `~` as `~0` and `/` as `~1`")]
-pub struct BadPointer;
+pub struct PointerError;
 
-fn steps(text: &str) -> Result<Vec<Vec<u8>>, BadPointer> {
+fn steps(text: &str) -> Result<Vec<Vec<u8>>, PointerError> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
-    let rest = text.strip_prefix('/').ok_or(BadPointer)?;
+    let rest = text.strip_prefix('/').ok_or(PointerError)?;
     rest.split('/').map(unescape).collect()
 }
 
-fn unescape(step: &str) -> Result<Vec<u8>, BadPointer> {
+fn unescape(step: &str) -> Result<Vec<u8>, PointerError> {
     let mut plain = Vec::with_capacity(step.len());
     let mut bytes = step.bytes();
     while let Some(byte) = bytes.next() {
@@ -88,7 +88,7 @@ fn unescape(step: &str) -> Result<Vec<u8>, BadPointer> {
             b'~' => match bytes.next() {
                 Some(b'0') => b'~',
                 Some(b'1') => b'/',
-                _ => return Err(BadPointer),
+                _ => return Err(PointerError),
             },
             _ => byte,
         });

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{NotCanonical, canonicalize};
+use super::{CanonicalJsonError, canonicalize};
 
 /// The canonical JSON of `value`: the same for the same value, in whichever order its maps are.
 ///
@@ -15,24 +15,26 @@ use super::{NotCanonical, canonicalize};
 /// use std::collections::HashMap;
 /// let value = HashMap::from([("b", 1), ("a", 2)]);
 /// assert_eq!(hapax::canonicalize_value(&value)?, br#"{"a":2,"b":1}"#);
-/// # Ok::<(), hapax::NoCanonicalForm>(())
+/// # Ok::<(), hapax::CanonicalValueError>(())
 /// ```
 ///
 /// # Errors
-/// [`NoCanonicalForm`]: a map with keys that JSON does not have, the same member twice (by
+/// [`CanonicalValueError`]: a map with keys that JSON does not have, the same member twice (by
 /// `flatten`), more than 128 levels, or an error of the value's own.
-pub fn canonicalize_value<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, NoCanonicalForm> {
+pub fn canonicalize_value<T: Serialize + ?Sized>(
+    value: &T,
+) -> Result<Vec<u8>, CanonicalValueError> {
     Ok(canonicalize(&serde_json::to_vec(value)?)?)
 }
 
 /// Why a value has no canonical JSON.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoCanonicalForm {
+pub enum CanonicalValueError {
     /// It cannot be written as JSON.
     #[error("the value cannot be written as JSON")]
     NotJson(#[from] serde_json::Error),
     /// Its JSON has no canonical form.
     #[error("the value has no canonical JSON")]
-    NotCanonical(#[from] NotCanonical),
+    NotCanonical(#[from] CanonicalJsonError),
 }

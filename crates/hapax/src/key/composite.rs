@@ -32,9 +32,9 @@ impl CompositeKey {
         now: Timestamp,
         parts: &NaturalKey,
         bucket: Duration,
-    ) -> Result<Self, NoBucket> {
+    ) -> Result<Self, BucketError> {
         let micros = u64::try_from(bucket.as_micros()).ok().filter(|micros| *micros > 0);
-        let micros = micros.ok_or(NoBucket)?;
+        let micros = micros.ok_or(BucketError)?;
         let index = now.as_micros() / micros;
         let key = |index: u64| {
             let mut hasher = parts.hasher("hapax 1 composite key");
@@ -68,4 +68,4 @@ impl CompositeKey {
 /// A stretch of time of less than a microsecond, or of more than there will be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a composite key needs a stretch of time: from a microsecond to half a million years")]
-pub struct NoBucket;
+pub struct BucketError;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CompositeKey, Key, KeyError, NaturalKey, NoBucket};
+use super::{BucketError, CompositeKey, Key, KeyError, NaturalKey};
 use crate::clock::{Clock, SystemClock};
 use crate::entropy::{Entropy, EntropyError, SystemEntropy};
 
@@ -75,12 +75,12 @@ impl KeyMaker {
     /// As [`Key::composite`].
     ///
     /// # Errors
-    /// [`NoBucket`].
+    /// [`BucketError`].
     pub fn composite(
         &self,
         parts: &NaturalKey,
         bucket: Duration,
-    ) -> Result<CompositeKey, NoBucket> {
+    ) -> Result<CompositeKey, BucketError> {
         CompositeKey::at(self.clock.now(), parts, bucket)
     }
 
@@ -176,12 +176,12 @@ impl Key {
     /// let parts = NaturalKey::new("reset-password").part("user", "u-1");
     /// let key = Key::composite(&parts, Duration::from_secs(60))?;
     /// assert_ne!(key.current(), key.previous());
-    /// # Ok::<(), hapax::NoBucket>(())
+    /// # Ok::<(), hapax::BucketError>(())
     /// ```
     ///
     /// # Errors
-    /// [`NoBucket`] if `bucket` is no stretch of time.
-    pub fn composite(parts: &NaturalKey, bucket: Duration) -> Result<CompositeKey, NoBucket> {
+    /// [`BucketError`] if `bucket` is no stretch of time.
+    pub fn composite(parts: &NaturalKey, bucket: Duration) -> Result<CompositeKey, BucketError> {
         KeyMaker::default().composite(parts, bucket)
     }
 }

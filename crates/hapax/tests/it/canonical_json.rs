@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hapax::{NotCanonical, canonicalize};
+use hapax::{CanonicalJsonError, canonicalize};
 use proptest::prelude::*;
 use serde::de::IgnoredAny;
 
@@ -218,7 +218,7 @@ proptest! {
     fn only_strict_json_has_a_form(text in prop_oneof![soup(), ".{0,16}"]) {
         let found = canonicalize(text.as_bytes());
         match serde_json::from_str::<IgnoredAny>(&text) {
-            Ok(_) => prop_assert!(!matches!(found, Err(NotCanonical::Syntax { .. })), "{found:?}"),
+            Ok(_) => prop_assert!(!matches!(found, Err(CanonicalJsonError::Syntax { .. })), "{found:?}"),
             Err(_) => prop_assert!(found.is_err(), "{found:?}"),
         }
     }
@@ -263,7 +263,11 @@ fn members_sort_by_unescaped_utf8() {
 #[test]
 fn a_member_twice_has_no_form_however_it_is_written() {
     for text in [r#"{"a":1,"a":1}"#, r#"{"a":1,"b":2,"\u0061":3}"#, r#"[{"b":{"a":1,"a":1}}]"#] {
-        assert_eq!(canonicalize(text.as_bytes()), Err(NotCanonical::DuplicateMember), "{text}");
+        assert_eq!(
+            canonicalize(text.as_bytes()),
+            Err(CanonicalJsonError::DuplicateMember),
+            "{text}"
+        );
     }
     assert_eq!(canonical(r#"{"a":{"a":1},"b":{"a":1}}"#), r#"{"a":{"a":1},"b":{"a":1}}"#);
 }
@@ -273,7 +277,7 @@ fn half_a_surrogate_pair_has_no_form() {
     for text in [r#""\ud800""#, r#""\udc00""#, r#""\ud800\ud800""#, r#""\ud800x""#, r#""\ud800\n""#]
     {
         let found = canonicalize(text.as_bytes());
-        assert!(matches!(found, Err(NotCanonical::LoneSurrogate { position: 1 })), "{text}");
+        assert!(matches!(found, Err(CanonicalJsonError::LoneSurrogate { position: 1 })), "{text}");
     }
     assert_eq!(canonical(r#""\uD83D\uDE00""#), r#""😀""#);
 }
@@ -281,7 +285,7 @@ fn half_a_surrogate_pair_has_no_form() {
 #[test]
 fn a_byte_order_mark_and_bad_utf8_have_no_form() {
     for bytes in [&b"\xef\xbb\xbf1"[..], b"\xff", b"\"\xc3\"", b"\"\xed\xa0\x80\"", b"", b" "] {
-        assert!(matches!(canonicalize(bytes), Err(NotCanonical::Syntax { .. })), "{bytes:?}");
+        assert!(matches!(canonicalize(bytes), Err(CanonicalJsonError::Syntax { .. })), "{bytes:?}");
     }
 }
 
@@ -289,9 +293,12 @@ fn a_byte_order_mark_and_bad_utf8_have_no_form() {
 fn depth_is_bounded() {
     let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
     assert_eq!(canonical(&nested(128)), nested(128));
-    assert_eq!(canonicalize(nested(129).as_bytes()), Err(NotCanonical::TooDeep));
-    assert_eq!(canonicalize("[".repeat(1 << 20).as_bytes()), Err(NotCanonical::TooDeep));
-    assert_eq!(canonicalize("{\"a\":".repeat(1 << 20).as_bytes()), Err(NotCanonical::TooDeep));
+    assert_eq!(canonicalize(nested(129).as_bytes()), Err(CanonicalJsonError::TooDeep));
+    assert_eq!(canonicalize("[".repeat(1 << 20).as_bytes()), Err(CanonicalJsonError::TooDeep));
+    assert_eq!(
+        canonicalize("{\"a\":".repeat(1 << 20).as_bytes()),
+        Err(CanonicalJsonError::TooDeep)
+    );
 }
 
 /// Many members in the worst order, and sorting at every level: seconds would show in the run.

@@ -1,7 +1,8 @@
 //! Canonical JSON of parts of a text, against `serde_json`'s own pointers.
 
 use hapax::{
-    BadPointer, JsonPointers, NotCanonical, canonicalize, canonicalize_except, canonicalize_only,
+    CanonicalJsonError, JsonPointers, PointerError, canonicalize, canonicalize_except,
+    canonicalize_only,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -118,7 +119,7 @@ fn what_has_no_form_has_none_in_parts() {
         r#"{"a":1,"a":2}"#,
         r#"{"c":1,"a":1,"b":2,"\u0061":2}"#,
     ] {
-        let none = NotCanonical::DuplicateMember;
+        let none = CanonicalJsonError::DuplicateMember;
         assert_eq!(canonicalize_except(text.as_bytes(), &except), Err(none));
         assert_eq!(canonicalize_only(text.as_bytes(), &except), Err(none));
     }
@@ -129,7 +130,7 @@ fn what_has_no_form_has_none_in_parts() {
 #[test]
 fn pointers_are_rfc_6901() {
     for bad in ["a", "a/b", "/~", "/~2", "/a~", "#/a"] {
-        assert_eq!(JsonPointers::new([bad]), Err(BadPointer), "{bad}");
+        assert_eq!(JsonPointers::new([bad]), Err(PointerError), "{bad}");
     }
     let set = JsonPointers::new(["/b", "", "/a", "/b"]).unwrap();
     assert_eq!(set.iter().collect::<Vec<_>>(), ["", "/a", "/b"]);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{
-    Clock, CompositeKey, Entropy, EntropyError, Function, Idempotency, Key, KeyError, KeyMaker,
-    MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, NoBucket, OutcomeClass, Scope,
+    BucketError, Clock, CompositeKey, Entropy, EntropyError, Function, Idempotency, Key, KeyError,
+    KeyMaker, MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, OutcomeClass, Scope,
     Timestamp,
 };
 use proptest::prelude::*;
@@ -217,8 +217,8 @@ async fn a_retry_in_the_next_stretch_of_time_has_the_first_key_among_its_candida
     let other = NaturalKey::new("pay").part("user", "u-2");
     assert_ne!(maker.composite(&other, MINUTE).unwrap().current(), after.current());
     is_a_key(after.current());
-    assert_eq!(maker.composite(&parts, Duration::ZERO), Err(NoBucket));
-    assert_eq!(maker.composite(&parts, Duration::MAX), Err(NoBucket));
+    assert_eq!(maker.composite(&parts, Duration::ZERO), Err(BucketError));
+    assert_eq!(maker.composite(&parts, Duration::MAX), Err(BucketError));
 }
 
 #[tokio::test(start_paused = true)]
