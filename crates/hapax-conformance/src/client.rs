@@ -195,15 +195,15 @@ impl TestResponse {
 
     /// Its number and, for a problem, the code: what most scenarios ask of a refusal.
     #[must_use]
-    pub fn refusal(&self) -> (u16, String) {
+    pub fn rejection(&self) -> (u16, String) {
         let code = self.problem()["code"].as_str().unwrap_or_default().to_owned();
         (self.status.as_u16(), code)
     }
 
     /// Asserts that it is this refusal.
     #[track_caller]
-    pub fn is_refused(&self, status: u16, code: &str) {
-        assert_eq!(self.refusal(), (status, code.to_owned()), "{self:?}");
+    pub fn is_rejected(&self, status: u16, code: &str) {
+        assert_eq!(self.rejection(), (status, code.to_owned()), "{self:?}");
         // A gateway marks a problem that stands for its upstream's answer as a first answer.
         assert_ne!(self.header("idempotency-replayed"), "true", "{self:?}");
     }

@@ -159,7 +159,7 @@ pub enum EmbeddedError {
     },
     /// The disk is full, and the reserve is used up: nothing is recorded until there is room.
     #[error("the disk is full: make room")]
-    NoRoom,
+    MemoryFull,
     /// The file is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`EmbeddedStore::expect`](crate::EmbeddedStore::expect).
     #[error(

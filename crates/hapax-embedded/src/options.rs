@@ -14,7 +14,7 @@ pub enum SecretSource {
     /// nor the database does.
     File(PathBuf),
     /// This one.
-    Given(Secret),
+    Secret(Secret),
     /// These, of which the one that seals can be replaced.
     Ring(KeyRing),
     /// There is none: names can be guessed, and records read, by whoever reads the file.
@@ -25,7 +25,7 @@ impl SecretSource {
     /// The secrets, where they are not in a file.
     pub(crate) fn ring(&self) -> Option<KeyRing> {
         match self {
-            Self::Given(secret) => Some(KeyRing::new(secret.clone())),
+            Self::Secret(secret) => Some(KeyRing::new(secret.clone())),
             Self::Ring(ring) => Some(ring.clone()),
             Self::File(_) | Self::None => None,
         }

@@ -82,7 +82,7 @@ enum AuthFailure {
     #[error("its answer broke off, or was larger than {MAX_ANSWER} bytes")]
     Unreadable(#[source] BoxError),
     #[error("its answer has no {0}, so that it does not say who the caller is")]
-    Nobody(HeaderName),
+    NoScope(HeaderName),
 }
 
 impl Auth {
@@ -202,7 +202,7 @@ impl Auth {
         let said = answer.headers();
         let says = |value: &HeaderValue| !value.as_bytes().trim_ascii().is_empty();
         if let Some(name) = self.scope.iter().find(|name| !said.get_all(*name).iter().any(says)) {
-            return Err(AuthFailure::Nobody(name.clone()));
+            return Err(AuthFailure::NoScope(name.clone()));
         }
         let mut given = HeaderMap::new();
         for CopiedHeader { name, .. } in &self.given {

@@ -225,7 +225,7 @@ impl Config {
             [("--upstream-ca", ca.is_some()), ("--upstream-cert", client.is_some())]
         {
             if is_said && !resolved.is_secure() {
-                return Err(ConfigError::NobodySecure(flag));
+                return Err(ConfigError::TlsUnused(flag));
             }
         }
         Ok(resolved)

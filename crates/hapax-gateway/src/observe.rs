@@ -424,7 +424,7 @@ impl Observer for ShadowObserver {
             RequestEvent::Executed { .. } => ObservedResult::Execute,
             RequestEvent::Replayed { .. } => ObservedResult::Replay,
             RequestEvent::Rejected(Code::InFlight) if self.waits => ObservedResult::Wait,
-            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Ask,
+            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Reconcile,
             // Of the engine for what is observed, which is full.
             RequestEvent::Rejected(Code::StoreUnavailable) => ObservedResult::Unmeasured,
             // Of an execution that was counted.

@@ -57,7 +57,7 @@ enum ReconcileReply {
     /// A response that cannot be kept.
     Unusable(&'static str),
     Failed(UpstreamError),
-    Silent,
+    TimedOut,
 }
 
 impl ReconcileReply {
@@ -68,7 +68,7 @@ impl ReconcileReply {
             Self::NotFound => ReconcileAnswer::NotFound,
             Self::Other(_) => ReconcileAnswer::Other,
             Self::Unusable(_) => ReconcileAnswer::Unusable,
-            Self::Failed(_) | Self::Silent => ReconcileAnswer::NoAnswer,
+            Self::Failed(_) | Self::TimedOut => ReconcileAnswer::NoAnswer,
         }
     }
 
@@ -89,7 +89,7 @@ impl ReconcileReply {
             }
             Self::Failed(UpstreamError::Broken(error)) => format!("broke off: {error}"),
             Self::Failed(UpstreamError::Busy) => "has too many questions under way".to_owned(),
-            Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::Silent => {
+            Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::TimedOut => {
                 format!("gave no answer within {ANSWER:?}")
             }
         }
@@ -186,7 +186,7 @@ impl ReconcileClient {
                 Err(error) => ReconcileReply::Failed(error),
             }
         };
-        timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::Silent)
+        timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::TimedOut)
     }
 
     async fn happened(&self, response: Response<Body>) -> ReconcileReply {

@@ -129,7 +129,7 @@ pub enum StoreOpenError {
     },
     /// The server of the store was away for as long as it was waited for.
     #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
-    StillAway {
+    TimedOut {
         /// For how long it was waited for.
         waited: Duration,
         /// The last attempt's error.

@@ -259,7 +259,7 @@ impl Upstream {
                     _ = cut.wait_for(|cut| *cut) => break SendResult::Cut,
                     () = sleep_until(deadline) => {
                         if meter.last() + self.timeout <= Instant::now() {
-                            break SendResult::Silent;
+                            break SendResult::TimedOut;
                         }
                     }
                 }
@@ -284,7 +284,7 @@ impl Upstream {
                 });
             }
             SendResult::Cut => (UpstreamError::Broken, ENDING),
-            SendResult::Silent => (|_| UpstreamError::Timeout, "no answer in time"),
+            SendResult::TimedOut => (|_| UpstreamError::Timeout, "no answer in time"),
         };
         connection.end().await;
         let failure = if meter.written() == before {
@@ -299,7 +299,7 @@ impl Upstream {
 enum SendResult<R> {
     Answered(R),
     Cut,
-    Silent,
+    TimedOut,
 }
 
 struct SendError {

@@ -109,7 +109,7 @@ pub enum DataError {
     },
     /// The server refused it for another reason.
     #[error(transparent)]
-    Refused(ServerError),
+    Rejected(ServerError),
     /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
     /// have happened, or may yet: ask again.
     #[error("the connection to the database is lost")]
@@ -174,7 +174,7 @@ impl ItemError {
 #[derive(Debug)]
 pub enum StatementError {
     /// The server said that it did not happen, and the connection is good.
-    Refused(ServerError),
+    Rejected(ServerError),
     /// Nobody knows.
     Lost(DriverError),
 }
@@ -190,11 +190,11 @@ impl StatementError {
     /// that nobody knows.
     pub(crate) fn of(server: ServerError, is_error: bool) -> Self {
         let unknown = ["08", "57P", "40003"].iter().any(|code| server.code.starts_with(code));
-        if is_error && !unknown { Self::Refused(server) } else { Self::Lost(server.source) }
+        if is_error && !unknown { Self::Rejected(server) } else { Self::Lost(server.source) }
     }
 
     pub(crate) fn is(&self, code: &str) -> bool {
-        matches!(self, Self::Refused(server) if server.code == code)
+        matches!(self, Self::Rejected(server) if server.code == code)
     }
 
     pub(crate) fn lacks_constraint(&self) -> bool {
@@ -203,7 +203,7 @@ impl StatementError {
 
     pub(crate) fn into_error(self) -> DataError {
         let server = match self {
-            Self::Refused(server) => server,
+            Self::Rejected(server) => server,
             Self::Lost(source) => return DataError::Lost(source),
         };
         match server.code.as_str() {
@@ -212,7 +212,7 @@ impl StatementError {
                 let constraint = server.constraint.clone().unwrap_or_default();
                 DataError::UniqueViolation { item: None, constraint, source: server.into() }
             }
-            _ => DataError::Refused(server),
+            _ => DataError::Rejected(server),
         }
     }
 }
@@ -223,7 +223,7 @@ impl DataError {
     pub(crate) fn passes(&self) -> bool {
         match self {
             Self::Again(_) | Self::Lost(_) => true,
-            Self::Refused(ServerError { code, .. }) => {
+            Self::Rejected(ServerError { code, .. }) => {
                 matches!(&code[..], "55P03" | "57014") || code.starts_with("53")
             }
             _ => false,
@@ -303,7 +303,7 @@ mod tests {
         let refused = |code: &str, is_error| {
             let (code, message, source) = (code.into(), String::new(), "it".into());
             let server = ServerError { code, message, constraint: None, source };
-            matches!(StatementError::of(server, is_error), StatementError::Refused(_))
+            matches!(StatementError::of(server, is_error), StatementError::Rejected(_))
         };
         for code in ["40001", "57014", "53100"] {
             assert!(refused(code, true) && !refused(code, false), "{code}");

@@ -189,7 +189,7 @@ impl EventLog {
     /// start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
     /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await
@@ -246,7 +246,7 @@ impl EventLog {
     /// The version of `stream`: the position of its last event, or 0.
     ///
     /// # Errors
-    /// [`DataError::Refused`], [`DataError::Lost`].
+    /// [`DataError::Rejected`], [`DataError::Lost`].
     pub async fn version(
         &self,
         mut executor: impl Executor,
@@ -261,7 +261,7 @@ impl EventLog {
     /// Events of `stream` after position `after`, in order, `most` at most.
     ///
     /// # Errors
-    /// [`DataError::Refused`], [`DataError::Lost`], [`DataError::Row`].
+    /// [`DataError::Rejected`], [`DataError::Lost`], [`DataError::Row`].
     pub async fn read<E: DeserializeOwned>(
         &self,
         mut executor: impl Executor,

@@ -128,7 +128,7 @@ impl InsertOrFetch {
     /// start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
     /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await

@@ -120,7 +120,7 @@ impl UpdateLog {
     /// at the start of a service it shows earlier what is missing.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
     /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await

@@ -106,7 +106,7 @@ impl VersionedRows {
     /// the start of a service it shows earlier.
     ///
     /// # Errors
-    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Refused`],
+    /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
     /// [`DataError::Lost`].
     pub async fn verify(&self, mut executor: impl Executor) -> Result<(), DataError> {
         self.verified.now(&mut executor).await

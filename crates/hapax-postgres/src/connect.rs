@@ -38,7 +38,7 @@ pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, Postgre
             // Unlogged by a default of the schema, say.
             server_info::check(link.client(), options).await?;
         }
-        let purpose = if options.migrate { Purpose::Write } else { Purpose::Look };
+        let purpose = if options.migrate { Purpose::Write } else { Purpose::Inspect };
         let entered = agree(link.client(), setup, purpose).await?;
         recognise(link.client(), setup, purpose).await?;
         link.prepare(setup).await?;

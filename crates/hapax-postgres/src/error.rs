@@ -170,7 +170,7 @@ pub enum PostgresStoreError {
     Locked,
     /// The server refused the statement.
     #[error("the database refused it ({}): {}", .0.code().code(), .0.message())]
-    Refused(#[source] Box<DbError>),
+    Rejected(#[source] Box<DbError>),
     /// The connection broke.
     #[error("the connection to the database broke: {0}")]
     Broken(#[source] Arc<Error>),
@@ -205,7 +205,7 @@ pub enum PostgresStoreError {
 #[derive(Clone, Debug)]
 pub(crate) enum TransactionFailure {
     /// The server said that it did not happen.
-    Refused(Box<DbError>),
+    Rejected(Box<DbError>),
     /// Nobody knows.
     Lost(PostgresStoreError),
 }
@@ -222,7 +222,7 @@ impl TransactionFailure {
                 || db.code().code().starts_with("57P")
         };
         match error.as_db_error() {
-            Some(db) if !ends(db) => Self::Refused(Box::new(db.clone())),
+            Some(db) if !ends(db) => Self::Rejected(Box::new(db.clone())),
             _ => Self::Lost(PostgresStoreError::Broken(Arc::new(error))),
         }
     }
@@ -236,7 +236,7 @@ impl TransactionFailure {
     pub(crate) fn into_store_error(self) -> StoreError {
         match self {
             // It was rolled back.
-            Self::Refused(db) => refused(db),
+            Self::Rejected(db) => refused(db),
             // It may have been committed, or may yet be.
             Self::Lost(error) => StoreError::ambiguous(error),
         }
@@ -245,14 +245,14 @@ impl TransactionFailure {
     /// For a statement that changes nothing: whatever happened, nothing did.
     pub(crate) fn into_read_error(self) -> StoreError {
         match self {
-            Self::Refused(db) => refused(db),
+            Self::Rejected(db) => refused(db),
             Self::Lost(error) => StoreError::unavailable(error),
         }
     }
 
     /// Whether a lock was not to be had in time.
     pub(crate) fn is_locked(&self) -> bool {
-        matches!(self, Self::Refused(db) if *db.code() == SqlState::LOCK_NOT_AVAILABLE)
+        matches!(self, Self::Rejected(db) if *db.code() == SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Whether the connection must not be used again: another server has to be found, or the
@@ -260,7 +260,7 @@ impl TransactionFailure {
     pub(crate) fn ends_connection(&self) -> bool {
         match self {
             Self::Lost(_) => true,
-            Self::Refused(db) => {
+            Self::Rejected(db) => {
                 *db.code() == SqlState::READ_ONLY_SQL_TRANSACTION // it became a standby
                     || *db.code() == SqlState::INVALID_SQL_STATEMENT_NAME // a pooler in between
                     || *db.code() == SqlState::DUPLICATE_PSTATEMENT // likewise
@@ -275,13 +275,13 @@ pub(crate) fn refused(db: Box<DbError>) -> StoreError {
     let code = db.code();
     if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED {
         // The page or the index is damaged: nothing that is read there counts.
-        StoreError::corrupt(PostgresStoreError::Refused(db))
+        StoreError::corrupt(PostgresStoreError::Rejected(db))
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
         StoreError::unavailable(PostgresStoreError::Locked)
     } else {
         // 40001, 40P01: rolled back in favour of another. 57014: statement_timeout. 53: out of
         // disk, memory or connections. 25006: a standby. 42: the tables are not there, or not
         // ours to write. 23: a row that the tables do not allow. Whatever it is, it is undone.
-        StoreError::unavailable(PostgresStoreError::Refused(db))
+        StoreError::unavailable(PostgresStoreError::Rejected(db))
     }
 }

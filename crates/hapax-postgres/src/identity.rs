@@ -119,5 +119,5 @@ pub(crate) async fn confirm(
          gen_random_uuid()::text)"
     );
     client.batch_execute(&mark).await.map_err(PostgresConnectError::Query)?;
-    recognise(client, setup, Purpose::Look).await.map(drop)
+    recognise(client, setup, Purpose::Inspect).await.map(drop)
 }

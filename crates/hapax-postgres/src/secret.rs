@@ -14,7 +14,7 @@ use crate::sql::qualified;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// It only looks, or removes: an empty `hapax_secrets` is left so.
-    Look,
+    Inspect,
     /// It writes records, named by our secret, which is then everybody's.
     Write,
 }
@@ -41,7 +41,7 @@ pub(crate) async fn agree(
             if setup.agreed.swap(false, Ordering::Relaxed) {
                 tracing::error!("the tables were emptied: what was executed runs again");
             }
-            if purpose == Purpose::Look {
+            if purpose == Purpose::Inspect {
                 return Ok(false);
             }
         }

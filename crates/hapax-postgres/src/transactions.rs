@@ -246,14 +246,18 @@ impl Transactions for PgTransactions {
                 Err(error) => TransactionFailure::of(error),
             };
             Err(match failure {
-                TransactionFailure::Refused(db) if *db.code() == SqlState::from_code(NOT_KNOWN) => {
+                TransactionFailure::Rejected(db)
+                    if *db.code() == SqlState::from_code(NOT_KNOWN) =>
+                {
                     self.store.shared.setup.unknown();
-                    TxError::unknown(PostgresStoreError::Refused(db))
+                    TxError::unknown(PostgresStoreError::Rejected(db))
                 }
-                TransactionFailure::Refused(db) if lost_race(db.code().code()) => {
-                    TxError::conflict(PostgresStoreError::Refused(db))
+                TransactionFailure::Rejected(db) if lost_race(db.code().code()) => {
+                    TxError::conflict(PostgresStoreError::Rejected(db))
                 }
-                TransactionFailure::Refused(db) => TxError::failed(PostgresStoreError::Refused(db)),
+                TransactionFailure::Rejected(db) => {
+                    TxError::failed(PostgresStoreError::Rejected(db))
+                }
                 TransactionFailure::Lost(error) => {
                     // Before anybody settles it by reading.
                     self.store.shared.setup.unknown();
@@ -345,7 +349,7 @@ fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
             error.code().map(SqlState::code)
         } else if let Some(db) = error.downcast_ref::<DbError>() {
             Some(db.code().code())
-        } else if let Some(PostgresStoreError::Refused(db)) = error.downcast_ref() {
+        } else if let Some(PostgresStoreError::Rejected(db)) = error.downcast_ref() {
             Some(db.code().code())
         } else if let Some(PostgresStoreError::OldTransaction) = error.downcast_ref() {
             // A new one sees the record.

@@ -191,7 +191,7 @@ async fn replaced(
     link: &PgConnection,
     jobs: Vec<SwapJob>,
 ) -> bool {
-    let looking = recognise(link.client(), &shared.setup, Purpose::Look);
+    let looking = recognise(link.client(), &shared.setup, Purpose::Inspect);
     let recognised = timeout(shared.setup.answer, looking).await;
     let accepted = matches!(recognised, Ok(Ok(true)));
     // In the order in which they came.
@@ -263,7 +263,7 @@ fn settle(
 }
 
 fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &TransactionFailure) {
-    let rolled_back = matches!(failure, TransactionFailure::Refused(_));
+    let rolled_back = matches!(failure, TransactionFailure::Rejected(_));
     if rolled_back && jobs.len() > 1 {
         for job in jobs {
             job.ticket.wait_again();
@@ -302,7 +302,7 @@ impl Shared {
 
 impl Default for WriterConnection {
     fn default() -> Self {
-        Self { link: None, purpose: Purpose::Look, pause: FIRST_PAUSE }
+        Self { link: None, purpose: Purpose::Inspect, pause: FIRST_PAUSE }
     }
 }
 

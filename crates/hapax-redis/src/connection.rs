@@ -27,7 +27,7 @@ pub(crate) type PushHandler = Arc<dyn Fn(PushEvent) + Send + Sync>;
 
 /// What is heard without being asked for.
 pub(crate) enum PushEvent {
-    Said(PushInfo),
+    Message(PushInfo),
     /// The connection is no more.
     Ended,
     /// One node's of a cluster: its client makes it anew by itself.
@@ -108,7 +108,7 @@ pub(crate) async fn reach_node(
         .set_push_sender(move |push: PushInfo| {
             on_push(match push.kind {
                 PushKind::Disconnection => PushEvent::Ended,
-                _ => PushEvent::Said(push),
+                _ => PushEvent::Message(push),
             });
             Ok::<(), SendError>(())
         });
@@ -240,7 +240,7 @@ impl Connection {
                 let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllNodes, None));
                 let said = cluster.client.route_command(info, all).await.map_err(denied)?;
                 let Value::Map(said) = said else {
-                    return Err(UnfitServer::Silent { field: "INFO" }.into());
+                    return Err(UnfitServer::MissingField { field: "INFO" }.into());
                 };
                 Ok(said
                     .iter()

@@ -100,7 +100,7 @@ pub enum RedisStoreError {
     Incomplete,
     /// A new key, in a store that was opened to look ([`Options::make`](crate::RedisOptions::make)).
     #[error("the store was opened to look: it claims no new keys")]
-    OnlyLooks,
+    ReadOnly,
     /// The store is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`RedisStore::confirm`](crate::RedisStore::confirm).
     #[error(

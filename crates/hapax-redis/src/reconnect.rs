@@ -114,7 +114,7 @@ impl Reconnector {
             PushEvent::NodeLost => broken.change(),
             #[cfg(feature = "cluster")]
             PushEvent::Deaf => broken.deafen(),
-            PushEvent::Said(push) => {
+            PushEvent::Message(push) => {
                 if push.kind == PushKind::Message
                     && let Some(Value::BulkString(channel)) = push.data.first()
                     && let Some(key) = names.key(channel)

@@ -36,7 +36,7 @@ pub enum UnfitServer {
     Cluster,
     /// It does not say what it is.
     #[error("the server does not say what it is: INFO lacks `{field}`")]
-    Silent {
+    MissingField {
         /// What is missing.
         field: &'static str,
     },
@@ -74,7 +74,7 @@ impl ServerInfo {
 
     /// Whether a store may be on this server.
     pub(crate) fn check(&self, allow_eviction: bool) -> Result<(), UnfitServer> {
-        let silent = |field| UnfitServer::Silent { field };
+        let silent = |field| UnfitServer::MissingField { field };
         let version = self.value("redis_version").ok_or(silent("redis_version"))?;
         if self.is_too_old() {
             return Err(UnfitServer::TooOld { version: version.into() });
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_not_assumed() {
-        let silent = |field| Err(UnfitServer::Silent { field });
+        let silent = |field| Err(UnfitServer::MissingField { field });
         assert_eq!(check(""), silent("redis_version"));
         assert_eq!(check("redis_version:7.0.0\r\n"), silent("role"));
         assert_eq!(check("redis_version:7.0.0\r\nrole:master\r\n"), silent("maxmemory_policy"));

@@ -268,7 +268,7 @@ impl RedisStore {
     async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
         let Swap { id: key, expected, write_id, draft } = swap;
         if expected.is_none() && !self.make {
-            return Err(StoreError::unavailable(RedisStoreError::OnlyLooks));
+            return Err(StoreError::unavailable(RedisStoreError::ReadOnly));
         }
         let sealed = self
             .sealer

@@ -60,7 +60,7 @@ pub(crate) enum PaymentOutcome {
     /// It was told to the last that nobody knows, or was told nothing final at all.
     Unresolved,
     /// An answer that no correct set-up gives.
-    Odd(String),
+    Unexpected(String),
 }
 
 /// What an answer means for the payment.
@@ -267,15 +267,16 @@ impl ServiceResponse {
         match self.status.as_u16() {
             200..=299 => Meaning::Final(match serde_json::from_slice(&self.body) {
                 Ok(Paid { charge }) => PaymentOutcome::Paid(charge),
-                Err(error) => {
-                    PaymentOutcome::Odd(format!("{} that names no charge: {error}", self.status))
-                }
+                Err(error) => PaymentOutcome::Unexpected(format!(
+                    "{} that names no charge: {error}",
+                    self.status
+                )),
             }),
             409 if self.code().as_deref() == Some("outcome-unknown") => Meaning::Unknown,
             408 | 409 | 425 | 429 | 500..=599 => Meaning::Again(self.retry_after),
             _ => {
                 let code = self.code().unwrap_or_default();
-                Meaning::Final(PaymentOutcome::Odd(format!("{} {code}", self.status)))
+                Meaning::Final(PaymentOutcome::Unexpected(format!("{} {code}", self.status)))
             }
         }
     }

@@ -134,7 +134,7 @@ impl Row {
                 PaymentOutcome::Paid(id) => {
                     row.wrong_answers += u32::from(!made.iter().any(|charge| charge.id == *id));
                 }
-                PaymentOutcome::Odd(_) => row.wrong_answers += 1,
+                PaymentOutcome::Unexpected(_) => row.wrong_answers += 1,
                 PaymentOutcome::Unresolved => row.unknown += 1,
             }
         }
@@ -294,7 +294,7 @@ mod tests {
             ended("a", PaymentOutcome::Paid(2)),
             ended("b", PaymentOutcome::Paid(1)),
             ended("c", PaymentOutcome::Unresolved),
-            ended("d", PaymentOutcome::Odd("410".into())),
+            ended("d", PaymentOutcome::Unexpected("410".into())),
         ];
         let row =
             Row::count(Setup::Block, &entries, &ends, 9, Kills::default(), Duration::from_secs(1));

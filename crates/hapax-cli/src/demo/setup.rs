@@ -113,7 +113,7 @@ impl DemoContext<'_> {
         let entries = ledger::read(&scene.books())?;
         scene.service = scene.start_service(Some(scene.service_address), None).await?;
         for ended in &ends {
-            if let PaymentOutcome::Odd(answer) = &ended.end {
+            if let PaymentOutcome::Unexpected(answer) = &ended.end {
                 self.progress.note(&format!("{}: {} got {answer}", setup.name(), ended.key));
             }
         }

@@ -46,7 +46,7 @@ impl GatewayFields {
     pub(super) fn of_transport(transport: &Transport) -> Self {
         let (tls, client) = (transport.tls.as_ref(), transport.upstream_tls.client.as_ref());
         let trusted = match &transport.trusted[..] {
-            [] => vec![TrustedArg::Nobody],
+            [] => vec![TrustedArg::None],
             all if all == IpNetwork::loopback() => vec![TrustedArg::Loopback],
             all => all.iter().copied().map(TrustedArg::Network).collect(),
         };
@@ -84,7 +84,7 @@ pub(super) enum ProtocolArg {
 /// Who is believed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TrustedArg {
-    Nobody,
+    None,
     Loopback,
     Network(IpNetwork),
 }
@@ -94,7 +94,7 @@ impl FromStr for TrustedArg {
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         match text.trim() {
-            "none" => Ok(Self::Nobody),
+            "none" => Ok(Self::None),
             "loopback" => Ok(Self::Loopback),
             network => network.parse().map(Self::Network),
         }
@@ -104,7 +104,7 @@ impl FromStr for TrustedArg {
 impl Display for TrustedArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nobody => f.write_str("none"),
+            Self::None => f.write_str("none"),
             Self::Loopback => f.write_str("loopback"),
             Self::Network(network) => network.fmt(f),
         }
@@ -113,11 +113,11 @@ impl Display for TrustedArg {
 
 /// `none` alone is nobody.
 fn networks(trusted: &[TrustedArg]) -> Result<Vec<IpNetwork>, String> {
-    if trusted.len() > 1 && trusted.contains(&TrustedArg::Nobody) {
+    if trusted.len() > 1 && trusted.contains(&TrustedArg::None) {
         return Err("--trust-forwarded: `none` stands alone".into());
     }
     let networks = trusted.iter().flat_map(|one| match one {
-        TrustedArg::Nobody => Vec::new(),
+        TrustedArg::None => Vec::new(),
         TrustedArg::Loopback => IpNetwork::loopback(),
         TrustedArg::Network(network) => vec![*network],
     });

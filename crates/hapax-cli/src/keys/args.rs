@@ -267,7 +267,7 @@ pub(super) enum RecordName {
 #[derive(Debug)]
 pub(super) enum ScopeText {
     /// One that sends nothing.
-    Nobody,
+    NoCaller,
     /// The value of the one header that names the caller.
     Value(String),
     /// Each by its name.
@@ -282,7 +282,7 @@ impl RecordSelector {
         let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(CliError::usage)?;
         let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
         let scope = match (&self.scope[..], named) {
-            ([], _) => ScopeText::Nobody,
+            ([], _) => ScopeText::NoCaller,
             (_, Ok(named)) => ScopeText::Headers(named),
             ([value], Err(_)) => ScopeText::Value(value.clone()),
             (_, Err(error)) => return Err(CliError::usage(format!("--scope: {error}"))),
@@ -297,7 +297,7 @@ impl ScopeText {
         let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
         match self {
-            Self::Nobody => Ok(Vec::new()),
+            Self::NoCaller => Ok(Vec::new()),
             Self::Value(text) => Ok(vec![(AUTHORIZATION, value(text)?)]),
             Self::Headers(named) => named
                 .iter()

@@ -104,7 +104,7 @@ impl Remote {
             RecordName::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
             RecordName::Key(key, scope) => {
                 let scope = match scope {
-                    ScopeText::Nobody => Value::Null,
+                    ScopeText::NoCaller => Value::Null,
                     ScopeText::Value(value) => value.into(),
                     ScopeText::Headers(named) => json!(named),
                 };

@@ -25,7 +25,7 @@ pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: ScenarioCon
     stage.send(stage.post("k")).await.is_first(429, "1");
     let other = stage.post("k").body(r#"{"amount":1}"#);
     stage.send(other.clone()).await.is_first(201, "2");
-    stage.send(stage.post("k")).await.is_refused(422, "key-reused");
+    stage.send(stage.post("k")).await.is_rejected(422, "key-reused");
     stage.send(other).await.is_replay(201, "2");
 }
 
@@ -45,7 +45,7 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: ScenarioContext) {
     }
     for named in ["Idempotency-Key", "close, authorization", "x, IDEMPOTENCY-KEY"] {
         let post = stage.post("k").header("connection", named);
-        client.send(post.request()).await.is_refused(400, "malformed-request");
+        client.send(post.request()).await.is_rejected(400, "malformed-request");
     }
     assert_eq!(runs.count(), 0);
     let harmless = stage.post("k").header("connection", "keep-alive, x-other");
@@ -62,7 +62,7 @@ pub async fn w23_connection_must_not_name_what_counts(arena: ScenarioContext) {
     let client = stage.client_in(Protocol::Http1);
     for named in ["X-Tenant", "close, x-tenant", "x-http-method-override", "x-method-override"] {
         let post = stage.post("k").header("connection", named).header("x-tenant", "1");
-        client.send(post.request()).await.is_refused(400, "malformed-request");
+        client.send(post.request()).await.is_rejected(400, "malformed-request");
     }
     assert_eq!(runs.count(), 0);
     client.send(stage.post("k").header("x-tenant", "1").request()).await.is_first(201, "1");
@@ -196,7 +196,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     let mut connections = Vec::new();
     for _ in 0..4 {
         let mut connection = stage.client().connect().await;
-        connection.send(stage.post("a, b").request()).await.is_refused(400, "invalid-key");
+        connection.send(stage.post("a, b").request()).await.is_rejected(400, "invalid-key");
         connections.push(connection);
     }
     let mut connection = connections.pop().unwrap();
@@ -219,7 +219,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
         }
     };
     if let Some(refused) = refused {
-        refused.is_refused(503, "draining");
+        refused.is_rejected(503, "draining");
         assert_ne!(refused.header("retry-after"), "");
     }
     gate.open();
@@ -246,6 +246,6 @@ pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: ScenarioContext) {
     first.abort();
     drop(stage);
     let stage = arena.start(policy, counting(&runs)).await;
-    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    stage.send(stage.post("k")).await.is_rejected(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }

@@ -34,13 +34,13 @@ pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
     let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
     runs.reach(1).await;
     // Whoever comes while it runs is refused; those that have not come by then hear it replayed.
-    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
     gate.open();
     let mut first = 0;
     for copy in copies {
         let answer = copy.await.unwrap();
         match answer.header("idempotency-replayed") {
-            "" => answer.is_refused(409, "in-flight"),
+            "" => answer.is_rejected(409, "in-flight"),
             "true" => answer.is_replay(201, "1"),
             _ => {
                 answer.is_first(201, "1");
@@ -58,7 +58,7 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Scen
     runs.reach(1).await;
     client.abort();
     assert!(client.await.unwrap_err().is_cancelled());
-    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
     gate.open();
     stage.until(&stage.post("k"), |answer| answer.status != 409).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
@@ -266,8 +266,8 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext)
     let copies: Vec<_> =
         (0..50).flat_map(|_| [here.begin(here.post("k")), there.begin(there.post("k"))]).collect();
     runs.reach(1).await;
-    here.send(here.post("k")).await.is_refused(409, "in-flight");
-    there.send(there.post("k")).await.is_refused(409, "in-flight");
+    here.send(here.post("k")).await.is_rejected(409, "in-flight");
+    there.send(there.post("k")).await.is_rejected(409, "in-flight");
     gate.open();
     for copy in copies {
         let answer = copy.await.unwrap();
@@ -332,6 +332,6 @@ pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
     taken.is_first(201, "2");
     lost.mend().await;
     gate.open();
-    first.await.unwrap().is_refused(409, "superseded");
+    first.await.unwrap().is_rejected(409, "superseded");
     heir.send(heir.post("k")).await.is_replay(201, "2");
 }

@@ -156,7 +156,7 @@ pub async fn w16_a_grpc_answer_overrides_its_status(arena: ScenarioContext) {
 }
 
 #[track_caller]
-fn is_refused(answer: &TestResponse, code: &str, word: &str) {
+fn is_rejected(answer: &TestResponse, code: &str, word: &str) {
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/grpc");
     // Trailers only: all of it is in the head.
@@ -177,15 +177,15 @@ pub async fn w16_grpc_refusals_are_trailers_only(arena: ScenarioContext) {
     let first = stage.begin(call(&stage, "k", "a"));
     runs.reach(1).await;
     let in_flight = stage.send(call(&stage, "k", "a")).await;
-    is_refused(&in_flight, "10", "in-flight");
+    is_rejected(&in_flight, "10", "in-flight");
     assert_eq!(in_flight.header("grpc-retry-pushback-ms"), "1000");
-    is_refused(&stage.send(call(&stage, "k", "b")).await, "9", "key-reused");
-    is_refused(&stage.send(call(&stage, "a, b", "a")).await, "3", "invalid-key");
+    is_rejected(&stage.send(call(&stage, "k", "b")).await, "9", "key-reused");
+    is_rejected(&stage.send(call(&stage, "a, b", "a")).await, "3", "invalid-key");
     let without = call(&stage, "k", "a").without("idempotency-key");
-    is_refused(&stage.send(without).await, "3", "missing-key");
+    is_rejected(&stage.send(without).await, "3", "missing-key");
     let anonymous = call(&stage, "k", "a").without("authorization");
-    is_refused(&stage.send(anonymous).await, "3", "missing-scope");
-    is_refused(&stage.send(call(&stage, "large", &"x".repeat(200))).await, "8", "body-too-large");
+    is_rejected(&stage.send(anonymous).await, "3", "missing-scope");
+    is_rejected(&stage.send(call(&stage, "large", &"x".repeat(200))).await, "8", "body-too-large");
     gate.open();
     first.await.unwrap().is_first(201, "1");
 }
@@ -198,6 +198,6 @@ pub async fn w16_grpc_without_a_store_is_unavailable(arena: ScenarioContext) {
         .start(ScenarioPolicy { store_timeout, ..ScenarioPolicy::default() }, asked_for(&runs))
         .await;
     stage.cut().await;
-    is_refused(&stage.send(call(&stage, "k", "0")).await, "14", "store-unavailable");
+    is_rejected(&stage.send(call(&stage, "k", "0")).await, "14", "store-unavailable");
     assert_eq!(runs.count(), 0);
 }

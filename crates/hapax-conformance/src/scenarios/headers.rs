@@ -32,7 +32,7 @@ pub async fn w29_a_route_may_have_the_key_in_another_header(arena: ScenarioConte
     stage.send(stage.post("k")).await.is_unmarked(201, "2");
     // By the same grammar, and forwarded as it came.
     let refused = stage.send(stage.plain().header("x-idempotency-key", "a, b")).await;
-    refused.is_refused(400, "invalid-key");
+    refused.is_rejected(400, "invalid-key");
     let detail = refused.problem()["detail"].as_str().unwrap().to_owned();
     assert!(detail.contains("x-idempotency-key"), "{detail}");
     let seen = seen.lock().unwrap();
@@ -48,7 +48,7 @@ pub async fn w29_a_header_spelled_with_an_underscore_is_rejected(arena: Scenario
         stage.post("k").header("idempotency_key", "other"),
     ] {
         let refused = stage.send(post).await;
-        refused.is_refused(400, "malformed-request");
+        refused.is_rejected(400, "malformed-request");
         let detail = refused.problem()["detail"].as_str().unwrap().to_owned();
         assert!(detail.contains("`idempotency_key`"), "{detail}");
         assert!(detail.contains("`idempotency-key` is expected"), "{detail}");

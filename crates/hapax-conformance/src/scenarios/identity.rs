@@ -53,9 +53,9 @@ pub async fn w06_scope_and_key_are_not_run_together(arena: ScenarioContext) {
 pub async fn w06_a_missing_scope_is_refused(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(by(&["x-tenant"], MissingScope::Reject), counting(&runs)).await;
-    stage.send(stage.post("k")).await.is_refused(400, "missing-scope");
+    stage.send(stage.post("k")).await.is_rejected(400, "missing-scope");
     let empty = stage.post("k").header("x-tenant", "");
-    stage.send(empty).await.is_refused(400, "missing-scope");
+    stage.send(empty).await.is_rejected(400, "missing-scope");
     assert_eq!(runs.count(), 0);
     let tenant = arena.unique("tenant");
     stage.send(stage.post("k").header("x-tenant", &tenant)).await.is_first(201, "1");
@@ -90,7 +90,7 @@ pub async fn w06_credentials_that_change_by_request_are_refused(arena: ScenarioC
         "DPoP abc",
     ] {
         let post = stage.post("k").header("authorization", credentials);
-        stage.send(post).await.is_refused(400, "unstable-scope");
+        stage.send(post).await.is_rejected(400, "unstable-scope");
     }
     assert_eq!(runs.count(), 0);
 }
@@ -103,7 +103,7 @@ async fn same(stage: &TestInstance, key: &str, first: &TestRequest, retry: &Test
     assert_eq!(first.header("idempotency-replayed"), "false", "{first:?}");
     let retry = stage.send(retry.header("idempotency-key", &key)).await;
     if retry.status == 422 {
-        retry.is_refused(422, "key-reused");
+        retry.is_rejected(422, "key-reused");
         return false;
     }
     retry.is_replay(201, first.text());
@@ -359,8 +359,8 @@ pub async fn w07_a_changed_configuration_makes_no_false_422(arena: ScenarioConte
     let stage = arena.start(counts(BodyForm::Canonical, except), counting(&runs)).await;
     // What was recorded is compared as it was then, what is new as it is now.
     stage.send(old.clone()).await.is_replay(201, "1");
-    stage.send(old.clone().body(r#"{"a":1}"#)).await.is_refused(422, "key-reused");
-    stage.send(old.header("x-mode", "2")).await.is_refused(422, "key-reused");
+    stage.send(old.clone().body(r#"{"a":1}"#)).await.is_rejected(422, "key-reused");
+    stage.send(old.header("x-mode", "2")).await.is_rejected(422, "key-reused");
     let new = stage.post("new").body(r#"{"a": 1, "at": 1}"#);
     stage.send(new.clone()).await.is_first(201, "2");
     stage.send(new.body(r#"{"a":1,"at":2}"#)).await.is_replay(201, "2");
@@ -371,7 +371,7 @@ pub async fn w08_reuse_of_what_is_done_is_422(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
-    stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
+    stage.send(stage.post("k").body("{}")).await.is_rejected(422, "key-reused");
     stage.send(stage.post("k")).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
 }
@@ -390,7 +390,7 @@ pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), hold).await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
-    stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
+    stage.send(stage.post("k").body("{}")).await.is_rejected(422, "key-reused");
     gate.open();
     first.await.unwrap().is_first(201, "done");
     assert_eq!(runs.count(), 1);
@@ -407,7 +407,7 @@ pub async fn w08_reuse_of_what_is_unknown_is_422(arena: ScenarioContext) {
         ScenarioPolicy { on_unknown: hapax::OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, fail).await;
     stage.send(stage.post("k")).await.is_first(500, "failed");
-    stage.send(stage.post("k").body("{}")).await.is_refused(422, "key-reused");
-    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    stage.send(stage.post("k").body("{}")).await.is_rejected(422, "key-reused");
+    stage.send(stage.post("k")).await.is_rejected(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }

@@ -29,7 +29,7 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: ScenarioContext) {
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     let seconds = |answer: TestResponse| {
-        answer.is_refused(409, "in-flight");
+        answer.is_rejected(409, "in-flight");
         let seconds = answer.problem()["retry_after"].as_u64().unwrap();
         assert_eq!(answer.header("retry-after"), seconds.to_string());
         seconds
@@ -56,7 +56,7 @@ pub async fn w18_no_later_than_the_lease_ends(arena: ScenarioContext) {
     let until = Instant::now() + lease * 2;
     while Instant::now() < until {
         let copy = stage.send(stage.post("k")).await;
-        copy.is_refused(409, "in-flight");
+        copy.is_rejected(409, "in-flight");
         assert!(["1", "2", "3", "4"].contains(&copy.header("retry-after")), "{copy:?}");
         // Often enough to see the last second of the lease.
         tokio::time::sleep(Duration::from_millis(250)).await;
@@ -88,7 +88,7 @@ async fn all_waiting(stage: &TestInstance, count: usize) -> JoinSet<TestResponse
         let copy = stage.begin(stage.post("k"));
         copies.spawn(async move { copy.await.unwrap() });
     }
-    copies.join_next().await.unwrap().unwrap().is_refused(409, "in-flight");
+    copies.join_next().await.unwrap().unwrap().is_rejected(409, "in-flight");
     copies
 }
 
@@ -130,7 +130,7 @@ pub async fn w18_waiting_ends(arena: ScenarioContext) {
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     let began = Instant::now();
-    stage.send(stage.post("k")).await.is_refused(409, "in-flight");
+    stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
     let waited = began.elapsed();
     assert!((patience..crate::TIMEOUT / 2).contains(&waited), "{waited:?}");
     gate.open();
@@ -151,7 +151,7 @@ pub async fn w18_no_more_than_so_many_wait(arena: ScenarioContext) {
     }
     // Ten hear it at once, while the others wait.
     for _ in 0..10 {
-        copies.join_next().await.unwrap().unwrap().is_refused(409, "in-flight");
+        copies.join_next().await.unwrap().unwrap().is_rejected(409, "in-flight");
     }
     assert!(began.elapsed() < crate::TIMEOUT / 2);
     gate.open();

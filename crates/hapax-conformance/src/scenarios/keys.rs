@@ -27,14 +27,14 @@ pub async fn w01_parameters_are_parsed_and_ignored(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("\"k\"; origin=mobile; n=1")).await.is_first(201, "1");
     stage.send(stage.post("\"k\"")).await.is_replay(201, "1");
-    stage.send(stage.post("\"k\"; =")).await.is_refused(400, "invalid-key");
+    stage.send(stage.post("\"k\"; =")).await.is_rejected(400, "invalid-key");
 }
 
 pub async fn w01_a_strict_route_takes_strings_only(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { grammar: Grammar::Strict, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
-    stage.send(stage.post("k")).await.is_refused(400, "invalid-key");
+    stage.send(stage.post("k")).await.is_rejected(400, "invalid-key");
     stage.send(stage.post("\"k\"")).await.is_first(201, "1");
 }
 
@@ -46,8 +46,8 @@ pub async fn w02_a_key_has_1_to_255_characters(arena: ScenarioContext) {
     stage.send(stage.post(&long)).await.is_first(201, "2");
     stage.send(stage.post(&format!("\"{long}\""))).await.is_replay(201, "2");
     stage.send(stage.post(&format!("\"{}\"", "\\\"".repeat(255)))).await.is_first(201, "3");
-    stage.send(stage.post(&format!("{long}k"))).await.is_refused(400, "invalid-key");
-    stage.send(stage.post(&format!("\"{long}k\""))).await.is_refused(400, "invalid-key");
+    stage.send(stage.post(&format!("{long}k"))).await.is_rejected(400, "invalid-key");
+    stage.send(stage.post(&format!("\"{long}k\""))).await.is_rejected(400, "invalid-key");
 }
 
 pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: ScenarioContext) {
@@ -66,7 +66,7 @@ pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: ScenarioContext)
     let bare: String = ('!'..='~').filter(|it| !"\",;\\".contains(*it)).collect();
     stage.send(stage.post(&bare)).await.is_first(201, "1");
     for not in ["a\"b", "a,b", "a;b", "a\\b", "a b"] {
-        stage.send(stage.post(not)).await.is_refused(400, "invalid-key");
+        stage.send(stage.post(not)).await.is_rejected(400, "invalid-key");
     }
     assert_eq!(runs.count(), 1);
 }
@@ -90,10 +90,10 @@ pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: ScenarioContext
     ];
     for key in bad {
         let answer = stage.send(stage.plain().header("idempotency-key", key)).await;
-        answer.is_refused(400, "invalid-key");
+        answer.is_rejected(400, "invalid-key");
     }
     let two = stage.post("a").more("idempotency-key", "a");
-    stage.send(two).await.is_refused(400, "invalid-key");
+    stage.send(two).await.is_rejected(400, "invalid-key");
     assert_eq!(runs.count(), 0);
     stage.send(stage.post("a")).await.is_first(201, "1");
 }
@@ -115,7 +115,7 @@ pub async fn w04_a_required_key_is_required(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { key: KeyRule::Required, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
-    stage.send(stage.plain()).await.is_refused(400, "missing-key");
+    stage.send(stage.plain()).await.is_rejected(400, "missing-key");
     assert_eq!(runs.count(), 0);
     stage.send(stage.post("k")).await.is_first(201, "1");
     stage.send(stage.plain().method(Method::GET).body("")).await.is_unmarked(201, "2");

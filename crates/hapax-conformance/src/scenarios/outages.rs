@@ -19,7 +19,7 @@ pub async fn w20_closed_executes_nothing(arena: ScenarioContext) {
     stage.cut().await;
     for key in ["before", "new"] {
         let answer = stage.send(stage.post(key)).await;
-        answer.is_refused(503, "store-unavailable");
+        answer.is_rejected(503, "store-unavailable");
         assert_eq!(answer.header("retry-after"), "1");
     }
     stage.send(stage.plain()).await.is_unmarked(201, "2");
@@ -36,7 +36,7 @@ pub async fn w21_a_page_may_read_that_the_store_is_away(arena: ScenarioContext) 
     let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
     stage.cut().await;
     let answer = stage.send(stage.post("k").header("origin", "https://shop.example")).await;
-    answer.is_refused(503, "store-unavailable");
+    answer.is_rejected(503, "store-unavailable");
     assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
 }
 
@@ -98,9 +98,9 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Scenar
 
 pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioContext) {
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Withhold).await;
-    answer.is_refused(503, "outcome-pending");
+    answer.is_rejected(503, "outcome-pending");
     assert_ne!(answer.header("retry-after"), "");
-    stage.send(stage.post("k")).await.is_refused(503, "outcome-pending");
+    stage.send(stage.post("k")).await.is_rejected(503, "outcome-pending");
     stage.mend().await;
     stage.until(&stage.post("k"), |answer| answer.status == 201).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);
@@ -127,7 +127,7 @@ pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(
         if again {
             answer.is_first(201, "2");
         } else {
-            answer.is_refused(409, "outcome-unknown");
+            answer.is_rejected(409, "outcome-unknown");
         }
     }
 }
@@ -144,7 +144,7 @@ pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: ScenarioConte
     // Twice the lease: it has lapsed by the store's clock.
     tokio::time::sleep(lease * 2).await;
     stage.mend().await;
-    let renewed = |answer: &crate::TestResponse| answer.refusal().1 == "in-flight";
+    let renewed = |answer: &crate::TestResponse| answer.rejection().1 == "in-flight";
     stage.until(&stage.post("k"), renewed).await;
     gate.open();
     first.await.unwrap().is_first(201, "1");

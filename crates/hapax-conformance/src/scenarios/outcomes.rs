@@ -50,7 +50,7 @@ async fn twice(
     match class {
         OutcomeClass::Final => second.is_replay(status, &body_of(status, run)),
         OutcomeClass::Retryable => second.is_first(status, &body_of(status, run + 1)),
-        OutcomeClass::Unknown => second.is_refused(409, "outcome-unknown"),
+        OutcomeClass::Unknown => second.is_rejected(409, "outcome-unknown"),
     }
     assert_eq!(runs.count(), run + usize::from(class == OutcomeClass::Retryable));
 }
@@ -111,7 +111,7 @@ pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: Sce
         };
         let bare = said("bare", "503");
         stage.send(bare.clone()).await.is_first(503, "1");
-        stage.send(bare).await.is_refused(409, "outcome-unknown");
+        stage.send(bare).await.is_rejected(409, "outcome-unknown");
         let shed = said("shed", "503\nIdempotency-Outcome: retryable");
         stage.send(shed.clone()).await.is_first(503, "2");
         stage.send(shed).await.is_first(503, "3");
@@ -129,7 +129,7 @@ pub async fn w14_a_503_is_retryable_under_reexecute(arena: ScenarioContext) {
     stage.send(post.body("{}")).await.is_first(503, "2");
     let post = stage.post("l").to("/s/500");
     stage.send(post.clone()).await.is_first(500, "3");
-    stage.send(post.body("{}")).await.is_refused(422, "key-reused");
+    stage.send(post.body("{}")).await.is_rejected(422, "key-reused");
 }
 
 /// The lists of a route.
@@ -158,7 +158,7 @@ pub async fn w25_an_answer_counts_before_the_status_lists(arena: ScenarioContext
     let stage = arena.start(policy, dictated(&runs)).await;
     let post = stage.post("k").kind("text/plain").body("500\nIdempotency-Outcome: unknown");
     stage.send(post.clone()).await.is_first(500, "1");
-    stage.send(post).await.is_refused(409, "outcome-unknown");
+    stage.send(post).await.is_rejected(409, "outcome-unknown");
 }
 
 pub async fn w25_a_status_in_two_lists_is_refused(arena: ScenarioContext) {
@@ -211,8 +211,8 @@ pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: Scenar
     });
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, short).await;
-    stage.send(stage.post("k")).await.is_refused(502, "upstream-broken");
-    stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+    stage.send(stage.post("k")).await.is_rejected(502, "upstream-broken");
+    stage.send(stage.post("k")).await.is_rejected(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }
 
@@ -222,8 +222,8 @@ async fn breaks_off(arena: ScenarioContext, profile: Profile) {
         ScenarioPolicy { profile, on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, breaking(&runs)).await;
     let post = stage.post(&format!("{profile}"));
-    stage.send(post.clone()).await.is_refused(502, "upstream-broken");
-    stage.send(post).await.is_refused(409, "outcome-unknown");
+    stage.send(post.clone()).await.is_rejected(502, "upstream-broken");
+    stage.send(post).await.is_rejected(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
     stage.end().await;
 }
@@ -243,8 +243,8 @@ pub async fn w14_a_lease_that_lapsed_is_unknown(arena: ScenarioContext) {
     first.abort();
     drop(stage);
     let stage = arena.start(policy, held(&runs, &gate)).await;
-    let lapsed = |answer: &crate::TestResponse| answer.refusal().1 != "in-flight";
-    stage.until(&stage.post("k"), lapsed).await.is_refused(409, "outcome-unknown");
+    let lapsed = |answer: &crate::TestResponse| answer.rejection().1 != "in-flight";
+    stage.until(&stage.post("k"), lapsed).await.is_rejected(409, "outcome-unknown");
     assert_eq!(runs.count(), 1);
 }
 
@@ -301,7 +301,7 @@ pub async fn w15_block_never_runs_again_by_itself(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     for _ in 0..3 {
-        stage.send(stage.post("k")).await.is_refused(409, "outcome-unknown");
+        stage.send(stage.post("k")).await.is_rejected(409, "outcome-unknown");
     }
     assert_eq!(runs.count(), 1);
 }
@@ -346,8 +346,8 @@ pub async fn w15_what_did_not_happen_runs_again(arena: ScenarioContext) {
 
 pub async fn w15_what_nobody_can_say_yet_is_409(arena: ScenarioContext) {
     let (stage, runs, _, asked) = reconciled(&arena, HookVerdict::CannotSay).await;
-    stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
-    stage.send(stage.post("\"a key\"")).await.is_refused(409, "outcome-unknown");
+    stage.send(stage.post("\"a key\"")).await.is_rejected(409, "outcome-unknown");
+    stage.send(stage.post("\"a key\"")).await.is_rejected(409, "outcome-unknown");
     assert_eq!((runs.count(), asked.lock().unwrap().len()), (1, 2));
 }
 
@@ -389,7 +389,7 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Scenario
 pub async fn w27_outcome_unknown_says_when_to_come_again(arena: ScenarioContext) {
     let (stage, ..) = reconciled(&arena, HookVerdict::CannotSay).await;
     let answer = stage.send(stage.post("\"a key\"")).await;
-    answer.is_refused(409, "outcome-unknown");
+    answer.is_rejected(409, "outcome-unknown");
     assert_eq!(answer.header("retry-after"), "1");
     stage.end().await;
     // Under `block` an operator has to decide.
@@ -397,7 +397,7 @@ pub async fn w27_outcome_unknown_says_when_to_come_again(arena: ScenarioContext)
     let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
     let answer = stage.send(stage.post("k")).await;
-    answer.is_refused(409, "outcome-unknown");
+    answer.is_rejected(409, "outcome-unknown");
     assert_eq!(answer.header("retry-after"), "");
 }
 
@@ -443,7 +443,7 @@ pub async fn w16_a_response_overrides_its_status(arena: ScenarioContext) {
     stage.send(say(200, "retryable")).await.is_first(200, "2");
     stage.send(say(200, "retryable")).await.is_first(200, "3");
     stage.send(say(404, "unknown")).await.is_first(404, "4");
-    stage.send(say(404, "unknown")).await.is_refused(409, "outcome-unknown");
+    stage.send(say(404, "unknown")).await.is_rejected(409, "outcome-unknown");
 }
 
 pub async fn w16_a_response_sets_its_retention(arena: ScenarioContext) {

@@ -27,7 +27,7 @@ pub async fn w21_refusals_are_problem_details(arena: ScenarioContext) {
     let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     let expected = [(400, "missing-key"), (400, "invalid-key"), (413, "body-too-large")];
     for (answer, (status, code)) in refusals(&stage).await.iter().zip(expected) {
-        answer.is_refused(status, code);
+        answer.is_rejected(status, code);
         let problem = answer.problem();
         assert_eq!(problem["type"], format!("urn:hapax:problem:{code}"));
         assert!(problem["detail"].as_str().unwrap().ends_with('.'));
@@ -43,7 +43,7 @@ pub async fn w28_every_problem_has_an_error_for_sdks(arena: ScenarioContext) {
     }
     stage.send(stage.post("k").body("1")).await.is_first(201, "1");
     let reused = stage.send(stage.post("k").body("2")).await;
-    reused.is_refused(422, "key-reused");
+    reused.is_rejected(422, "key-reused");
     let problem = reused.problem();
     let message = problem["detail"].as_str().unwrap();
     let error = serde_json::json!({
@@ -92,10 +92,10 @@ pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContex
         (stage.plain(), 400, "missing-key", "final"),
     ] {
         let told = stage.send(post.clone().header("idempotency-fence", "7")).await;
-        told.is_refused(status, code);
+        told.is_rejected(status, code);
         assert_eq!(told.header("idempotency-outcome"), class, "{code}");
         let other = stage.send(post).await;
-        other.is_refused(status, code);
+        other.is_rejected(status, code);
         assert_eq!(other.header("idempotency-outcome"), "", "{code}");
     }
     gate.open();
@@ -112,7 +112,7 @@ pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: ScenarioCont
     let post = stage.post("k").header("idempotency-fence", "7");
     for (status, code) in [(502, "upstream-broken"), (409, "outcome-unknown")] {
         let told = stage.send(post.clone()).await;
-        told.is_refused(status, code);
+        told.is_rejected(status, code);
         assert_eq!(told.header("idempotency-outcome"), "unknown", "{code}");
     }
 }
@@ -123,14 +123,14 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: ScenarioContext) 
         arena.start(ScenarioPolicy { cors, ..strict() }, counting(&ExecutionCount::new())).await;
     let from = |origin: &str| stage.plain().header("origin", origin);
     let allowed = stage.send(from("https://shop.example")).await;
-    allowed.is_refused(400, "missing-key");
+    allowed.is_rejected(400, "missing-key");
     assert_eq!(allowed.header("access-control-allow-origin"), "https://shop.example");
     assert_eq!(allowed.header("access-control-allow-credentials"), "true");
     let exposed = allowed.header("access-control-expose-headers").to_ascii_lowercase();
     assert!(exposed.contains("retry-after") && exposed.contains("link"), "{exposed}");
     assert!(allowed.header("vary").to_ascii_lowercase().contains("origin"));
     let other = stage.send(from("https://evil.example")).await;
-    other.is_refused(400, "missing-key");
+    other.is_rejected(400, "missing-key");
     // None, or the one that is allowed: a browser compares.
     let allowed = other.header("access-control-allow-origin");
     assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
@@ -163,7 +163,7 @@ pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: ScenarioContex
 pub async fn w21_without_cors_there_are_no_such_headers(arena: ScenarioContext) {
     let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     let answer = stage.send(stage.plain().header("origin", "https://shop.example")).await;
-    answer.is_refused(400, "missing-key");
+    answer.is_rejected(400, "missing-key");
     let cors = |name: &http::HeaderName| name.as_str().starts_with("access-control-");
     assert!(!answer.headers.keys().any(cors), "{answer:?}");
 }

@@ -15,10 +15,10 @@ pub async fn w19_a_request_over_its_limit_is_413_and_claims_nothing(arena: Scena
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { max_request_body: 1000, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
-    stage.send(stage.post("k").body(vec![b'x'; 1001])).await.is_refused(413, "body-too-large");
+    stage.send(stage.post("k").body(vec![b'x'; 1001])).await.is_rejected(413, "body-too-large");
     let chunked = stage.post("k").with(pieces(vec![vec![b'x'; 700]; 2], None));
     let chunked = stage.client().send(chunked).await;
-    chunked.is_refused(413, "body-too-large");
+    chunked.is_rejected(413, "body-too-large");
     assert_eq!(runs.count(), 0);
     // Nothing was claimed: another request may have the key.
     stage.send(stage.post("k").body(vec![b'x'; 1000])).await.is_first(201, "1");
@@ -52,7 +52,7 @@ pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: Scenar
     stage.send(large.clone()).await.is_first(201, &"y".repeat(2_000_000));
     for _ in 0..2 {
         let retry = stage.send(large.clone()).await;
-        retry.is_refused(409, "response-not-retained");
+        retry.is_rejected(409, "response-not-retained");
         assert_eq!(retry.problem()["original_status"], 201);
     }
     let full = stage.post("full").kind("text/plain").body("10000");
@@ -91,7 +91,7 @@ async fn streams(arena: ScenarioContext, policy: ScenarioPolicy, kind: &'static 
     assert_eq!(piece.unwrap().unwrap().into_data().unwrap(), "data: 1\n\n");
     // It was final at the headers: a copy hears so while the stream goes on.
     let retry = stage.send(stage.post("k")).await;
-    retry.is_refused(409, "response-not-retained");
+    retry.is_rejected(409, "response-not-retained");
     assert_eq!(retry.problem()["original_status"], 200);
     gate.open();
     let rest = tokio::time::timeout(crate::TIMEOUT, first.collect()).await.unwrap();

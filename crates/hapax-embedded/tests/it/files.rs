@@ -46,7 +46,7 @@ async fn a_wrong_place_or_secret_is_an_error_that_says_what_to_do() {
     fails(open(directory.path()), "name a file in it, such as");
     fails(open(&directory.path().join("none").join("hapax.db")), "create it");
     open(&path).unwrap().close().await;
-    let other = FileOptions::new(&path).secret(SecretSource::Given(Secret::new([9; 32])));
+    let other = FileOptions::new(&path).secret(SecretSource::Secret(Secret::new([9; 32])));
     fails(EmbeddedStore::open(other), "give the secret that belongs to it");
 }
 

@@ -51,7 +51,7 @@ pub enum ConfigError {
     #[error("--methods cannot be CONNECT: it is not served")]
     Connect,
     #[error("--max-waiters 0 contradicts --in-flight wait: nobody could wait")]
-    NobodyWaits,
+    NoWaiters,
     #[error("--retention is longer than ten years")]
     LongRetention,
     #[error(
@@ -84,7 +84,7 @@ pub enum ConfigError {
     )]
     CorsMethod,
     #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
-    NobodySecure(&'static str),
+    TlsUnused(&'static str),
     #[error("--cors-origins names no origin")]
     NoOrigins,
     #[error(

@@ -170,7 +170,7 @@ impl PolicyConfig {
                 return Err(ConfigError::ZeroTimeout("--wait-for"));
             }
             if config.max_waiters == 0 {
-                return Err(ConfigError::NobodyWaits);
+                return Err(ConfigError::NoWaiters);
             }
         }
         if self.retention > MAX_RETENTION {

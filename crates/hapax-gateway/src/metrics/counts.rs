@@ -51,7 +51,7 @@ pub(crate) enum ObservedResult {
     Execute,
     Replay,
     Wait,
-    Ask,
+    Reconcile,
     /// There was no room to find out.
     Unmeasured,
 }
@@ -61,7 +61,7 @@ impl ObservedResult {
         (Self::Execute, "execute"),
         (Self::Replay, "replay"),
         (Self::Wait, "wait"),
-        (Self::Ask, "ask"),
+        (Self::Reconcile, "ask"),
         (Self::Unmeasured, "unmeasured"),
     ];
 }

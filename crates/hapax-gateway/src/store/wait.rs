@@ -21,7 +21,7 @@ impl StoreOpener {
     /// Dropping the future closes the connection of the attempt under way and leaves nothing behind.
     ///
     /// # Errors
-    /// [`StoreOpenError`]; [`StillAway`](StoreOpenError::StillAway) after a wait.
+    /// [`StoreOpenError`]; [`StillAway`](StoreOpenError::TimedOut) after a wait.
     pub(crate) async fn open_within(
         &self,
         wait: Duration,
@@ -45,7 +45,7 @@ impl StoreOpener {
                 return Err(error);
             }
             if waited >= wait {
-                return Err(StoreOpenError::StillAway { waited, source: Box::new(error) });
+                return Err(StoreOpenError::TimedOut { waited, source: Box::new(error) });
             }
             if logged.is_none_or(|logged| logged.elapsed() >= LOG_EVERY) {
                 logged = Some(Instant::now());

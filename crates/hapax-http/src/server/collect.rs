@@ -18,7 +18,7 @@ pub(super) enum Collected {
     /// It is larger than the limit. This much was read; the rest is still to come.
     TooLarge { read: Bytes, reservation: Reservation },
     /// There was no room for it in time.
-    NoRoom,
+    MemoryFull,
     /// It broke off, or is not as long as its message says.
     Broken(BoxError),
 }
@@ -55,7 +55,7 @@ pub(super) async fn collect(
         let known = read.length.max(read.len());
         if known > SMALL && reservation.is_none() {
             let Some(taken) = budget.reserve(most, wait_for).await else {
-                return Collected::NoRoom;
+                return Collected::MemoryFull;
             };
             reservation = taken;
             read.length = most;

@@ -59,7 +59,7 @@ const CREDENTIALS: [&str; 13] = [
 
 /// A request, and what it is claimed with.
 pub(super) struct DescribedHttpRequest<'a> {
-    pub(super) asked: &'a HttpRequest<'a>,
+    pub(super) request: &'a HttpRequest<'a>,
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
     pub(super) parts: &'a Parts,
@@ -71,11 +71,11 @@ pub(super) struct DescribedHttpRequest<'a> {
 
 impl OperationRequest for DescribedHttpRequest<'_> {
     fn scheme(&self) -> FingerprintScheme {
-        self.asked.scheme()
+        self.request.scheme()
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        self.asked.fingerprint(scheme)
+        self.request.fingerprint(scheme)
     }
 
     fn description(&self) -> Option<Bytes> {

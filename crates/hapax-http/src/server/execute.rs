@@ -22,7 +22,7 @@ use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
 use super::observe::{RecordStatus, RequestEvent};
-use super::policy::{COME_BACK, CompletionOutage, RoutePolicy};
+use super::policy::{CompletionOutage, RETRY_AFTER, RoutePolicy};
 use super::service::draining;
 use super::transaction::HandlerErrorExtension;
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
@@ -105,13 +105,13 @@ pub(super) struct Recording {
 }
 
 pub(super) enum ExecutionReply {
-    Given(HandlerResponse),
+    Handler(HandlerResponse),
     Problem(Problem),
 }
 
 /// What one call of the handler came to.
 pub(super) enum HandlerResult<E> {
-    Given(Recording, HandlerResponse),
+    Response(Recording, HandlerResponse),
     /// The service's own error.
     Failed(E),
     /// No response, or not all of one.
@@ -166,9 +166,9 @@ impl RequestExecution {
         let attempt = self.attempt(&lease, &mut inner, received.request()).await;
         let took = began.elapsed();
         let (ending, answer) = match attempt {
-            HandlerResult::Given(ending, given) => {
+            HandlerResult::Response(ending, given) => {
                 given.log_failure();
-                (ending, ExecutionReply::Given(given))
+                (ending, ExecutionReply::Handler(given))
             }
             HandlerResult::Problem(problem) => {
                 (Recording::unknown(), ExecutionReply::Problem(problem))
@@ -226,7 +226,7 @@ impl RequestExecution {
             () = self.permit.gate().stopping() => None,
         };
         let problem = match given {
-            Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Given(ending, given),
+            Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Response(ending, given),
             Some(Ok(Err(error))) => return HandlerResult::Failed(error),
             Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
@@ -271,7 +271,7 @@ impl RequestExecution {
             }
             Collected::TooLarge { read, reservation } => (read, Rest::Coming(body), reservation),
             // It waits as long as it takes.
-            Collected::NoRoom => return Err(Broken),
+            Collected::MemoryFull => return Err(Broken),
             Collected::Broken(error) => {
                 let ExecutionLabel { id, method, uri } = &self.named;
                 let path = uri.path();
@@ -416,8 +416,8 @@ impl RequestExecution {
                 "Another execution of this request took over. Ask again for its outcome.",
             ),
             (_, ExecutionReply::Problem(problem)) => problem,
-            (RecordStatus::Pending, ExecutionReply::Given(_)) if withhold => pending(),
-            (_, ExecutionReply::Given(mut given)) => {
+            (RecordStatus::Pending, ExecutionReply::Handler(_)) if withhold => pending(),
+            (_, ExecutionReply::Handler(mut given)) => {
                 if recorded == RecordStatus::Pending {
                     let pending = HeaderValue::from_static("pending");
                     given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
@@ -472,13 +472,13 @@ fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
             "The request was executed. There is no room for its answer now.",
         ),
     }
-    .retry_after(COME_BACK)
+    .retry_after(RETRY_AFTER)
 }
 
 /// The answer to an execution whose outcome is not in the store yet, where it is withheld.
 pub(super) fn pending() -> Problem {
     let detail = "The request was executed. Its outcome is on its way to the store.";
-    Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
+    Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
 impl Recording {

@@ -35,7 +35,7 @@ pub struct IdempotencyLayer {
     pub(super) concurrency: Arc<ConcurrencyLimits>,
     pub(super) gate: Arc<DrainGate>,
     /// Log lines about a store that is away.
-    pub(super) away: Arc<LogThrottle>,
+    pub(super) outage_log: Arc<LogThrottle>,
 }
 
 impl IdempotencyLayer {
@@ -63,7 +63,7 @@ impl IdempotencyLayer {
             memory: BodyBudgets::unbounded(),
             concurrency: Arc::default(),
             gate: DrainGate::new(),
-            away: Arc::default(),
+            outage_log: Arc::default(),
         }
     }
 

@@ -328,4 +328,4 @@ where
 }
 
 /// How long a client should wait before it comes again where nothing better is known.
-pub(super) const COME_BACK: Duration = Duration::from_secs(1);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -29,7 +29,7 @@ use super::execute::{
 use super::layer::IdempotencyLayer;
 use super::observe::RequestEvent;
 use super::policy::{
-    COME_BACK, CompletionOutage, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    CompletionOutage, RETRY_AFTER, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
     StoreOutage,
 };
 use super::response_info::{ResponseInfo, ResponseSource};
@@ -83,7 +83,7 @@ where
             }
             let permit = take_permit(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
-            let asked = HttpRequest {
+            let request = HttpRequest {
                 scheme: &policy.options.fingerprint,
                 method: &parts.method,
                 uri: target.as_ref().unwrap_or(&parts.uri),
@@ -94,7 +94,7 @@ where
             let names = policy.scope.names();
             let route = &*policy.options.name;
             let described = DescribedHttpRequest {
-                asked: &asked,
+                request: &request,
                 engine,
                 key: &key,
                 parts: &parts,
@@ -105,7 +105,7 @@ where
             while let Ok(Claim::Reconcile(question)) = claim {
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
                 let fence = question.fence();
-                claim = ask(&policy, &key, &parts, question, &asked).await;
+                claim = ask(&policy, &key, &parts, question, &request).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -198,9 +198,9 @@ where
     let requests = &layer.memory.requests;
     match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
         Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),
-        Collected::NoRoom => {
+        Collected::MemoryFull => {
             let detail = format!("There is no room for the request's body now. {NOTHING}");
-            Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK))
+            Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER))
         }
         Collected::TooLarge { .. } => {
             let detail = format!("A request with a key has at most {limit} bytes of body.");
@@ -243,7 +243,7 @@ fn take_permit(
     let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
     permit.ok_or_else(|| {
         let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
-        Problem::new(Code::TooManyInFlight, detail).retry_after(COME_BACK)
+        Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
     })
 }
 
@@ -253,11 +253,11 @@ async fn ask(
     key: &Key,
     parts: &Parts,
     question: Reconciliation,
-    asked: &HttpRequest<'_>,
+    request: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
-        return question.conclude(Verdict::CannotSay, asked).await;
+        return question.conclude(Verdict::CannotSay, request).await;
     };
     let doubt = ReconcileRequest {
         fence: question.fence(),
@@ -279,7 +279,7 @@ async fn ask(
             Verdict::CannotSay
         }
     };
-    question.conclude(verdict, asked).await
+    question.conclude(verdict, request).await
 }
 
 /// What the hook's answer makes of the key. One that is not as long as it says is no answer.
@@ -361,22 +361,22 @@ fn unknown() -> Problem {
 /// away, and was before it said anything: a record that is there but cannot be read, or that
 /// the store told of before it went away, may be that of a first execution.
 fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
-    let away = matches!(
+    let outage_log = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
     );
     // While the store is away every request would have its own line, with the same error.
-    let due = if away { layer.away.due() } else { Some(0) };
+    let due = if outage_log { layer.outage_log.due() } else { Some(0) };
     if let Some(left_out) = due {
         let error = error as &dyn Error;
         tracing::warn!(error, left_out, "no claim could be made");
     }
-    if away && policy.options.store_outage == StoreOutage::Open {
+    if outage_log && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
     let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
-    Some(Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK))
+    Some(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER))
 }
 
 /// What was kept, given again; or why it cannot be.
@@ -404,7 +404,7 @@ fn replayed(
         };
     let Some(body) = layer.memory.answers.hold_now(body) else {
         let detail = format!("There is no room for the answer now. {NOTHING}");
-        return Err(Problem::new(Code::Overloaded, detail).retry_after(COME_BACK));
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER));
     };
     let mut response = Response::new(Body::whole(body, trailers));
     *response.status_mut() = status;

@@ -13,7 +13,7 @@ use tower_service::Service;
 use super::drain::DrainPermit;
 use super::future::ResponseFuture;
 use super::layer::IdempotencyLayer;
-use super::policy::{COME_BACK, KeyRule, RoutePolicy};
+use super::policy::{KeyRule, RETRY_AFTER, RoutePolicy};
 use super::protect::protect;
 use crate::body::{Body, BoxError, WithoutTrailers};
 use crate::error_format::ErrorFormat;
@@ -174,5 +174,5 @@ fn misspelt(field: &HeaderName, name: &HeaderName) -> Problem {
 
 pub(super) fn draining() -> Problem {
     Problem::new(Code::Draining, "This server is shutting down; another one may answer.")
-        .retry_after(COME_BACK)
+        .retry_after(RETRY_AFTER)
 }

@@ -49,7 +49,7 @@ use super::execute::{
     RequestExecution, catch,
 };
 use super::observe::{RecordStatus, RequestEvent};
-use super::policy::COME_BACK;
+use super::policy::RETRY_AFTER;
 use crate::body::{Body, BoxError};
 use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
@@ -97,7 +97,7 @@ impl RequestExecution {
             let attempt = self.attempt(transacting.lease(), &mut inner, request).await;
             let took = began.elapsed();
             let (class, end, answer) = match attempt {
-                HandlerResult::Given(ending, given) => {
+                HandlerResult::Response(ending, given) => {
                     let (class, end, answer) = self.fate(route, run.is_taken(), ending, given);
                     (class, end, Ok(answer))
                 }
@@ -189,11 +189,11 @@ impl RequestExecution {
         let failed = given.failed_by().filter(|_| taken);
         if let Some(HandlerErrorExtension(error)) = failed {
             if route.database.any_is_conflict(&**error) {
-                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Given(given));
+                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Handler(given));
             }
             given.log_failure();
             self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
-            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Given(given));
+            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Handler(given));
         }
         given.log_failure();
         if taken && ending.class == OutcomeClass::Final && ending.commits.is_none() {
@@ -203,7 +203,7 @@ impl RequestExecution {
             );
             return (OutcomeClass::Retryable, End::Release, ExecutionReply::Problem(undecided()));
         }
-        (ending.class, end(ending), ExecutionReply::Given(given))
+        (ending.class, end(ending), ExecutionReply::Handler(given))
     }
 }
 
@@ -222,17 +222,17 @@ fn end(ending: Recording) -> End {
 
 fn in_the_way() -> Problem {
     let detail = "Others were in the way of the request's transaction. Nothing of it was done.";
-    Problem::new(Code::Overloaded, detail).retry_after(COME_BACK)
+    Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER)
 }
 
 fn rolled_back() -> Problem {
     let detail = "The request's transaction was not committed. Nothing of it was done.";
-    Problem::new(Code::StoreUnavailable, detail).retry_after(COME_BACK)
+    Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER)
 }
 
 fn commit_unknown() -> Problem {
     let detail = "Whether the request's transaction was committed is not known yet.";
-    Problem::new(Code::OutcomePending, detail).retry_after(COME_BACK)
+    Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
 fn undecided() -> Problem {

@@ -45,7 +45,7 @@ async fn axum() {
     let first = pay(Some("p-1"), "100").await;
     assert!(first.text().starts_with("charged 100 under "), "{first:?}");
     pay(Some("p-1"), "100").await.is_replay(201, first.text());
-    pay(None, "100").await.is_refused(400, "missing-key");
+    pay(None, "100").await.is_rejected(400, "missing-key");
     // The handler said that nothing happened: the same key executes again, under another fence.
     let busy = pay(Some("p-2"), "0").await;
     let again = pay(Some("p-2"), "0").await;
@@ -65,7 +65,7 @@ async fn hyper() {
     let server = tokio::spawn(in_hyper::serve(listener, in_hyper::layer().unwrap()));
     post(address, "/", Some("p-1"), "100").await.is_first(200, "charged 100\n");
     post(address, "/", Some("p-1"), "100").await.is_replay(200, "charged 100\n");
-    post(address, "/", Some("p-1"), "999").await.is_refused(422, "key-reused");
+    post(address, "/", Some("p-1"), "999").await.is_rejected(422, "key-reused");
     server.abort();
 }
 

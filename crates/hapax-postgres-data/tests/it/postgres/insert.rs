@@ -324,11 +324,13 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server:
     }
     for (table, code) in [("late", "55000"), ("unequal", "42883"), ("missing", "42704")] {
         let refused = layout(table).insert::<_, Value>(&client, &json!({"k": "x", "a": 1})).await;
-        let Err(DataError::Refused(server)) = refused else { panic!("{table}: {refused:?}") };
+        let Err(DataError::Rejected(server)) = refused else { panic!("{table}: {refused:?}") };
         assert_eq!(server.code, code);
     }
     let missing = InsertOrFetch::into_table(TableName::new("loose")).key("k").field("b").build();
-    let Err(DataError::Refused(refused)) = missing.unwrap().verify(&client).await else { panic!() };
+    let Err(DataError::Rejected(refused)) = missing.unwrap().verify(&client).await else {
+        panic!()
+    };
     assert_eq!(refused.code, "42703");
     for table in ["loose", "partial", "wide", "late", "unequal"] {
         assert_eq!(server.sql("postgres", &format!("SELECT count(*) FROM {table}")).await, "0");

@@ -73,7 +73,7 @@ async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServ
             assert_eq!(source.code, "40001");
             // The next call of the same is told that there is nothing to run it in.
             let told = log.append(&transaction, "s", 0, &[event("x")]).await;
-            assert!(matches!(told, Err(DataError::Refused(_))), "{told:?}");
+            assert!(matches!(told, Err(DataError::Rejected(_))), "{told:?}");
             transaction.rollback().await.unwrap();
         }
     }

@@ -149,7 +149,7 @@ async fn an_ended_connection_is_lost_and_not_refused() {
     let client = connect(&server.url("postgres")).await.unwrap();
     client.batch_execute("SET lock_timeout = 50").await.unwrap();
     let told = orders.insert::<_, Value>(&client, &json!(item)).await;
-    let Err(DataError::Refused(refused)) = told else { panic!("{told:?}") };
+    let Err(DataError::Rejected(refused)) = told else { panic!("{told:?}") };
     assert_eq!(refused.code, "55P03");
 }
 

@@ -225,7 +225,7 @@ async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
         let error = told.unwrap_err();
         assert!(error.outcome_unknown(), "{error:?}");
         match error {
-            RetryError::Data { source: DataError::Refused(refused), .. } if !declines => {
+            RetryError::Data { source: DataError::Rejected(refused), .. } if !declines => {
                 assert_eq!(refused.code, "25006");
             }
             RetryError::Declined { source, .. } if declines => assert_eq!(source, "no"),
@@ -309,7 +309,7 @@ async fn what_passes_is_tried_again(server: &PostgresServer) {
         // Not what is left until the deadline.
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         let source = source.downcast::<DataError>().unwrap();
-        let DataError::Refused(refused) = *source else { panic!("{source:?}") };
+        let DataError::Rejected(refused) = *source else { panic!("{source:?}") };
         assert_eq!(refused.code, code);
         // Given free in between.
         let (often, key) = (times(100), key());

@@ -217,7 +217,7 @@ async fn versions_past_their_columns_range_are_versions_that_are_not_there(
     let told: UpdateResult<Value> = rows.update(&client, 2_147_483_646, &item(3)).await.unwrap();
     assert_eq!(told, UpdateResult::Updated { version: 2_147_483_647 });
     let told = rows.update::<_, Value>(&client, 2_147_483_647, &item(3)).await;
-    assert!(matches!(told, Err(DataError::Refused(refused)) if refused.code == "22003"));
+    assert!(matches!(told, Err(DataError::Rejected(refused)) if refused.code == "22003"));
     for (id, version) in [(1, None), (2, Some("-1".to_owned()))] {
         let told = rows.update::<_, Value>(&client, 0, &item(id)).await;
         let Err(DataError::NoVersion(found)) = told else { panic!("{told:?}") };

@@ -91,7 +91,7 @@ async fn a_conflict_is_not_a_row_that_is_missing(server: &PostgresServer) {
     assert_eq!(rows.load::<_, Value>(&client, &nobody).await.unwrap(), None);
     // What the row does not allow, and what does not fit.
     let refused = rows.update::<_, Value>(&client, 1, &counter("a", 1_000)).await;
-    let Err(DataError::Refused(refused)) = refused else { panic!("{refused:?}") };
+    let Err(DataError::Rejected(refused)) = refused else { panic!("{refused:?}") };
     assert_eq!(
         (&refused.code[..], refused.constraint.as_deref()),
         ("23514", Some("counters_value_check"))
