@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hapax::{JsonPointers, FingerprintScheme};
+use hapax::{FingerprintScheme, JsonPointers};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
@@ -21,7 +21,9 @@ const BODIES: [&str; 6] =
     ["", "{\"a\":1,\"b\":2}", "{ \"b\":2, \"a\":1 }", "{\"a\":1.0}", "[1]", "{\"a\":1,\"a\":1}"];
 
 fuzz_target!(|input: &[u8]| {
-    if let Some(scheme) = std::str::from_utf8(input).ok().and_then(|text| FingerprintScheme::new(text).ok()) {
+    if let Some(scheme) =
+        std::str::from_utf8(input).ok().and_then(|text| FingerprintScheme::new(text).ok())
+    {
         let found = HttpFingerprintScheme::named(&scheme);
         assert!(found.is_none_or(|found| *found.name() == scheme), "another spelling");
     }
@@ -59,8 +61,9 @@ struct Asked {
 fn requests(u: &mut Unstructured<'_>) -> Result<()> {
     let body = *u.choose(&[BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored])?;
     let names = &HEADERS[..u.int_in_range(0..=2)?];
-    let scheme = HttpFingerprintScheme::new(body, names.iter().map(|name| HeaderName::from_static(name)))
-        .expect("short names");
+    let scheme =
+        HttpFingerprintScheme::new(body, names.iter().map(|name| HeaderName::from_static(name)))
+            .expect("short names");
     assert_eq!(HttpFingerprintScheme::named(scheme.name()).as_ref(), Some(&scheme));
 
     let one = asked(u)?;

@@ -9,7 +9,7 @@
 use std::fmt;
 
 use arbitrary::{Result, Unstructured};
-use hapax::{Entropy, EntropyError, Sealer, Secret, OperationId, WriteId};
+use hapax::{Entropy, EntropyError, OperationId, Sealer, Secret, WriteId};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -28,14 +28,18 @@ fn round_trip(u: &mut Unstructured<'_>) -> Result<()> {
     let secret = Secret::new(u.arbitrary()?);
     let keyed: bool = u.arbitrary()?;
     let sealer = Sealer::new(keyed.then_some(&secret));
-    let (key, write_id) = (OperationId::from_bytes(u.arbitrary()?), WriteId::from_bytes(u.arbitrary()?));
+    let (key, write_id) =
+        (OperationId::from_bytes(u.arbitrary()?), WriteId::from_bytes(u.arbitrary()?));
     let record = hapax_fuzz::record(u)?;
     let sealed = sealer.seal(&key, write_id, &record, &nonce).expect("within every limit");
     assert_eq!(sealer.open(&key, write_id, &sealed), Ok(record.clone()));
 
     let other = Secret::new(u.arbitrary()?);
     if other != secret {
-        assert!(Sealer::keyed(&other).open(&key, write_id, &sealed).is_err(), "opened by a stranger");
+        assert!(
+            Sealer::keyed(&other).open(&key, write_id, &sealed).is_err(),
+            "opened by a stranger"
+        );
         let rotated = Sealer::keyed(&other).previously(&secret);
         assert_eq!(rotated.open(&key, write_id, &sealed).is_ok(), keyed);
     }
@@ -44,14 +48,20 @@ fn round_trip(u: &mut Unstructured<'_>) -> Result<()> {
     let flip: u8 = u.int_in_range(1..=255)?;
     let mut changed = sealed.clone();
     changed[at] ^= flip;
-    assert!(sealer.open(&key, write_id, &changed).is_err(), "byte {at} may be changed by {flip:#x}");
+    assert!(
+        sealer.open(&key, write_id, &changed).is_err(),
+        "byte {at} may be changed by {flip:#x}"
+    );
     assert!(sealer.open(&key, write_id, &sealed[..at]).is_err(), "may be cut at {at}");
     assert!(sealer.open(&key, write_id, &[&sealed[..], &[flip]].concat()).is_err(), "may grow");
 
     let (mut stored, mut write) = (*key.as_bytes(), *write_id.as_bytes());
     stored[at % 32] ^= flip;
     write[at % 16] ^= flip;
-    assert!(sealer.open(&OperationId::from_bytes(stored), write_id, &sealed).is_err(), "may be moved");
+    assert!(
+        sealer.open(&OperationId::from_bytes(stored), write_id, &sealed).is_err(),
+        "may be moved"
+    );
     assert!(sealer.open(&key, WriteId::from_bytes(write), &sealed).is_err(), "may be put back");
     Ok(())
 }

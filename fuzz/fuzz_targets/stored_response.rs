@@ -9,7 +9,9 @@
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
 use hapax::Outcome;
-use hapax_http::stored_response::{Cookies, FORMAT, StoredResponse, FullResponse, hop_by_hop, named_by_connection};
+use hapax_http::stored_response::{
+    Cookies, FORMAT, FullResponse, StoredResponse, hop_by_hop, named_by_connection,
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use libfuzzer_sys::fuzz_target;
 

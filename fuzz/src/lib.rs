@@ -5,7 +5,9 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
-use hapax::{Fingerprint, LeaseId, Notes, OnUnknown, Outcome, Record, FingerprintScheme, RecordState, Terms};
+use hapax::{
+    Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms,
+};
 
 /// Any record that can be written.
 pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax::{
-    Claim, Fingerprint, Idempotency, Key, Lease, Outcome, Policy, OperationRequest, FingerprintScheme, Scope, OperationId,
+    Claim, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, OperationId, OperationRequest,
+    Outcome, Policy, Scope,
 };
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;

@@ -9,12 +9,12 @@ use std::time::Duration;
 use hapax::store::Cursor as Position;
 use hapax::store::{BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax::{
-    Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, StoreError, OperationId, SystemClock,
+    Idempotency, Inspect, MemoryCapacity, MemoryStore, OperationId, Store, StoreError, SystemClock,
     SystemEntropy,
 };
 use hapax_gateway::{CacheUrl, OpenStore, StoreOpener};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
-use hapax_testkit::servers::{PostgresServerOptions, PostgresServer, RedisServer};
+use hapax_testkit::servers::{PostgresServer, PostgresServerOptions, RedisServer};
 use tempfile::TempDir;
 
 use crate::Failure;
@@ -62,7 +62,8 @@ impl Place {
             other => return Err(format!("expected one of {NAMES:?}, found `{other}`").into()),
         }
         let secret_file = Some(secret);
-        let opening = StoreOpener { cache, secret_file, memory: MEMORY, ..StoreOpener::new(url.parse()?) };
+        let opening =
+            StoreOpener { cache, secret_file, memory: MEMORY, ..StoreOpener::new(url.parse()?) };
         Ok(Self { opening, memory, _redis: redis, postgres, folder, at: Arc::default() })
     }
 

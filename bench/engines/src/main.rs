@@ -19,8 +19,8 @@ use engine::Failure;
 use group::Seam;
 use hapax::store::{Draft, Stamp, Swap};
 use hapax::{
-    Fingerprint, LeaseId, OnUnknown, Outcome, Record, FingerprintScheme, RecordState, Store, OperationId, SystemEntropy,
-    WriteId, Terms,
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, SystemEntropy, Terms, WriteId,
 };
 use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
 
@@ -293,7 +293,8 @@ async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
     let outcome = Outcome::new("bench/1", vec![b'x'; ANSWER]);
     let record = Record { state: RecordState::Done(outcome), ..claim.draft.record.clone() };
     let draft = Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, ..claim.draft };
-    let (key, expected, write_id) = (claim.id, Some(claim.write_id), WriteId::fresh(&SystemEntropy)?);
+    let (key, expected, write_id) =
+        (claim.id, Some(claim.write_id), WriteId::fresh(&SystemEntropy)?);
     let done = Swap { id: key, expected, write_id, draft };
     for swap in [claim, done] {
         if !seam.swap(swap).await? {
