@@ -227,7 +227,7 @@ fn whole(read: SalvageReport) -> Result<(), OpenError> {
 }
 
 /// Counts of a backup that was restored.
-#[derive(Clone, DatabaseCopy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RestoreReport {
     /// Records in all.
     pub records: u64,

@@ -34,7 +34,7 @@ const BRANCH: u8 = 2;
 const MOST_LEVELS: u32 = 64;
 
 /// Counts of a database that was read through, and perhaps salvaged.
-#[derive(Clone, DatabaseCopy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SalvageReport {
     /// Records that are whole: these are written to the new file.
     pub read: u64,
@@ -164,7 +164,7 @@ fn corrupted(what: String) -> OpenError {
 }
 
 /// The root of a table, and how many entries it has.
-#[derive(Clone, DatabaseCopy, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Table {
     root: Option<u64>,
     length: u64,

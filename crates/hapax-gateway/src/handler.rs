@@ -284,13 +284,13 @@ fn reject(
     route: &Route,
     connection: &ClientConnection,
     error_format: ErrorFormat,
-    rejected: &Problem,
+    problem: &Problem,
 ) -> Response<Body> {
-    route.counts.rejected(rejected.code());
-    let mut response = error_format.render(rejected, route.docs.as_ref()).map(Body::from);
+    route.counts.rejected(problem.code());
+    let mut response = error_format.render(problem, route.docs.as_ref()).map(Body::from);
     let rejected = ResponseInfo { operation: None, by: ResponseSource::Rejection };
     response.extensions_mut().insert(rejected);
-    if rejected.code() == Code::MalformedRequest {
+    if problem.code() == Code::MalformedRequest {
         close(&mut response, connection);
     }
     response
@@ -361,10 +361,10 @@ impl PacedBody {
     /// How long it may be silent now.
     fn idle(&self) -> Duration {
         if !self.paced {
-            return self.timeout;
+            return self.idle_timeout;
         }
         let due = Duration::from_secs_f64(self.received as f64 / PACE as f64);
-        self.timeout.min((self.timeout + due).saturating_sub(self.waited))
+        self.idle_timeout.min((self.idle_timeout + due).saturating_sub(self.waited))
     }
 }
 

@@ -307,7 +307,7 @@ struct RealResponseSlot(Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>);
 
 /// Stands in for the upstream: it answers a shadow with what the real request was answered with, but
 /// for the content.
-#[derive(Clone, BodyCopy, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct ShadowUpstream;
 
 impl Service<Request<Body>> for ShadowUpstream {

@@ -390,7 +390,7 @@ impl OperatorRecords {
         &self,
         read: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        timeout(self.timeout, read)
+        timeout(self.store_timeout, read)
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable("no answer in time")))
     }

@@ -249,7 +249,7 @@ impl Transactions for PgTransactions {
                 TransactionFailure::Rejected(db)
                     if *db.code() == SqlState::from_code(NOT_KNOWN) =>
                 {
-                    self.store.shared.setup.unknown();
+                    self.store.shared.setup.distrust_connections();
                     TxError::unknown(PostgresStoreError::Rejected(db))
                 }
                 TransactionFailure::Rejected(db) if lost_race(db.code().code()) => {
@@ -260,7 +260,7 @@ impl Transactions for PgTransactions {
                 }
                 TransactionFailure::Lost(error) => {
                     // Before anybody settles it by reading.
-                    self.store.shared.setup.unknown();
+                    self.store.shared.setup.distrust_connections();
                     TxError::unknown(error)
                 }
             })

@@ -126,7 +126,7 @@ impl Cluster {
         match reached {
             Ok((Connection::Single(there), server_info)) => {
                 // One that is new serves no slot yet, so that nobody has looked at it.
-                let fit = info.check(options.allow_eviction);
+                let fit = server_info.check(options.allow_eviction);
                 fit.inspect_err(|error| tracing::error!(%error, "a node is no place for a store"))
                     .ok()
                     .map(|()| there)
@@ -219,8 +219,8 @@ pub(crate) async fn vet(
     while let Some(looked) = looks.join_next().await {
         match looked {
             // One that follows another by now, others will be said to serve soon.
-            Ok((Ok(Ok((_, server_info))), _)) if !info.is_replica() => {
-                info.check(options.allow_eviction)?;
+            Ok((Ok(Ok((_, server_info))), _)) if !server_info.is_replica() => {
+                server_info.check(options.allow_eviction)?;
             }
             Ok((_, Node { host, port })) => {
                 tracing::warn!(host, port, "it is unknown whether this node of the cluster evicts");

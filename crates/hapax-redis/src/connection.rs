@@ -56,11 +56,11 @@ pub(crate) async fn open(
     let limit = options.timeout;
     let opening = async {
         let (connection, server_info) = reach(url, options, on_push).await?;
-        if info.is_cluster() {
+        if server_info.is_cluster() {
             drop(connection);
             return cluster(url, options, on_push).await;
         }
-        info.check(options.allow_eviction)?;
+        server_info.check(options.allow_eviction)?;
         Ok(connection)
     };
     timeout(limit, opening).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
@@ -114,8 +114,12 @@ pub(crate) async fn reach_node(
         });
     let connection = client.get_multiplexed_async_connection_with_config(&config).await;
     let mut connection = Connection::Single(connection.map_err(RedisConnectError::Unreachable)?);
-    let info =
-        connection.server_info().await?.pop().map(|(_, server_info)| info).unwrap_or_default();
+    let server_info = connection
+        .server_info()
+        .await?
+        .pop()
+        .map(|(_, server_info)| server_info)
+        .unwrap_or_default();
     Ok((connection, server_info))
 }
 
@@ -210,7 +214,7 @@ pub(crate) async fn vet(
     #[cfg(not(feature = "cluster"))]
     let _ = url;
     for (_, server_info) in connection.server_info().await? {
-        info.check(options.allow_eviction)?;
+        server_info.check(options.allow_eviction)?;
     }
     Ok(true)
 }

@@ -69,14 +69,14 @@ pub async fn diagnose(
         let ignored: connection::PushHandler = Arc::new(|_| {});
         let (mut connection, server_info) = connection::reach(&url, options, &ignored).await?;
         let mut servers = vec![(None, server_info)];
-        if servers.iter().any(|(_, server_info)| info.is_cluster()) {
+        if servers.iter().any(|(_, server_info)| server_info.is_cluster()) {
             connection = connection::cluster(&url, options, &ignored).await?;
             servers = connection.server_info().await?;
         }
         let mut findings = Vec::new();
         for (node, server_info) in servers {
             let before = findings.len();
-            look(&mut connection, node.as_ref(), &info, clock, &mut findings).await;
+            look(&mut connection, node.as_ref(), &server_info, clock, &mut findings).await;
             let server = node.map(|Node { host, port }| format!("{host}:{port}"));
             findings[before..].iter_mut().for_each(|finding| finding.server.clone_from(&server));
         }
@@ -89,21 +89,21 @@ pub async fn diagnose(
 async fn look(
     connection: &mut Connection,
     node: Option<&Node>,
-    info: &ServerInfo,
+    server_info: &ServerInfo,
     clock: &dyn Clock,
     findings: &mut Vec<Finding>,
 ) {
     findings.push(version(server_info));
     findings.push(role(server_info, node.is_some()));
     findings.push(eviction(server_info));
-    if info.is_replica() {
+    if server_info.is_replica() {
         return;
     }
     findings.push(replicas(server_info));
     let mut setting = async |name| value(connection.query_on(node, &config(name)).await);
     let (save, sync) = (setting("save").await, setting("appendfsync").await);
     findings.push(persistence(server_info, save.as_deref()));
-    if info.value("aof_enabled") == Some("1") {
+    if server_info.value("aof_enabled") == Some("1") {
         findings.push(appendfsync(sync.as_deref()));
     }
     let before = clock.now();
@@ -111,35 +111,35 @@ async fn look(
     findings.push(clocks(before, time, clock.now()));
 }
 
-fn version(info: &ServerInfo) -> Finding {
-    let found = info.value("redis_version").unwrap_or("not said").to_owned();
-    let severity = if info.is_too_old() { Severity::Broken } else { Severity::Fine };
+fn version(server_info: &ServerInfo) -> Finding {
+    let found = server_info.value("redis_version").unwrap_or("not said").to_owned();
+    let severity = if server_info.is_too_old() { Severity::Broken } else { Severity::Fine };
     finding(severity, "version", found, "6.2 or later is needed")
 }
 
-fn role(info: &ServerInfo, in_cluster: bool) -> Finding {
-    let found = info.value("role").unwrap_or("not said").to_owned();
-    let severity = match info.value("role") {
+fn role(server_info: &ServerInfo, in_cluster: bool) -> Finding {
+    let found = server_info.value("role").unwrap_or("not said").to_owned();
+    let severity = match server_info.value("role") {
         None => Severity::Unknown,
         // Its masters are what the store is on.
         Some(_) if in_cluster => Severity::Fine,
-        Some(_) if info.is_replica() => Severity::Broken,
+        Some(_) if server_info.is_replica() => Severity::Broken,
         Some(_) => Severity::Fine,
     };
     finding(severity, "role", found, "a store must be on the master")
 }
 
-fn eviction(info: &ServerInfo) -> Finding {
+fn eviction(server_info: &ServerInfo) -> Finding {
     let fix = "set maxmemory-policy to noeviction: what is evicted runs again, silently";
-    match (info.value("maxmemory_policy"), info.eviction()) {
+    match (server_info.value("maxmemory_policy"), server_info.eviction()) {
         (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not said".into(), fix),
         (_, Some(policy)) => finding(Severity::Broken, "maxmemory-policy", policy.into(), fix),
         (Some(policy), None) => finding(Severity::Fine, "maxmemory-policy", policy.into(), fix),
     }
 }
 
-fn replicas(info: &ServerInfo) -> Finding {
-    match info.value("connected_slaves") {
+fn replicas(server_info: &ServerInfo) -> Finding {
+    match server_info.value("connected_slaves") {
         None | Some("0") => finding(Severity::Fine, "replicas", "none".into(), ""),
         Some(count) => finding(
             Severity::Risk,
@@ -151,9 +151,9 @@ fn replicas(info: &ServerInfo) -> Finding {
     }
 }
 
-fn persistence(info: &ServerInfo, save: Option<&str>) -> Finding {
+fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
     let fix = "set appendonly to yes, or a restart forgets";
-    if info.value("aof_enabled") == Some("1") {
+    if server_info.value("aof_enabled") == Some("1") {
         return finding(Severity::Fine, "persistence", "append-only file".into(), fix);
     }
     match save {

@@ -54,7 +54,7 @@ impl TieredOptions {
     /// How long the cache may take before the authority is asked instead. By default 100 ms.
     #[must_use]
     pub const fn cache_timeout(mut self, cache_timeout: Duration) -> Self {
-        self.timeout = cache_timeout;
+        self.cache_timeout = cache_timeout;
         self
     }
 

@@ -2,7 +2,7 @@
 //!
 //! None of these decides what the demo shows. A slow machine makes leases lapse and clients retry
 //! more often, which the safe set-ups have to stand; only that `reconcile` settles everything
-//! needs [`PATIENCE`] to be long enough.
+//! needs [`TIMEOUT`] to be long enough.
 
 use std::time::Duration;
 

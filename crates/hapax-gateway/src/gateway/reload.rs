@@ -43,7 +43,7 @@ pub enum ReloadError {
 /// What a reload is compared with.
 #[derive(Debug)]
 pub(super) struct ReloadState {
-    current: Mutex<Config>,
+    in_force: Mutex<Config>,
     /// What the memory was divided for.
     largest: MaxBodies,
     /// Where reconcile URLs are probed: a reload may come from outside of the runtime.
@@ -52,8 +52,8 @@ pub(super) struct ReloadState {
 
 impl ReloadState {
     /// It must be called on a tokio runtime.
-    pub(super) fn new(current: Config, largest: MaxBodies) -> Self {
-        Self { current: Mutex::new(current), largest, runtime: Handle::current() }
+    pub(super) fn new(config: Config, largest: MaxBodies) -> Self {
+        Self { in_force: Mutex::new(config), largest, runtime: Handle::current() }
     }
 
     /// Probes each reconcile URL, and warns of those that do not answer as they must. Each takes a
@@ -65,11 +65,11 @@ impl ReloadState {
     }
 
     pub(super) fn drain_timeout(&self) -> Duration {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner).drain_timeout
     }
 
     pub(super) fn drain_delay(&self) -> Duration {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).drain_delay
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner).drain_delay
     }
 
     pub(super) fn reload(
@@ -80,8 +80,8 @@ impl ReloadState {
     ) -> Result<(), ReloadError> {
         let resolved = config.resolve()?;
         // Held to the end: of two reloads one is the later.
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut fixed = changed(&current, &config);
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fixed = changed(&in_force, &config);
         let MaxBodies { request, response } = resolved.largest;
         if request > self.largest.request {
             fixed.push("--max-request-body (above the largest at the start)");
@@ -98,9 +98,9 @@ impl ReloadState {
         let snapshot = resources.snapshot(&config, resolved, Some(&current.now()))?;
         current.replace(snapshot);
         self.probe(current);
-        compare(&current, &config);
+        compare(&in_force, &config);
         warn(&config);
-        *current = config;
+        *in_force = config;
         Ok(())
     }
 }

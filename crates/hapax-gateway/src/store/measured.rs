@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const TIMEOUT: Duration = Duration::from_secs(2);
 
     /// Never answers.
     #[derive(Debug)]
@@ -230,11 +230,11 @@ mod tests {
         let calls = Arc::new(StoreCalls::default());
         let key = OperationId::from_bytes([1; 32]);
         let well =
-            MeasuredStore::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), PATIENCE);
+            MeasuredStore::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), TIMEOUT);
         well.load(&key).await.unwrap();
-        let silent = MeasuredStore::new(Arc::new(Silent), Arc::clone(&calls), PATIENCE);
+        let silent = MeasuredStore::new(Arc::new(Silent), Arc::clone(&calls), TIMEOUT);
         // Whoever asked has heard elsewhere; and nobody has heard.
-        for waited in [PATIENCE / 10, PATIENCE] {
+        for waited in [TIMEOUT / 10, TIMEOUT] {
             assert!(timeout(waited, silent.load(&key)).await.is_err());
         }
         let mut text = String::new();

@@ -72,10 +72,10 @@ impl BodyBudgets {
             }))
         };
         Self {
-            requests: pool(eighth * 3, 1),
-            responses: pool(eighth * 2, 1),
-            recording: pool(eighth, COPIES),
-            answers: pool(eighth * 2, 1),
+            requests: budget(eighth * 3, 1),
+            responses: budget(eighth * 2, 1),
+            recording: budget(eighth, COPIES),
+            answers: budget(eighth * 2, 1),
         }
     }
 }

@@ -251,7 +251,7 @@ impl RequestExecution {
         let options = &self.policy.options;
         let (head, body) = response.into_parts();
         // What a handler says to this layer is not for clients, in trailers either.
-        let mut body = erase(WithoutTrailers { body, drop: is_ours });
+        let mut body = erase(WithoutTrailers { body, drop: is_protocol_header });
         if options.stream || is_event_stream(&head.headers) {
             let rest = Rest::Coming(body);
             return Ok(HandlerResponse {

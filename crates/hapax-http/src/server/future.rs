@@ -58,7 +58,7 @@ where
             }
             KindProjection::Guarded { guard } => guard.as_mut().poll(cx),
             // Polled again after it was ready, it stays pending, as futures may.
-            KindProjection::Refused { response } => match response.take() {
+            KindProjection::Rejected { response } => match response.take() {
                 Some(response) => Poll::Ready(Ok(response)),
                 None => Poll::Pending,
             },

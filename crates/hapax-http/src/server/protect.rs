@@ -81,7 +81,7 @@ where
                 // waits: it gets to, before anything is claimed for half a request.
                 tokio::task::yield_now().await;
             }
-            let permit = take_permit(&layer, &policy, &scope, &key)?;
+            let concurrency = take_permit(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
             let request = HttpRequest {
                 scheme: &policy.options.fingerprint,
@@ -116,7 +116,7 @@ where
                     );
                 }
             }
-            Ok((claim, permit, body, trailers))
+            Ok((claim, concurrency, body, trailers))
         };
         tokio::select! {
             // What is claimed is answered or, when time is up, released: not left to lapse.
@@ -125,12 +125,12 @@ where
             () = permit.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, permit, body, trailers) = match claimed {
+    let (claim, concurrency, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.reject(&policy, error_format, &problem)),
     };
-    let permit = match permit {
-        Some(permit) => permit.with(permit),
+    let permit = match concurrency {
+        Some(concurrency) => permit.with(concurrency),
         None => permit,
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
@@ -171,7 +171,7 @@ where
             let mut response = tokio::select! {
                 biased;
                 response = inner.call(received.request()) => response?.map(|body| {
-                    let body = erase(WithoutTrailers { body, drop: is_ours });
+                    let body = erase(WithoutTrailers { body, drop: is_protocol_header });
                     Body::resumed(Bytes::new(), body)
                 }),
                 () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
@@ -194,7 +194,7 @@ where
     Q::Error: Into<BoxError>,
 {
     let limit = policy.options.max_request_body;
-    let mut body = erase(WithoutTrailers { body, drop: is_told });
+    let mut body = erase(WithoutTrailers { body, drop: is_sent_upstream });
     let requests = &layer.memory.requests;
     match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
         Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),

@@ -74,7 +74,7 @@ where
                 ResponseFuture::passing(inner.call(request))
             }
             Admission::Pass => {
-                let body = Body::new(WithoutTrailers { body, drop: is_told });
+                let body = Body::new(WithoutTrailers { body, drop: is_sent_upstream });
                 ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
             }
             Admission::Reject(response) => ResponseFuture::rejected(response),

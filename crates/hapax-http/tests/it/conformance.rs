@@ -9,14 +9,14 @@ use axum::Router;
 use hapax::machine::HookTiming;
 use hapax::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
 use hapax::{
-    FencingToken, Idempotency, EngineLimits, MemoryCapacity, MemoryStore, OperationId, Store, StoreError,
-    SystemClock,
+    EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Store,
+    StoreError, SystemClock,
 };
 use hapax_conformance::{
-    ScenarioScope, HttpFixture, Group, Handler, HookRequest, HookVerdict, Instance, StoreLink, ScenarioPolicy, Protocol,
-    Starting, perform, play_all, reply,
+    Group, Handler, HookRequest, HookVerdict, HttpFixture, Instance, Protocol, ScenarioPolicy,
+    ScenarioScope, Starting, StoreLink, perform, play_all, reply,
 };
-use hapax_embedded::{EmbeddedStore, OpenError, FileOptions};
+use hapax_embedded::{EmbeddedStore, FileOptions, OpenError};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
     IdempotencyLayer, Reconcile, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
@@ -141,7 +141,8 @@ fn cors_of(origin: &'static str) -> CorsLayer {
 }
 
 fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer, String> {
-    let limits = EngineLimits { waiters_per_key: policy.waiters_per_key, ..EngineLimits::default() };
+    let limits =
+        EngineLimits { waiters_per_key: policy.waiters_per_key, ..EngineLimits::default() };
     let engine = Idempotency::builder(store as Arc<dyn Store>)
         .store_timeout(policy.store_timeout)
         .limits(limits)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hapax::{FencingToken, Key, OperationId, Scope};
 use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
 use hapax_http::server::{ReconcileRequest, Reconciled};
-use hapax_http::stored_response::{Cookies, StoredResponse, FullResponse};
+use hapax_http::stored_response::{Cookies, FullResponse, StoredResponse};
 use http::{HeaderMap, Request, Response};
 
 /// In every place that a request or a response has for it.

@@ -9,11 +9,11 @@
 mod classify;
 mod conformance;
 mod debug;
+mod error_format;
 mod examples;
 mod fingerprint;
 mod golden;
 mod header;
-mod error_format;
 mod problem;
 mod server;
 mod stored_response;

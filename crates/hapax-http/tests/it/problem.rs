@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use hapax_http::problem::{DocsUrlError, Code, DocsUrl, Problem, retry_after, sentence};
+use hapax_http::problem::{Code, DocsUrl, DocsUrlError, Problem, retry_after, sentence};
 use http::StatusCode;
 use serde_json::{Value, json};
 

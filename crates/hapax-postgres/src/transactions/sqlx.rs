@@ -82,7 +82,7 @@ impl Transactions for SqlxTransactions {
                 Some(_) => TxError::failed(error),
                 None => {
                     // Before anybody settles it by reading.
-                    self.store.shared.setup.unknown();
+                    self.store.shared.setup.distrust_connections();
                     TxError::unknown(error)
                 }
             })

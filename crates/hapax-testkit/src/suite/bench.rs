@@ -16,7 +16,7 @@ use crate::SeededEntropy;
 
 /// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
 /// through in a handful.
-const TIMEOUT: u32 = 200;
+const MAX_ATTEMPTS: u32 = 200;
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
@@ -144,7 +144,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     pub(super) async fn reap(&self, limit: u32) -> Reaped {
         let limit = NonZeroU32::new(limit).unwrap();
         let mut last = None;
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_ATTEMPTS {
             self.reaps.fetch_add(1, Ordering::Relaxed);
             match self.store.reap(limit).await {
                 Ok(reaped) => {
@@ -156,7 +156,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
             self.failed_reaps.fetch_add(1, Ordering::Relaxed);
             pause().await;
         }
-        panic!("no answer to {PATIENCE} calls of reap: {last:?}")
+        panic!("no answer to {MAX_ATTEMPTS} calls of reap: {last:?}")
     }
 
     pub(super) fn reaps(&self) -> u32 {
@@ -170,18 +170,18 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
 
     /// Reaps until nothing more is due.
     pub(super) async fn reap_all(&self) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_ATTEMPTS {
             if !self.reap(100).await.more {
                 return;
             }
         }
-        panic!("reap says that there is more, {PATIENCE} times in a row");
+        panic!("reap says that there is more, {MAX_ATTEMPTS} times in a row");
     }
 
     /// Whether reaping removes a cell that is due. Where it removes itself, or where an earlier
     /// reaping may be under way, that may take a moment.
     pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_ATTEMPTS {
             self.reap_all().await;
             let gone = self.load(key).await.stored.is_none();
             if gone || !(F::EXPIRES_BY_ITSELF || self.reaps_failed()) {
@@ -204,26 +204,26 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
 /// Sends a swap as the engine does: the same one again until the answer is definite.
 pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
     let mut last = None;
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_ATTEMPTS {
         match store.swap(swap.clone()).await {
             Ok(swapped) => return swapped,
             Err(error) => last = Some(readable(error)),
         }
         pause().await;
     }
-    panic!("no answer to {PATIENCE} sends of a swap: {last:?}")
+    panic!("no answer to {MAX_ATTEMPTS} sends of a swap: {last:?}")
 }
 
 pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
     let mut last = None;
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_ATTEMPTS {
         match store.load(key).await {
             Ok(seen) => return seen,
             Err(error) => last = Some(readable(error)),
         }
         pause().await;
     }
-    panic!("no answer to {PATIENCE} loads: {last:?}")
+    panic!("no answer to {MAX_ATTEMPTS} loads: {last:?}")
 }
 
 fn readable(error: StoreError) -> StoreError {

@@ -129,7 +129,7 @@ impl Drop for BacklogEntry {
         if let Some(outcome) = &self.outcome {
             let mut outcomes = self.backlog.lock();
             // A later execution of the same key may have put its own there.
-            if outcomes.get(&self.key).is_some_and(|held| Arc::ptr_eq(deferred_write, outcome)) {
+            if outcomes.get(&self.key).is_some_and(|deferred| Arc::ptr_eq(deferred, outcome)) {
                 outcomes.remove(&self.key);
             }
         }
@@ -164,15 +164,15 @@ impl DeferredWrite {
 impl EngineState {
     /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
     /// to answer copies from meanwhile.
-    pub(super) fn defer(self: &Arc<Self>, held: DeferredWrite, outcome: Option<DeferredOutcome>) {
+    pub(super) fn defer(self: &Arc<Self>, write: DeferredWrite, outcome: Option<DeferredOutcome>) {
         // Entered before the task runs: from here on nobody sees it missing.
-        let entry = self.backlog.enter(*held.ownership.id(), held.bytes(), outcome);
+        let entry = self.backlog.enter(*write.ownership.id(), write.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
             // The holding goes with it: the execution has left those under way before waiters
             // hear of it.
-            let written = inner.write_until_known(deferred_write).await;
+            let written = inner.write_until_known(write).await;
             // Stored first, forgotten here second: a copy finds it in one place or the other.
             drop(entry);
             let seen = match written {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hapax::{Idempotency, InFlight, EngineLimits, OnUnknown};
+use hapax::{EngineLimits, Idempotency, InFlight, OnUnknown};
 use hapax_http::server::{
     DrainReport, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };

@@ -4,8 +4,8 @@ use hapax::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    CompletionOutage, RequestEvent, ExecutionHandle, IdempotencyLayer, RecordStatus, RouteError, RouteOptions,
-    RoutePolicy, ScopeSource, StoreOutage,
+    CompletionOutage, ExecutionHandle, IdempotencyLayer, RecordStatus, RequestEvent, RouteError,
+    RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
 };
 use http::Request;
 use tokio::time::{Duration, sleep};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax::OnUnknown;
 use hapax_http::Body;
 use hapax_http::classify::{ClassifiedResponse, OutcomeClass, Profile};
-use hapax_http::server::{RequestEvent, ExecutionHandle, Observer, RouteOptions};
+use hapax_http::server::{ExecutionHandle, Observer, RequestEvent, RouteOptions};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use tokio::time::sleep;

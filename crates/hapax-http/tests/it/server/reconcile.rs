@@ -7,8 +7,8 @@ use bytes::Bytes;
 use hapax::machine::HookTiming;
 use hapax::{OnUnknown, PolicyError};
 use hapax_http::server::{
-    RequestEvent, ExecutionHandle, Reconcile, ReconcileRequest, Reconciled, RouteError, RouteOptions,
-    RoutePolicy, ScopeSource,
+    ExecutionHandle, Reconcile, ReconcileRequest, Reconciled, RequestEvent, RouteError,
+    RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::Response;
 use tokio::time::{Instant, sleep};
@@ -65,7 +65,10 @@ async fn wire_15_happened_becomes_the_answer() {
         assert!(answer.body.starts_with(b"under "));
     }
     assert_eq!((runs.count(), asked.count()), (1, 1));
-    assert_eq!(world.events().iter().filter(|it| **it == RequestEvent::ReconcileStarted).count(), 1);
+    assert_eq!(
+        world.events().iter().filter(|it| **it == RequestEvent::ReconcileStarted).count(),
+        1
+    );
 }
 
 #[tokio::test(start_paused = true)]

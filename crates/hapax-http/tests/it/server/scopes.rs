@@ -5,8 +5,7 @@ use std::sync::Arc;
 use hapax::{Claim, Fingerprint, FingerprintScheme, Policy, Scope};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use hapax_http::server::{
-    IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeError, ScopeSource,
-    StoreOutage,
+    IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeError, ScopeSource, StoreOutage,
 };
 use http::header::{AUTHORIZATION, HeaderName, PROXY_AUTHORIZATION};
 use http::{HeaderValue, Request};

@@ -17,7 +17,7 @@ use hapax::{
 };
 use hapax_http::Body;
 use hapax_http::server::{
-    RequestEvent, IdempotencyLayer, MissingScope, Observer, RouteOptions, RoutePolicy, ScopeSource,
+    IdempotencyLayer, MissingScope, Observer, RequestEvent, RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::header::{AUTHORIZATION, HeaderMap};
 use http::{Request, Response, StatusCode};

@@ -168,10 +168,10 @@ where
         let task = async move {
             let _running = running;
             let handle = lease.handle();
-            // In one future, so that a panic in `work`, in classifying or in writing what it answered
+            // In one future, so that a panic in `operation`, in classifying or in writing what it answered
             // counts like one in the work. Written under the lease, which is renewed meanwhile.
             let operation = catch(async {
-                let result = work(handle).await;
+                let result = operation(handle).await;
                 let (class, ending) = judge(&result, declared.errors.as_ref());
                 (result, class, ending)
             });

@@ -169,7 +169,7 @@ impl Idempotency {
         let fence = lease.fence();
         let judge: Arc<dyn AnyTransactions> = Arc::clone(&backend.database) as _;
         let ran = lease.transact(backend, move |tx, lease| {
-            let (working, judge) = (work(tx, lease), Arc::clone(&judge));
+            let (working, judge) = (operation(tx, lease), Arc::clone(&judge));
             async move {
                 let given = working.await;
                 match ending(&*judge, &given) {
@@ -180,7 +180,7 @@ impl Idempotency {
                 }
             }
         });
-        answer(ran.await, fence)
+        conclude(ran.await, fence)
     }
 }
 

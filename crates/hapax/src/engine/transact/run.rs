@@ -75,7 +75,7 @@ where
         let runtime = lease.shared.inner.runtime.clone();
         // On a task, so that a panic ends that and not this one.
         let working = async move {
-            let given = work(tx, handle).await;
+            let given = operation(tx, handle).await;
             (operation, given)
         };
         let working = runtime.spawn(working.in_current_span());

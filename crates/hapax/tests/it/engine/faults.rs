@@ -193,10 +193,10 @@ async fn a_replay_says_whether_it_is_in_the_store() {
         Claim::Replay(replay) => replay.deferred,
         other => panic!("{other:?}"),
     };
-    assert!(held_back().await);
+    assert!(deferred().await);
     world.store.set(Mode::Well);
     process.drain().await;
-    assert!(!held_back().await);
+    assert!(!deferred().await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,8 @@
 use bytes::Bytes;
 use hapax::Outcome;
-use hapax_http::stored_response::{Cookies, FORMAT, StoredResponseError, StoredResponse, FullResponse};
+use hapax_http::stored_response::{
+    Cookies, FORMAT, FullResponse, StoredResponse, StoredResponseError,
+};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use proptest::prelude::*;
@@ -63,7 +65,10 @@ proptest! {
 #[test]
 fn another_doors_outcome_is_not_read() {
     let bytes = StoredResponse::NotRetained { status: StatusCode::OK }.outcome().bytes().clone();
-    assert_eq!(StoredResponse::from_outcome(&Outcome::new("http/2", bytes)), Err(StoredResponseError));
+    assert_eq!(
+        StoredResponse::from_outcome(&Outcome::new("http/2", bytes)),
+        Err(StoredResponseError)
+    );
 }
 
 /// The bytes of a record outlive a version: they must not change.
@@ -94,7 +99,10 @@ fn the_format_stays() {
 #[test]
 fn a_count_of_four_billion_allocates_nothing() {
     let bytes = [0, 0, 200, 255, 255, 255, 255, 255, 255, 255, 255];
-    assert_eq!(StoredResponse::from_outcome(&Outcome::new(FORMAT, bytes.to_vec())), Err(StoredResponseError));
+    assert_eq!(
+        StoredResponse::from_outcome(&Outcome::new(FORMAT, bytes.to_vec())),
+        Err(StoredResponseError)
+    );
 }
 
 #[test]
